@@ -94,6 +94,8 @@ def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
     option, task, why = choice.option, job.config.data.task, ""
     if not plugins.is_ours(plugins.TASKS, task):
         why = f"data.task = {task!r}: only that task knows what its batches look like"
+    elif task == "masked_lm":
+        why = "data.task = 'masked_lm': --calibrate times causal language models and classifiers"
     elif option.adapter == "qlora":
         why = (
             "model.adapter.kind = 'qlora': weights are quantized as they are loaded, and "

@@ -36,7 +36,7 @@ def train_tokenizer(
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[_END, _PAD, *settings.special],
+        special_tokens=[_END, _PAD, *settings.special, *([settings.mask] if settings.mask else [])],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -52,6 +52,7 @@ def train_tokenizer(
         eos_token=_END,
         unk_token=_END,
         pad_token=_PAD,
+        mask_token=settings.mask or None,
         extra_special_tokens=list(settings.special),
     )
     _save(tokenizer, folder, settings)

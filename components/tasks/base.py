@@ -76,6 +76,18 @@ class TrainingTask(Protocol):
     def cost(self, row: Row) -> int:
         """Return the number of tokens (or other work units) in a row, the unit of throughput."""
 
+    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+        """Return what is learned from a row, if that is random, such as which tokens are masked.
+
+        Optional; a thread calls it, as it does `collate`. What it returns must depend on its
+        arguments and the configuration alone: then it is the same after a resume, in a smaller
+        micro-batch, and on other ranks.
+
+        Args:
+            place: of the row in the endless stream of training rows, which is new in each epoch; on
+                the validation side, the row's index.
+        """
+
     def collate(self, rows: Sequence[Row]) -> Batch:
         """Return a micro-batch of rows.
 

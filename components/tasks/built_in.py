@@ -8,6 +8,7 @@ from typing import Final
 from steadytrain.components.tasks.base import Task, late
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
+from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
 
@@ -32,6 +33,13 @@ PREFERENCE: Final = Task(
     objectives=frozenset({"dpo"}),
     sequences=2,
     reference=True,
+)
+MASKED_LM: Final = Task(
+    encoder=MaskedTextEncoder,
+    training=late(f"{_TASKS}.masked_lm:MaskedLanguageModel"),
+    scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer"),
+    packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
+    objectives=frozenset({"masking"}),
 )
 SEQUENCE_CLASSIFICATION: Final = Task(
     encoder=LabeledTextEncoder,

@@ -18,9 +18,6 @@ from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.text import TextTraining
 
-_HELD_OUT = 1
-"""Ends the seed of a validation mask, which does not depend on training."""
-
 
 class MaskedLanguageModel(TextTraining):
     """Predict the masked tokens of each row."""
@@ -45,8 +42,9 @@ class MaskedLanguageModel(TextTraining):
         return Masking.by(self.tokenizer, self.config.training.masking.probability)
 
     def draw(self, row: Row, place: int, *, training: bool) -> Row:
-        seed = (self.config.training.seed, place) if training else (place, _HELD_OUT)
-        ids, targets = self.masking.apply(row["input_ids"], int(training), *seed)
+        # Validation masks are the same for every seed of training.
+        seed = (1, self.config.training.seed, place) if training else (0, place)
+        ids, targets = self.masking.apply(row["input_ids"], *seed)
         return {"input_ids": ids, "targets": targets}
 
     def collate(self, rows: Sequence[Row]) -> Batch:

@@ -18,7 +18,12 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Packager, Scorer, Task, TrainingTask
 from steadytrain.components.tasks.encoding.base import Encoder
 
-_FROM_SCRATCH: Final = ("causal_lm", "supervised_finetuning", "sequence_classification")
+_FROM_SCRATCH: Final = (
+    "causal_lm",
+    "supervised_finetuning",
+    "masked_lm",
+    "sequence_classification",
+)
 """Tasks that need no model to start from; they are not imported to find that out."""
 
 

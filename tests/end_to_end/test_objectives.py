@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.events.types import CheckpointSaved, Validated
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
 from support import selected
 from support.forked import ForkedLauncher, train
@@ -20,6 +22,7 @@ from support.training import (
     Bench,
     class_rows,
     events_of,
+    language_rows,
     losses_of,
     packed_row,
     weights_digest,
@@ -183,6 +186,37 @@ def test_two_ranks_prefer_the_same_answers(tmp_path, preferred, shards, kind):
     data, sections, whole = preferred
     shared = run(tmp_path, data, sections[kind], ranks=2, strategy=shards)
     assert losses_of(shared) == pytest.approx(losses_of(whole[kind]), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """Return texts, the sections of a run that predicts their masked tokens, and the run."""
+    root = tmp_path_factory.mktemp("masked")
+    rows = [{"input_ids": row["input_ids"]} for row in language_rows(68)]
+    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
+    data = write_data(root / "data", rows[:60], rows[60:], task="masked_lm", schema=schema)
+    tokenizer = load_tokenizer(root / "data" / "tokenizer")
+    tokenizer.mask_token = "w2"
+    tokenizer.save_pretrained(root / "data" / "tokenizer")
+    sections = {"training": {**SMALL, "max_steps": 24}, "model": {"config": STILL}}
+    return data, sections, run(root / "whole", data, sections)
+
+
+@pytest.mark.long
+def test_killed_run_of_an_encoder_ends_with_the_same_weights(tmp_path, masked):
+    data, sections, whole = masked
+    killed = run(tmp_path, data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+    first, *_, last = [event.metrics["loss"] for event in events_of(killed, Validated)]
+    assert last < first
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
+def test_two_ranks_mask_the_same_tokens(tmp_path, masked, shards):
+    data, sections, whole = masked
+    shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
 
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero3")

@@ -66,7 +66,7 @@ class DataConfig(Section):
 
     task: str = Field(
         "causal_lm",
-        description="What to train for: causal_lm, supervised_finetuning, preference, "
+        description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
         "sequence_classification, the name of an installed package's task, or module:NAME for "
         "your own task.",
     )

@@ -138,6 +138,22 @@ class DpoConfig(ObjectiveConfig):
         return self != DpoConfig()
 
 
+class MaskingConfig(ObjectiveConfig):
+    """Predicting hidden tokens (Devlin et al. 2019, BERT)."""
+
+    probability: float = Field(
+        0.15,
+        gt=0,
+        lt=1,
+        description="Probability that a token is predicted. Of those, 80 % are hidden, 10 % become "
+        "another token, and 10 % stay. Only data.task masked_lm reads it.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self != MaskingConfig()
+
+
 OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "distillation": DistillationConfig,
     "contrastive": ContrastiveConfig,
@@ -147,6 +163,7 @@ OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "class_weights": ClassWeightsConfig,
     "adversarial": AdversarialConfig,
     "dpo": DpoConfig,
+    "masking": MaskingConfig,
 }
 """By field of `training`."""
 

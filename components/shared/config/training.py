@@ -30,6 +30,7 @@ from steadytrain.components.shared.config.objectives import (
     ContrastiveConfig,
     DistillationConfig,
     DpoConfig,
+    MaskingConfig,
     objectives_off,
 )
 from steadytrain.components.shared.config.param_groups import ParamGroupConfig
@@ -181,6 +182,7 @@ class TrainingConfig(Section):
     class_weights: ClassWeightsConfig = ClassWeightsConfig()
     adversarial: AdversarialConfig = AdversarialConfig()
     dpo: DpoConfig = DpoConfig()
+    masking: MaskingConfig = MaskingConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )

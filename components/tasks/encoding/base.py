@@ -66,12 +66,14 @@ class TokenizerSettings:
     texts: returns the texts in `Content.text`, to train a tokenizer on.
     special: special tokens of a trained tokenizer, next to those for the end and for padding.
     adds_ends: whether a trained tokenizer adds the end token before and after each text.
+    mask: mask token of a trained tokenizer; "" for none.
     chat_template: for tokenizers without one; "" for none.
     """
 
     texts: Callable[[str], Iterable[str]]
     special: tuple[str, ...] = ()
     adds_ends: bool = False
+    mask: str = ""
     chat_template: str = ""
 
 

@@ -19,6 +19,7 @@ from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.scoring.table import longest
 
 _EXAMPLE_CHARACTERS = 200
+_FILL = "fill-mask"
 _LONGEST = 1_000_000  # a tokenizer without a limit returns 10^30, which it does not accept itself
 _NEEDED = ("torch", "transformers", "safetensors", "accelerate")
 
@@ -36,7 +37,7 @@ def log_transformers_model(
     Args:
         components: "model" and "tokenizer", as loaded from an exported folder.
         records: source of the input example.
-        task: a Transformers pipeline, text-generation or text-classification.
+        task: a Transformers pipeline, text-generation, text-classification or fill-mask.
 
     Returns:
         The model's URI.
@@ -51,7 +52,7 @@ def log_transformers_model(
             name=name,
             task=task,
             signature=_signature(task),
-            input_example=[_example(records)],
+            input_example=[_example(records) + _to_fill(tokenizer, task)],
             metadata=metadata,
             model_config=_settings(task, length),
             # List these explicitly: MLflow would load the model in another process to find them.
@@ -103,16 +104,23 @@ def _signature(task: str) -> Any:
 
     outputs = (
         [ColSpec("string")]
-        if task == "text-generation"
+        if task in ("text-generation", _FILL)
         else [ColSpec("string", "label"), ColSpec("double", "score")]
     )
     return ModelSignature(inputs=Schema([ColSpec("string")]), outputs=Schema(outputs))
+
+
+def _to_fill(tokenizer: Any, task: str) -> str:
+    """Return the end of an example that a pipeline of this kind needs."""
+    return f" {tokenizer.mask_token}" if task == _FILL else ""
 
 
 def _settings(task: str, length: int) -> dict[str, Any]:
     """Return the arguments for the pipeline when the model is served."""
     if task == "text-generation":
         return {"max_new_tokens": 64}
+    if task == _FILL:
+        return {"tokenizer_kwargs": {"truncation": True, "max_length": length}}
     return {"truncation": True, "max_length": length}
 
 

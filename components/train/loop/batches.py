@@ -8,7 +8,7 @@ import torch
 
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.train.loop.data import micro_batches, share
+from steadytrain.components.train.loop.data import drawn, micro_batches, share
 from steadytrain.components.train.loop.setup import Parts
 
 
@@ -34,7 +34,11 @@ def take_share(parts: Parts, step: int) -> RankBatches:
     size = parts.config.training.global_batch_size
     position = batch_at(step, parts.skipped_batches) * size
     indices = share(parts.order.take(position, size), parts.rank, parts.world_size)
-    rows = [parts.train[index] for index in indices]
+    own = share(range(position, position + size), parts.rank, parts.world_size)
+    rows = [
+        drawn(parts.task, parts.train[index], place, training=True)
+        for index, place in zip(indices, own, strict=True)
+    ]
     micro = parts.batch.micro_batch_size
     batches = [parts.task.collate(part) for part in micro_batches(rows, micro)]
     weight = sum(map(parts.task.weight, batches))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.tasks.base import Row
+from steadytrain.components.tasks.base import Row, TrainingTask
 from steadytrain.components.train.loop.mapped_column import MappedColumn
 
 
@@ -66,6 +66,15 @@ class Rows(Sequence[Row]):
         """
         for number in sorted(self._columns):
             self._stored[number].checked()
+
+
+def drawn(task: TrainingTask, row: Row, place: int, *, training: bool) -> Row:
+    """Return what a task learns from a row at a place, as `TrainingTask.draw` does.
+
+    A task without that method learns from the row itself.
+    """
+    draw = getattr(task, "draw", None)
+    return row if draw is None else draw(row, place, training=training)
 
 
 def share(items: Sequence[int], rank: int, world_size: int) -> Sequence[int]:

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 
 from steadytrain.components.train.loop.batches import to_device
 from steadytrain.components.train.loop.best import best_metric
-from steadytrain.components.train.loop.data import share
+from steadytrain.components.train.loop.data import drawn, share
 from steadytrain.components.train.loop.setup import Parts
 
 
@@ -35,7 +35,9 @@ def validate(parts: Parts) -> dict[str, float]:
 
 def _sums(parts: Parts, rows: Sequence[int]) -> Mapping[str, float]:
     parts.beat("validate")
-    batch = parts.task.collate([parts.validation[index] for index in rows])
+    batch = parts.task.collate(
+        [drawn(parts.task, parts.validation[index], index, training=False) for index in rows]
+    )
     return parts.task.validate(parts.module, to_device(batch, parts.accelerator.device))
 
 
@@ -64,5 +66,6 @@ def best_by(parts: Parts) -> tuple[str, bool]:
 def _metric_names(parts: Parts) -> list[str]:
     """Get the names from the task, using a single row, so mistakes show before the first step."""
     parts.module.eval()
-    batch = to_device(parts.task.collate([parts.train[0]]), parts.accelerator.device)
+    row = drawn(parts.task, parts.train[0], 0, training=True)
+    batch = to_device(parts.task.collate([row]), parts.accelerator.device)
     return list(parts.task.validation_metrics(parts.task.validate(parts.module, batch)))

@@ -7,6 +7,7 @@ code from what is tested on a CPU.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -195,9 +196,23 @@ def _prefetch(module: Any, layers: Sequence[Any]) -> None:
 
 
 def _layers(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the units that are gathered together: the layers that Transformers lists for that."""
+    """Return the units that are gathered together: the layers that Transformers lists for that.
+
+    One that shares a weight with another part, as BERT's embeddings with its head, is left out:
+    FSDP gathers that weight with the rest of the model.
+    """
     names = set(getattr(module, "_no_split_modules", None) or ())
-    return [layer for layer in module.modules() if type(layer).__name__ in names]
+    uses = _uses(module)
+    return [
+        layer
+        for layer in module.modules()
+        if type(layer).__name__ in names and _uses(layer).items() <= uses.items()
+    ]
+
+
+def _uses(module: torch.nn.Module) -> Counter[int]:
+    """Return how many modules within this one have each parameter, by its id."""
+    return Counter(id(item) for part in module.modules() for item in part.parameters(recurse=False))
 
 
 def _regions(tensors: Mapping[str, torch.Tensor]) -> dict[str, Region]:

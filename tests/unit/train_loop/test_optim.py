@@ -56,6 +56,7 @@ OURS_ALONE = {
     "class_weights",
     "adversarial",
     "dpo",
+    "masking",
     "monitor",
     "profile",
 }
