@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steadytrain.components.shared.config import DataConfig, RunConfig
+from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.base import Encoder
@@ -118,6 +119,12 @@ class Scorer(Protocol):
             other column of numbers too.
         """
 
+    def score_attacked(self, components: Components, records: pa.Table, attack: Attack) -> pa.Table:
+        """Score each record while an attack perturbs its embeddings.
+
+        Optional: only if `Task.robustness`.
+        """
+
     def baselines(self, records: pa.Table) -> dict[str, float]:
         """Return a trivial model's metrics on the records, by name (such as the unigram loss)."""
 
@@ -154,6 +161,7 @@ class Task:
     language_model: whether it trains a language model with the model's own head. Only then can the
         head be frozen and quantized, and lm-eval score the model.
     objectives: those of `training` that its loss includes, by their field.
+    robustness: whether its test records have a `text`, and its scorer `score_attacked`.
     """
 
     encoder: Callable[[DataConfig], Encoder]
@@ -162,6 +170,7 @@ class Task:
     packager: Callable[[RunConfig, DataRecord], Packager]
     language_model: bool = False
     objectives: frozenset[str] = frozenset()
+    robustness: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

@@ -37,4 +37,5 @@ SEQUENCE_CLASSIFICATION: Final = Task(
             "adversarial",
         }
     ),
+    robustness=True,
 )

@@ -21,6 +21,7 @@ from steadytrain.components.shared.config.evaluation import (
     RegistryConfig,
     RetrainConfig,
     TrackingConfig,
+    identifying_evaluation,
 )
 from steadytrain.components.shared.config.model import ModelConfig, identifying_model
 from steadytrain.components.shared.config.observability import ObservabilityConfig
@@ -346,6 +347,7 @@ class RunConfig(Section):
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
+        content["evaluation"] = identifying_evaluation(content["evaluation"])
         content["model"] = identifying_model(content["model"])
         content["training"] = identifying(content["training"])
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
