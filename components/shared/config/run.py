@@ -231,6 +231,18 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _weights_are_of_the_labels(self) -> Self:
+        given, labels = self.training.class_weights.given, self.data.labels
+        if given and labels is not None and given.keys() != set(labels):
+            raise at_odds(
+                "training.class_weights.given",
+                given,
+                f"data.labels are {', '.join(labels)}",
+                "give one weight for each of them",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fewer_nodes_keep_the_micro_batch(self) -> Self:
         if self.training.batch_contrastive.on and self.recovery.min_nodes is not None:
             raise at_odds(
