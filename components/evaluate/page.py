@@ -40,6 +40,7 @@ def evaluation_page(
         f'<p class="note">{evaluation.examples:,} examples of the test side, '
         f"task {escape(evaluation.task)}.</p>",
         _metrics(evaluation),
+        _robustness(evaluation),
         _tasks(evaluation),
         _classes(evaluation),
         _confusion(evaluation),
@@ -65,6 +66,20 @@ def _metrics(evaluation: EvaluationRecord) -> str:
         for name, item in evaluation.metrics.items()
     ]
     return _section("Metrics", ["metric", "value", "bootstrap interval", "baseline"], rows)
+
+
+def _robustness(evaluation: EvaluationRecord) -> str:
+    rows = [
+        [
+            f"{_plain(name)}, {_plain(condition)}",
+            _number(item.value),
+            f"{_number(item.low)} to {_number(item.high)}",
+            _number(evaluation.metrics[name].value) if name in evaluation.metrics else "",
+        ]
+        for condition, metrics in evaluation.robustness.items()
+        for name, item in metrics.items()
+    ]
+    return _section("Robustness", ["metric", "value", "bootstrap interval", "unperturbed"], rows)
 
 
 def _tasks(evaluation: EvaluationRecord) -> str:

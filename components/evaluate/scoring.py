@@ -15,11 +15,14 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.records import DataRecord, TrainRecord
-from steadytrain.components.tasks.base import Components, Scorer
+from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.registry import OpenTask
 
 Report = Callable[[int], None]
 """Called with the number of records scored so far."""
+
+Scoring = Callable[[Components, pa.Table], pa.Table]
+"""Scores records, as `Scorer.score` does."""
 
 _RECORDS_AT_ONCE = 512
 
@@ -51,11 +54,11 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
     return records.take(sorted(chosen))
 
 
-def score(scorer: Scorer, components: Components, records: pa.Table, report: Report) -> pa.Table:
-    """Run `Scorer.score` on all records, a few hundred at a time, to report progress."""
+def score(scoring: Scoring, components: Components, records: pa.Table, report: Report) -> pa.Table:
+    """Score all records, a few hundred at a time, to report progress."""
     parts = []
     for start in range(0, records.num_rows, _RECORDS_AT_ONCE):
-        parts.append(scorer.score(components, records.slice(start, _RECORDS_AT_ONCE)))
+        parts.append(scoring(components, records.slice(start, _RECORDS_AT_ONCE)))
         report(min(start + _RECORDS_AT_ONCE, records.num_rows))
     return pa.concat_tables(parts)
 
@@ -77,7 +80,7 @@ def score_candidate(
     from steadytrain.components.tasks.splits import splits_of
 
     components = place(task.packager.load_exported(folder), config)
-    scores = score(task.scorer, components, records, report)
+    scores = score(task.scorer.score, components, records, report)
     broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
     if broken:
         raise SteadytrainError(

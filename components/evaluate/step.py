@@ -23,6 +23,7 @@ from steadytrain.components.evaluate.comparison import Candidate, resampling
 from steadytrain.components.evaluate.language_tasks import TaskResults, run_lm_tasks
 from steadytrain.components.evaluate.measure import measure, measure_slices
 from steadytrain.components.evaluate.page import evaluation_page
+from steadytrain.components.evaluate.robustness import measure_robustness
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import (
     Report,
@@ -33,6 +34,7 @@ from steadytrain.components.evaluate.scoring import (
 )
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.evaluation import identifying_evaluation
 from steadytrain.components.shared.digest import JUDGING_CODE
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import Warned
@@ -160,7 +162,7 @@ def _evaluation(
         data.fingerprint,
         train.weights_digest,
         config.data.model_dump(mode="json"),
-        config.evaluation.model_dump(mode="json"),
+        identifying_evaluation(config.evaluation.model_dump(mode="json")),
         config.training.seed,
         task_code(config.data.task),
         plugins.added(plugins.METRICS),
@@ -200,6 +202,15 @@ def _evaluation(
         splits=splits,
         tasks=reached,
         answers=str(files[1]) if tasks else "",
+        robustness=measure_robustness(
+            config,
+            task,
+            trained_model(train),
+            records,
+            scoring_progress(current, "perturbed candidate", records),
+        )
+        if config.evaluation.robustness
+        else {},
     )
     store.remember(key, evaluation, files)
     return evaluation, table

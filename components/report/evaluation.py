@@ -33,6 +33,16 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
             }
             for name, metric in record.metrics.items()
         ],
+        "robustness": [
+            (
+                f"{name}, {condition.replace('_', ' ')}",
+                number(metric.value),
+                interval(metric),
+                number(record.metrics[name].value) if name in record.metrics else "",
+            )
+            for condition, metrics in record.robustness.items()
+            for name, metric in metrics.items()
+        ],
         "tasks": [
             (
                 name,

@@ -204,6 +204,8 @@ class EvaluationRecord(Record):
     calibration, curves: for classifiers. curves are (recall, precision) by label, for the classes
         with the worst results.
     tasks: results of lm-eval tasks, by TASK/METRIC.
+    robustness: metrics under an attack on the embeddings ("attack") and with typing errors
+        ("character_noise"), as far as they are configured.
     answers: absolute path of the result for each document of those tasks (Parquet); "" without
         tasks.
     """
@@ -223,6 +225,7 @@ class EvaluationRecord(Record):
     splits: list[str] = []
     tasks: dict[str, TaskScore] = {}
     answers: str = ""
+    robustness: dict[str, dict[str, Interval]] = {}
 
 
 class Subject(Record):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steadytrain.components.shared.config import DataConfig, RunConfig
+from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.base import Encoder
@@ -130,6 +131,12 @@ class Scorer(Protocol):
             other column of numbers too.
         """
 
+    def score_attacked(self, components: Components, records: pa.Table, attack: Attack) -> pa.Table:
+        """Score each record while an attack perturbs its embeddings.
+
+        Optional: only if `Task.robustness`.
+        """
+
     def baselines(self, records: pa.Table) -> dict[str, float]:
         """Return a trivial model's metrics on the records, by name (such as the unigram loss)."""
 
@@ -168,6 +175,7 @@ class Task:
     objectives: those of `training` that its loss includes, by their field.
     sequences: sequences of up to `data.sequence_length` tokens in a row, for plans.
     reference: whether the loss compares the model with a frozen copy of model.base.
+    robustness: whether its test records have a `text`, and its scorer `score_attacked`.
     """
 
     encoder: Callable[[DataConfig], Encoder]
@@ -178,6 +186,7 @@ class Task:
     objectives: frozenset[str] = frozenset()
     sequences: int = 1
     reference: bool = False
+    robustness: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

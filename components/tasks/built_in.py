@@ -56,4 +56,5 @@ SEQUENCE_CLASSIFICATION: Final = Task(
             "adversarial",
         }
     ),
+    robustness=True,
 )

@@ -70,6 +70,11 @@ def check_task(config: RunConfig) -> None:
     asked = config.training.objectives
     if asked:
         _check_objectives(config, asked)
+    if config.evaluation.robustness and not load_task(config.data.task).robustness:
+        field = config.evaluation.robustness[0]
+        value = repr(getattr(config.evaluation, field))
+        why = f"data.task {config.data.task} cannot measure it"
+        raise ConfigError([Problem(f"evaluation.{field}", value, why, "leave it out")])
     if config.training.order == BALANCED:
         _check_labeled(config)
     if config.model.dropout.classifier is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.adversarial import AttackConfig
 from steadytrain.components.shared.config.base import Section, at_odds, check_plugins
+
+_ROBUSTNESS: Final = ("attack", "character_noise")
 
 
 class EvaluationConfig(Section):
@@ -26,6 +29,14 @@ class EvaluationConfig(Section):
         1000, ge=100, description="Bootstrap resamples behind each confidence interval."
     )
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Level of the confidence intervals.")
+    attack: AttackConfig = AttackConfig()
+    character_noise: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the characters of each test text that get a typing error, to measure "
+        "the metrics of a classifier once more. 0 turns it off.",
+    )
     tasks: list[Annotated[str, Field(min_length=1)]] = Field(
         default=[],
         description="lm-eval tasks for a language model: paths of YAML files, or names of "
@@ -39,6 +50,23 @@ class EvaluationConfig(Section):
         if twice:
             raise ValueError(f"{twice[0]!r} appears twice")
         return tasks
+
+    @property
+    def robustness(self) -> list[str]:
+        """The fields that ask for a measurement of robustness."""
+        asked = {"attack": self.attack.on, "character_noise": self.character_noise > 0}
+        return [name for name, on in asked.items() if on]
+
+
+def identifying_evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies an evaluation of a dumped EvaluationConfig.
+
+    Measurements of robustness count only if they are on.
+    """
+    known = {name: evaluation[name] for name in _ROBUSTNESS if name in evaluation}
+    on = EvaluationConfig.model_validate(known).robustness
+    off = set(_ROBUSTNESS) - set(on)
+    return {name: value for name, value in evaluation.items() if name not in off}
 
 
 class GateConfig(Section):

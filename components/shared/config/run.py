@@ -24,6 +24,7 @@ from steadytrain.components.shared.config.evaluation import (
     RegistryConfig,
     RetrainConfig,
     TrackingConfig,
+    identifying_evaluation,
 )
 from steadytrain.components.shared.config.model import ModelConfig, identifying_model
 from steadytrain.components.shared.config.observability import ObservabilityConfig
@@ -191,6 +192,18 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _weights_are_of_the_labels(self) -> Self:
+        given, labels = self.training.class_weights.given, self.data.labels
+        if given and labels is not None and given.keys() != set(labels):
+            raise at_odds(
+                "training.class_weights.given",
+                given,
+                f"data.labels are {', '.join(labels)}",
+                "give one weight for each of them",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _observability_opens_its_sinks(self) -> Self:
         for name, field in _SETTINGS.items():
             if name in self.tracking.sinks:
@@ -265,6 +278,7 @@ class RunConfig(Section):
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
+        content["evaluation"] = identifying_evaluation(content["evaluation"])
         content["model"] = identifying_model(content["model"])
         content["training"] = identifying(content["training"])
         if fold := self.cross_validation.identifying():

@@ -6,6 +6,7 @@ A record of an earlier model, another configuration or another run must not deci
 from __future__ import annotations
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.evaluation import identifying_evaluation
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import GateRecord, Subject
@@ -33,6 +34,7 @@ def decided_about(config: RunConfig, weights_digest: str) -> Subject:
             "training": {"seed"},
         },
     )
+    rules["evaluation"] = identifying_evaluation(rules["evaluation"])
     return Subject(
         run_id=config.run_id,
         model_name=config.model_name,

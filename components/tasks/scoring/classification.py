@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+from torch.nn import functional
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.attack import perturbed, search
+from steadytrain.components.tasks.base import Batch, Components
 from steadytrain.components.tasks.scoring.class_balance import class_counts
 from steadytrain.components.tasks.scoring.table import (
     longest,
@@ -32,12 +36,21 @@ class ClassificationScorer:
         self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
+        return self._score(components, records)
+
+    def score_attacked(self, components: Components, records: pa.Table, attack: Attack) -> pa.Table:
+        return self._score(components, records, attack)
+
+    def _score(
+        self, components: Components, records: pa.Table, attack: Attack | None = None
+    ) -> pa.Table:
         return score_classification(
             components,
             records,
             labels=self.data.labels,
             batch_size=self.config.evaluation.batch_size,
             max_length=self.data.sequence_length,
+            attack=attack,
         )
 
     def baselines(self, records: pa.Table) -> dict[str, float]:
@@ -51,6 +64,7 @@ def score_classification(
     labels: Sequence[str],
     batch_size: int,
     max_length: int,
+    attack: Attack | None = None,
 ) -> pa.Table:
     """Score each record.
 
@@ -60,6 +74,7 @@ def score_classification(
         labels: classes, in the order of the model's outputs.
         batch_size: texts per forward pass.
         max_length: maximum tokens per text; longer texts are truncated.
+        attack: perturbs the embeddings of each text.
 
     Returns:
         The columns of `Scorer.score`. `bytes` is 0, because no text is predicted.
@@ -68,12 +83,13 @@ def score_classification(
     model.eval()
     length = longest(model, max_length)
     texts: list[Any] = records.column("text").to_pylist()
-    parts = [
-        _log_chances(model, tokenizer, texts[start : start + _RECORDS_AT_ONCE], batch_size, length)
-        for start in range(0, len(texts), _RECORDS_AT_ONCE)
-    ]
-    log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
     truth = label_indices(records, labels)
+    parts = []
+    for start in range(0, len(texts), _RECORDS_AT_ONCE):
+        place = slice(start, start + _RECORDS_AT_ONCE)
+        classified = _Texts(texts[place], truth[place])
+        parts.append(_log_chances(model, tokenizer, classified, batch_size, length, attack))
+    log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
     return score_table(
         records,
         {
@@ -115,28 +131,67 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
     return np.array([known[label] for label in found], dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class _Texts:
+    """Texts and their classes."""
+
+    texts: list[str]
+    truth: npt.NDArray[np.int64]
+
+
 def _log_chances(
-    model: torch.nn.Module, tokenizer: Any, texts: list[str], batch_size: int, length: int
+    model: torch.nn.Module,
+    tokenizer: Any,
+    given: _Texts,
+    batch_size: int,
+    length: int,
+    attack: Attack | None,
 ) -> npt.NDArray[np.float64]:
     """Return the log-probabilities (texts, classes), in the order of the texts."""
-    encoded = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-    order = sorted(range(len(texts)), key=lambda index: len(encoded[index]), reverse=True)
-    parts = [
-        _forward(model, [encoded[index] for index in order[start : start + batch_size]], tokenizer)
-        for start in range(0, len(order), batch_size)
-    ]
+    encoded = tokenizer(given.texts, truncation=True, max_length=length)["input_ids"]
+    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]), reverse=True)
+    device, fill = next(model.parameters()).device, padding_id(tokenizer)
+    parts = []
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        ids, mask = pad([encoded[index] for index in rows], fill)
+        targets = torch.from_numpy(given.truth[rows])
+        batch = {"input_ids": ids, "attention_mask": mask, "targets": targets}
+        parts.append(
+            _forward(model, {name: item.to(device) for name, item in batch.items()}, attack)
+        )
     ordered = np.concatenate(parts)
     found = np.empty_like(ordered)
     found[order] = ordered
     return found
 
 
-@torch.inference_mode()
 def _forward(
-    model: torch.nn.Module, rows: list[list[int]], tokenizer: Any
+    model: torch.nn.Module, batch: Batch, attack: Attack | None
 ) -> npt.NDArray[np.float64]:
-    device = next(model.parameters()).device
-    ids, mask = pad(rows, padding_id(tokenizer))
-    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-    log_chances: npt.NDArray[np.float64] = logits.double().log_softmax(dim=-1).cpu().numpy()
+    if attack is None:
+        return _classified(model, batch)
+    worst = search(model, batch, attack, lambda: _loss(model, batch))
+    with perturbed(model, worst.detach()):
+        return _classified(model, batch)
+
+
+def _loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    return functional.cross_entropy(
+        _logits(model, batch).float(), batch["targets"], reduction="sum"
+    )
+
+
+@torch.inference_mode()
+def _classified(model: torch.nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
+    log_chances: npt.NDArray[np.float64] = (
+        _logits(model, batch).double().log_softmax(dim=-1).cpu().numpy()
+    )
     return log_chances
+
+
+def _logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    logits: torch.Tensor = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+    ).logits
+    return logits

@@ -28,7 +28,8 @@ def zero_config(
     zero: dict[str, Any] = {
         "stage": stage,
         "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
+        # DeepSpeed requires an even number here.
+        "allgather_bucket_size": bucket + bucket % 2,
         "stage3_prefetch_bucket_size": weights,
         # The default keeps a billion of other ranks' weights, too many for a small GPU.
         "stage3_max_live_parameters": weights,

@@ -80,6 +80,35 @@ def test_the_plan_counts_both_passes(labels):
     assert flops_per_token(shape, two_passes) == 2 * flops_per_token(shape, plain)
 
 
+def test_given_weights_are_those_of_the_labels():
+    content = {
+        "name": "tiny",
+        "data": {"source": ["x"], "task": "sequence_classification", "labels": ["a", "b"]},
+        "model": {"config": GPT2},
+    }
+    for given, fits in (({"a": 1, "b": 2}, True), ({"a": 1, "c": 2}, False)):
+        training = {"class_weights": {"kind": "given", "given": given}}
+        if fits:
+            from_mapping({**content, "training": training})
+        else:
+            with pytest.raises(ConfigError, match=r"data\.labels are a, b"):
+                from_mapping({**content, "training": training})
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes", "ascents", "factor"),
+    [("fgm", 2, 0, 2), ("pgd", 1, 3, 3), ("freelb", 3, 0, 3)],
+)
+def test_the_plan_counts_adversarial_passes(kind, passes, ascents, factor):
+    adversarial = configure(adversarial={"kind": kind}).training.adversarial
+    assert (adversarial.passes, adversarial.ascents) == (passes, ascents)
+    shape = shape_of({**LLAMA, "vocab_size": VOCABULARY}, labels=3)
+    plain = Setting(length=32, micro_batch=4, masked=True)
+    attacked = replace(plain, passes=passes, ascents=ascents)
+    assert flops_per_token(shape, attacked) == pytest.approx(factor * flops_per_token(shape, plain))
+    assert peak_memory(shape, attacked).activations > peak_memory(shape, plain).activations
+
+
 def test_the_plan_counts_blocks_of_logits():
     shape = shape_of({**LLAMA, "vocab_size": 32_000})
     plain = Setting(length=128, micro_batch=2)

@@ -1,0 +1,56 @@
+"""The metrics of a classifier on perturbed test records: under attack, and with typing errors."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from steadytrain.components.evaluate.comparison import resampling
+from steadytrain.components.evaluate.measure import measure
+from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.scoring import Report, Scoring, place, score
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import Interval
+from steadytrain.components.tasks.noise import generator_of, with_typos
+from steadytrain.components.tasks.registry import OpenTask
+
+
+def measure_robustness(
+    config: RunConfig, task: OpenTask, folder: Path, records: pa.Table, report: Report
+) -> dict[str, dict[str, Interval]]:
+    """Return the metrics by the field of `evaluation` that asks for them.
+
+    Args:
+        folder: of the exported model.
+        report: called with the number of records scored so far, from 0 for each field.
+    """
+    evaluation, found = config.evaluation, {}
+    components = place(task.packager.load_exported(folder), config)
+    for field in evaluation.robustness:
+        scoring: Scoring = task.scorer.score
+        given = records
+        if field == "attack":
+            scoring = partial(task.scorer.score_attacked, attack=evaluation.attack)
+        else:
+            given = noised(records, evaluation.character_noise, config.training.seed)
+        found[field] = measure(
+            Scores.of(score(scoring, components, given, report)), resampling(config)
+        )
+    return found
+
+
+def noised(records: pa.Table, share: float, seed: int) -> pa.Table:
+    """Return the records with typing errors in their texts, which depend on the seed and the id.
+
+    Args:
+        records: `id`, `text`.
+        share: of the characters that get an error.
+    """
+    pairs = zip(records.column("id").to_pylist(), records.column("text").to_pylist(), strict=True)
+    texts = [with_typos(str(text), share, generator_of(seed, str(name))) for name, text in pairs]
+    number = records.column_names.index("text")
+    field: Any = records.schema.field(number)
+    return records.set_column(number, field, pa.array(texts, field.type))

@@ -1,0 +1,155 @@
+"""What regularization and adversarial training cost: CPU time and live memory, by the plan too.
+
+The peer is the plain loss. Run with `pytest -m bench tests/bench/test_robust_training.py -s`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.random_model import random_model
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.sizing.time_cost import flops_per_token
+from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
+
+pytestmark = pytest.mark.bench
+LENGTH, ROWS, PASSES, LABELS = 128, 8, 5, ["a", "b", "c"]
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 8192,
+    "hidden_size": 192,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 8192,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "attention_dropout": 0.1,
+}
+CLASSIFIER = {
+    "plain": {},
+    "r_drop": {"r_drop": {"weight": 1.0}},
+    "fgm": {"adversarial": {"kind": "fgm"}},
+    "pgd, 3 steps": {"adversarial": {"kind": "pgd"}},
+    "freelb, 3 steps": {"adversarial": {"kind": "freelb"}},
+}
+LANGUAGE = {
+    "plain": {},
+    "focal_loss": {"focal_loss": {"gamma": 2.0}},
+    "r_drop": {"r_drop": {"weight": 1.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "architecture", "techniques"),
+    [
+        ("sequence_classification", BERT, CLASSIFIER),
+        ("causal_lm", LLAMA, LANGUAGE),
+    ],
+)
+def test_cost_of_techniques(task: str, architecture: dict[str, Any], techniques: dict[str, Any]):
+    torch.set_num_threads(1)
+    labels = len(LABELS) if task == "sequence_classification" else 0
+    setting = Setting(length=LENGTH, micro_batch=ROWS, cuda=False, masked=labels > 0)
+    model = random_model(architecture, setting, labels).train()
+    shape = shape_of(architecture, labels=labels)
+    batch = batch_of(labels)
+    configs = {name: configure(task, architecture, each) for name, each in techniques.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in techniques}
+    for _ in range(PASSES):
+        for name, config in configs.items():
+            began = time.process_time()
+            step(model, batch, config)
+            seconds[name].append(time.process_time() - began)
+    plain, formula = statistics.median(seconds["plain"]), flops_per_token(shape, setting)
+    for name, config in configs.items():
+        own = setting_of(setting, config)
+        memory = peak_memory(shape, own)
+        print(
+            f"\n{task} {name}: x {statistics.median(seconds[name]) / plain:.2f} of CPU time, x "
+            f"{flops_per_token(shape, own) / formula:.2f} by the formula; "
+            f"{measured(model, batch, config) / 1e6:.0f} MB at the peak, "
+            f"{(memory.total - memory.weights - memory.optimizer) / 1e6:.0f} by the formula"
+        )
+
+
+def configure(task: str, architecture: dict[str, Any], training: dict[str, Any]) -> RunConfig:
+    return from_mapping(
+        {
+            "name": "bench",
+            "data": {"source": ["unused"], "task": task},
+            "model": {"config": architecture},
+            "training": training,
+        }
+    )
+
+
+def batch_of(labels: int) -> dict[str, Any]:
+    ids = torch.randint(8192, (ROWS, LENGTH))
+    if labels:
+        targets = torch.randint(labels, (ROWS,))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "targets": targets}
+    flat = torch.arange(LENGTH).repeat(ROWS)[None]
+    tokens = ids.view(1, -1)
+    return {
+        "input_ids": tokens,
+        "position_ids": flat,
+        "targets": tokens.clone(),
+        "lengths": [LENGTH] * ROWS,
+    }
+
+
+def step(model: torch.nn.Module, batch: dict[str, Any], config: RunConfig) -> None:
+    """Compute the gradients of a micro-batch, as the training loop does."""
+    task = OpenTask(config, DataRecord.model_construct(labels=LABELS)).training
+    parts: Any = SimpleNamespace(
+        config=config,
+        module=model,
+        task=task,
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+        strategy=SimpleNamespace(scale=0.0),
+    )
+    attacked = config.training.adversarial.on
+    for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
+        (task.loss(model, batch).total * each.share).backward()
+
+
+def setting_of(setting: Setting, config: RunConfig) -> Setting:
+    training = config.training
+    return replace(
+        setting,
+        copies=2 if training.r_drop.on else 1,
+        differentiates=training.r_drop.on or training.focal_loss.on,
+        passes=training.adversarial.passes,
+        ascents=training.adversarial.ascents,
+        accumulates=training.adversarial.passes > 1,
+    )
+
+
+def measured(model: torch.nn.Module, batch: dict[str, Any], config: RunConfig) -> int:
+    """Return the peak of live tensors besides the weights."""
+    model.zero_grad(set_to_none=True)
+    with LiveTensors() as live:
+        for tensor in (*model.parameters(), *model.buffers()):
+            live.see(tensor, "held")
+        held = live.bytes
+        step(model, batch, config)
+    return live.peak - held
