@@ -223,7 +223,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _only_pytorch_has_objectives(self) -> Self:
-        for name in self.training.objectives if self.model.framework != "pytorch" else ():
+        own = [*self.training.objectives, *(["curriculum"] if self.training.curriculum.on else [])]
+        for name in own if self.model.framework != "pytorch" else ():
             raise at_odds(
                 f"training.{name}",
                 getattr(self.training, name).model_dump(exclude_unset=True),

@@ -22,6 +22,7 @@ from steadytrain.components.shared.config.base import (
     at_odds,
     check_plugins,
 )
+from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
     BatchContrastiveConfig,
@@ -187,6 +188,7 @@ class TrainingConfig(Section):
         {},
         description="Options of an order that an installed package adds, by name. seeded has none.",
     )
+    curriculum: CurriculumConfig = CurriculumConfig()
     # A checkpoint's file names contain these names.
     components: dict[ComponentName, dict[str, Any]] = Field(
         default={},
@@ -328,6 +330,27 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _curriculum_ends(self) -> TrainingConfig:
+        if not self.curriculum.on:
+            return self
+        if self.order != "seeded":
+            raise at_odds(
+                "training.order",
+                self.order,
+                "a curriculum is an order of its own (training.curriculum)",
+                "use seeded, or set training.curriculum.by to none",
+            )
+        if self.curriculum.over > 1 and self.curriculum.over > self.max_steps > 0:
+            raise at_odds(
+                "training.curriculum.over",
+                self.curriculum.over,
+                f"training.max_steps is {self.max_steps}, so training would end before it has seen "
+                "all records",
+                "use fewer steps, or a share of all steps up to 1",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _averages_end(self) -> TrainingConfig:
         start = self.averaging.start
         if self.averaging.on and start >= self.max_steps > 0:
@@ -362,13 +385,15 @@ class TrainingConfig(Section):
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins, averaging and objectives count only if they are set, so that a run without
-    them keeps the identity that it had before these fields existed. What is measured does not
-    count.
+    Options of plugins, averaging, a curriculum and objectives count only if they are set, so that a
+    run without them keeps the identity that it had before these fields existed. What is measured
+    does not count.
     """
     ignored = {*WATCHING, *objectives_off(training)}
     if not AveragingConfig.model_validate(training.get("averaging", {})).on:
         ignored.add("averaging")
+    if not CurriculumConfig.model_validate(training.get("curriculum", {})).on:
+        ignored.add("curriculum")
     return {
         name: value
         for name, value in training.items()

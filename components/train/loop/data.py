@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from steadytrain.components.shared.arrow_files import open_batches
+from steadytrain.components.shared.difficulty import DIFFICULTY
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.loop.mapped_column import MappedColumn
 
@@ -39,7 +40,9 @@ class Rows(Sequence[Row]):
         if number not in self._columns:
             self._stored[number].checked()
             self._columns[number] = {
-                name: MappedColumn(batch.column(name)) for name in batch.schema.names
+                name: MappedColumn(batch.column(name))
+                for name in batch.schema.names
+                if name != DIFFICULTY
             }
         inner = index - (self.ends[number] - batch.num_rows)
         return {name: column[inner] for name, column in self._columns[number].items()}
@@ -48,6 +51,12 @@ class Rows(Sequence[Row]):
         """Return the length of each row's list in a column, without reading the lists' items."""
         lists = (batch.column(column) for batch in self.batches)
         return np.concatenate([np.from_dlpack(pc.list_value_length(item)) for item in lists])
+
+    def numbers(self, column: str) -> npt.NDArray[np.float64] | None:
+        """Return the number of each row in a column; None if not all files have the column."""
+        if not all(column in batch.schema.names for batch in self.batches):
+            return None
+        return np.concatenate([np.from_dlpack(batch.column(column)) for batch in self.batches])
 
     def check_used(self) -> None:
         """Check the used record batches again: they may have changed on disk since they were read.

@@ -132,6 +132,7 @@ def stated(config: RunConfig) -> dict[str, Any]:
     within = {
         "model.adapter": content["model"].pop("adapter"),
         "training.averaging": content["training"].pop("averaging"),
+        "training.curriculum": content["training"].pop("curriculum"),
         "compute.pods": content["compute"].pop("pods"),
     }
     return {**content, **within}

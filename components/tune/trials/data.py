@@ -112,5 +112,6 @@ def data_path(study: Path, config: RunConfig) -> Path:
     fields = {
         **config.model_dump(mode="json", include={"data", "model"}),
         **config.cross_validation.identifying(),
+        **({"difficulty": column} if (column := config.training.curriculum.column) else {}),
     }
     return trials_of(study) / "data" / f"{value_digest(fields)}.json"

@@ -45,6 +45,7 @@ OURS_ALONE = {
     "order_options",
     "components",
     "averaging",
+    "curriculum",
     "distillation",
     "contrastive",
     "batch_contrastive",
