@@ -22,6 +22,7 @@ from steadytrain.components.preprocess.prepare import (
     PartJob,
     SideCounts,
     prepare,
+    row_schema,
     training_texts,
 )
 from steadytrain.components.preprocess.quarantine import Quarantine
@@ -98,6 +99,7 @@ class _Builder:
         self.spool = Spool(self.scratch / "spool", self.inputs.bytes)
         chosen = self.config.cross_validation
         self.folds = 0 if chosen.fold is None else chosen.folds
+        self.difficulty = self.config.training.curriculum.column
 
     def build(self) -> DataRecord:
         try:
@@ -128,6 +130,7 @@ class _Builder:
             self.inputs,
             self.data,
             self.encoder,
+            self.difficulty,
             spool=self.spool,
             quarantine=self.quarantine,
             scratch=self.scratch,
@@ -208,6 +211,7 @@ class _Builder:
                 encoder=self.encoder,
                 rows=rows,
                 records=("test", "train") if self.folds else ("test",),
+                difficulty=self.difficulty is not None,
             )
             for part in self.spool.written()
         ]
@@ -239,7 +243,7 @@ class _Builder:
         if self.encoder.packed:
             capacity = self.data.sequence_length
             return write_packed(side, parts, self.folder, capacity=capacity, documents=documents)
-        schema = self.encoder.schema
+        schema = row_schema(self.encoder, difficulty=self.difficulty is not None)
         return write_rows(side, parts, self.folder, schema=schema, documents=documents)
 
     def _divide(self, names: list[str]) -> list[FoldRecord]:

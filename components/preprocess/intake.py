@@ -37,6 +37,7 @@ class ReadRequest:
     chunk: Chunk
     data: DataConfig
     encoder: Encoder
+    difficulty: str | None
     parts: int
 
 
@@ -69,7 +70,7 @@ def take_in(job: ReadRequest) -> Taken:
             if isinstance(row, Defect):
                 raise row
             taken.columns.update(list(row)[:_COLUMNS_SHOWN])
-            good.append((check(row, job.data, job.encoder), source, line))
+            good.append((check(row, job.data, job.encoder, job.difficulty), source, line))
         except Defect as defect:
             excerpt = "" if isinstance(row, Defect) else str(dict(row))[:EXCERPT_CHARACTERS]
             taken.defects.append(Entry(source, line, defect.reason, defect.detail, excerpt=excerpt))
@@ -97,6 +98,7 @@ def _batch(
                 pa.array([getattr(one, name) for one in records], pa.string())
                 for name in ("label", "group", "slice")
             ),
+            pa.array([one.difficulty for one in records], pa.float64()),
             pa.array([source for _, source, _ in good], pa.string()),
             pa.array([line for _, _, line in good], pa.int64()),
         ],
@@ -113,7 +115,7 @@ def _batch(
         "labels": np.array([_hash(one.label) for one in records], dtype=np.uint64),
         "variants": np.array(
             [
-                _hash(repr((one.label, one.group, one.slice, _odd_form(one.content))))
+                _hash(repr((one.label, one.group, one.slice, _odd_form(one.content), *_hard(one))))
                 for one in records
             ],
             dtype=np.uint64,
@@ -123,6 +125,10 @@ def _batch(
         signatures = sign([one.content for one in records], runs)
         arrays |= _banded(signatures, job.data.near_duplicate_threshold)
     return Batch(by_part, arrays, len(good), rows.take(pa.array(order, pa.int64())))
+
+
+def _hard(record: Checked) -> tuple[float, ...]:
+    return () if record.difficulty is None else (record.difficulty,)
 
 
 def _odd_form(content: str) -> str:

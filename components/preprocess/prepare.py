@@ -20,6 +20,7 @@ from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry, entry_of
 from steadytrain.components.preprocess.split import ID_BYTES, SIDES
 from steadytrain.components.preprocess.spool import read_part
+from steadytrain.components.shared.difficulty import DIFFICULTY
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.encoding.base import (
     Content,
@@ -49,6 +50,7 @@ class PartJob:
 
     spool, output: folders.
     records: the sides whose raw records are stored.
+    difficulty: whether rows have their record's difficulty.
     """
 
     part: Path
@@ -57,6 +59,7 @@ class PartJob:
     encoder: Encoder
     rows: RowEncoder
     records: tuple[Side, ...]
+    difficulty: bool
 
 
 @dataclass
@@ -123,7 +126,7 @@ def prepare(job: PartJob) -> Prepared:
     for index, side in enumerate(SIDES):
         rows = kept.filter(pa.array(np.asarray(kept["side"]) == index))
         path = job.output / f"{side}-{result.name}.arrow"
-        with pa.ipc.new_file(str(path), _part_schema(job.encoder)) as writer:
+        with pa.ipc.new_file(str(path), _part_schema(job)) as writer:
             used = _encode_side(rows, result.sides[side], job, writer, result.quarantine)
         if side in job.records:
             _write_records(used, job, f"{side}-records-{result.name}.arrow")
@@ -156,14 +159,20 @@ def _encode_side(
                 quarantine.append(entry_of(record, outcome.reason, outcome.detail))
             else:
                 counts.count(record, outcome)
-                good += [(record["id"].hex(), row) for row in outcome.rows]
-        writer.write_batch(_row_batch(good, _part_schema(job.encoder)))
+                good += [(record, row) for row in outcome.rows]
+        writer.write_batch(_row_batch(good, _part_schema(job)))
         used.append(batch.filter(pa.array([not isinstance(item, Defect) for item in outcomes])))
     return pa.concat_tables(used)
 
 
-def _part_schema(encoder: Encoder) -> pa.Schema:
-    return pa.schema([*_FACTS, *encoder.schema])
+def _part_schema(job: PartJob) -> pa.Schema:
+    return pa.schema([*_FACTS, *row_schema(job.encoder, difficulty=job.difficulty)])
+
+
+def row_schema(encoder: Encoder, *, difficulty: bool) -> pa.Schema:
+    """Return the columns of prepared rows that are not packed."""
+    more = [pa.field(DIFFICULTY, pa.float64())] if difficulty else []
+    return pa.schema([*encoder.schema, *more])
 
 
 def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
@@ -178,9 +187,12 @@ def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
         start = stop
 
 
-def _row_batch(good: Sequence[tuple[str, EncodedRow]], schema: pa.Schema) -> pa.RecordBatch:
+def _row_batch(
+    good: Sequence[tuple[dict[str, Any], EncodedRow]], schema: pa.Schema
+) -> pa.RecordBatch:
     facts: dict[str, list[Any]] = {
-        DOCUMENT: [document for document, _ in good],
+        DOCUMENT: [record["id"].hex() for record, _ in good],
+        DIFFICULTY: [record["difficulty"] for record, _ in good],
         TOKENS: [row.tokens for _, row in good],
         TARGETS: [row.targets for _, row in good],
     }

@@ -42,6 +42,7 @@ def read_everything(
     inputs: Inputs,
     data: DataConfig,
     encoder: Encoder,
+    difficulty: str | None,
     *,
     spool: Spool,
     quarantine: Quarantine,
@@ -52,6 +53,7 @@ def read_everything(
     """Put every good record on the spool and every bad one in the quarantine.
 
     Args:
+        difficulty: as for `check`.
         progress: called with the bytes of input read so far (0 if the size is unknown).
 
     Raises:
@@ -59,7 +61,8 @@ def read_everything(
     """
     reading, done = Reading(), 0
     jobs = (
-        ReadRequest(chunk, data, encoder, spool.parts) for chunk in inputs.chunks(data, scratch)
+        ReadRequest(chunk, data, encoder, difficulty, spool.parts)
+        for chunk in inputs.chunks(data, scratch)
     )
     for taken in workers.map(take_in, jobs):
         spool.add(taken.batch)
@@ -71,10 +74,10 @@ def read_everything(
         done += taken.bytes
         progress(done)
         if not spool.count and reading.records >= _EARLY:
-            _check_columns(reading, data, encoder)
+            _check_columns(reading, data, encoder, difficulty)
         _check_labels(reading, data)
     spool.close()
-    _check(reading, data, encoder, spool, quarantine)
+    _check(reading, data, encoder, difficulty, spool, quarantine)
     return reading
 
 
@@ -96,14 +99,19 @@ def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> Non
 
 
 def _check(
-    reading: Reading, data: DataConfig, encoder: Encoder, spool: Spool, quarantine: Quarantine
+    reading: Reading,
+    data: DataConfig,
+    encoder: Encoder,
+    difficulty: str | None,
+    spool: Spool,
+    quarantine: Quarantine,
 ) -> None:
     if not reading.records:
         raise DataError(
             f"data.source = {', '.join(data.source)}: there is no record in it",
             remedy="give a data set that is not empty",
         )
-    _check_columns(reading, data, encoder)
+    _check_columns(reading, data, encoder, difficulty)
     check_defects(data, quarantine, reading.records)
     if not spool.count:
         raise DataError(
@@ -113,8 +121,10 @@ def _check(
         )
 
 
-def _check_columns(reading: Reading, data: DataConfig, encoder: Encoder) -> None:
-    alternatives = needed_columns(data, encoder)
+def _check_columns(
+    reading: Reading, data: DataConfig, encoder: Encoder, difficulty: str | None
+) -> None:
+    alternatives = needed_columns(data, encoder, difficulty)
     missing = [
         [column for column in columns if not reading.columns[column]] for columns in alternatives
     ]

@@ -30,6 +30,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "label": pa.string(),
     "group": pa.string(),
     "slice": pa.string(),
+    "difficulty": pa.float64(),
     "source": pa.string(),
     "line": pa.int64(),
 }

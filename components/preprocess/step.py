@@ -78,6 +78,7 @@ def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) ->
         inputs.left_out,
         task_code(config.data.task),
         0 if chosen.fold is None else chosen.folds,
+        config.training.curriculum.column,
         code=DATA_CODE,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from steadytrain.components.preprocess.split import content_id
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Encoder
-from steadytrain.components.tasks.encoding.fields import Defect, name_of, utf8_size
+from steadytrain.components.tasks.encoding.fields import Defect, name_of, number_of, utf8_size
 
 SET_ASIDE: Final = {
     "exact_duplicate": "the same content as a record that is kept",
@@ -26,17 +26,26 @@ SET_ASIDE: Final = {
 
 @dataclass(frozen=True)
 class Checked:
-    """A good record. `content` is `Content.text`."""
+    """A good record. `content` is `Content.text`.
+
+    difficulty: for a curriculum by column; None without one.
+    """
 
     identity: bytes
     content: str
     label: str | None
     group: str | None
     slice: str | None
+    difficulty: float | None = None
 
 
-def check(row: Mapping[str, Any], data: DataConfig, encoder: Encoder) -> Checked:
+def check(
+    row: Mapping[str, Any], data: DataConfig, encoder: Encoder, difficulty: str | None = None
+) -> Checked:
     """Return the record of a row.
+
+    Args:
+        difficulty: column with the record's difficulty; None if there is no curriculum by column.
 
     Raises:
         Defect: the first problem with the row.
@@ -49,10 +58,14 @@ def check(row: Mapping[str, Any], data: DataConfig, encoder: Encoder) -> Checked
     part = name_of(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
     if columns.group and group is None:
         raise Defect("missing_field", f"{columns.group} (the group) is absent or null")
-    return Checked(content_id(content.text), content.text, content.label, group, part)
+    hard = number_of(row, difficulty) if difficulty else None
+    return Checked(content_id(content.text), content.text, content.label, group, part, hard)
 
 
-def needed_columns(data: DataConfig, encoder: Encoder) -> list[list[str]]:
+def needed_columns(
+    data: DataConfig, encoder: Encoder, difficulty: str | None = None
+) -> list[list[str]]:
     """Return alternative lists of columns. The data must have all columns of one of them."""
-    more = [column for column in (data.columns.group, data.columns.slice) if column]
+    asked = (data.columns.group, data.columns.slice, difficulty)
+    more = [column for column in asked if column]
     return [[*columns, *more] for columns in encoder.columns()]

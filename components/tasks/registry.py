@@ -81,6 +81,21 @@ def check_task(config: RunConfig) -> None:
         _check_has_head(config)
     if config.model.base is None and config.data.task not in _FROM_SCRATCH:
         _check_reference(config)
+    if config.training.curriculum.on and open_encoder(config.data).packed:
+        why = (
+            f"data.task {config.data.task} packs several documents into a row, so that a row is "
+            "neither easy nor difficult"
+        )
+        raise ConfigError(
+            [
+                Problem(
+                    "training.curriculum.by",
+                    repr(config.training.curriculum.by),
+                    why,
+                    "leave training.curriculum out",
+                )
+            ]
+        )
     task, bits, scored = config.data.task, config.model.adapter.frozen_head, config.evaluation.tasks
     found = []
     if bits != "as_loaded":

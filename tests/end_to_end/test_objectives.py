@@ -1,4 +1,4 @@
-"""Objectives in full runs: killed and resumed, and on two ranks."""
+"""Objectives and a curriculum in full runs: killed and resumed, and on two ranks."""
 
 from __future__ import annotations
 
@@ -98,17 +98,22 @@ LABELS = ["a", "b", "c"]
 
 
 @pytest.fixture(scope="module")
-def classified(tmp_path_factory):
-    """Return texts, the sections of a run that has both objectives of classifiers, and the run."""
-    root = tmp_path_factory.mktemp("classified")
-    data = write_data(
-        root / "data",
+def texts(tmp_path_factory):
+    """Return the data of a classifier."""
+    return write_data(
+        tmp_path_factory.mktemp("texts"),
         class_rows(60),
         class_rows(8, seed=1),
         task="sequence_classification",
         schema=CLASSES,
         labels=LABELS,
     )
+
+
+@pytest.fixture(scope="module")
+def classified(texts, tmp_path_factory):
+    """Return the sections of a run that has both objectives of classifiers, and the run."""
+    root = tmp_path_factory.mktemp("classified")
     torch.manual_seed(1)
     fields = {**STILL, "vocab_size": VOCABULARY, "id2label": dict(enumerate(LABELS))}
     teacher = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**fields))
@@ -119,21 +124,21 @@ def classified(tmp_path_factory):
     }
     recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": None, **objectives}
     sections = {"training": recipe, "model": {"config": STILL}}
-    return data, sections, run(root / "whole", data, sections)
+    return sections, run(root / "whole", texts, sections)
 
 
 @pytest.mark.long
-def test_killed_run_of_a_classifier_ends_with_the_same_weights(tmp_path, classified):
-    data, sections, whole = classified
-    killed = run(tmp_path, data, sections, killed=True)
+def test_killed_run_of_a_classifier_ends_with_the_same_weights(tmp_path, texts, classified):
+    sections, whole = classified
+    killed = run(tmp_path, texts, sections, killed=True)
     assert weights_digest(killed) == weights_digest(whole)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
-def test_two_ranks_compare_the_same_texts(tmp_path, classified, shards):
-    data, sections, whole = classified
-    shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
+def test_two_ranks_compare_the_same_texts(tmp_path, texts, classified, shards):
+    sections, whole = classified
+    shared = run(tmp_path, texts, sections, ranks=2, strategy=shards)
     assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
 
 
@@ -217,6 +222,38 @@ def test_two_ranks_mask_the_same_tokens(tmp_path, masked, shards):
     data, sections, whole = masked
     shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
     assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def easy_first(texts, tmp_path_factory):
+    """Return the sections of a run with a curriculum, and the run."""
+    recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": 4}
+    recipe["curriculum"] = {"by": "length", "start": 0.2, "over": 0.7}
+    sections = {"training": recipe, "model": {"config": STILL}}
+    return sections, run(tmp_path_factory.mktemp("easy"), texts, sections)
+
+
+def test_killed_run_with_a_curriculum_ends_with_the_same_weights(tmp_path, texts, easy_first):
+    sections, whole = easy_first
+    killed = run(tmp_path, texts, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+    plain = {"training": {**sections["training"], "curriculum": {}}, "model": sections["model"]}
+    assert losses_of(run(tmp_path / "plain", texts, plain)) != losses_of(whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
+def test_two_ranks_follow_the_same_curriculum(tmp_path, texts, easy_first, shards):
+    sections, whole = easy_first
+    shared = run(tmp_path, texts, sections, ranks=2, strategy=shards)
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+
+
+@pytest.mark.long
+def test_smaller_micro_batches_follow_the_same_curriculum(tmp_path, texts, easy_first):
+    sections, whole = easy_first
+    halved = {**sections, "training": {**sections["training"], "micro_batch_size": 2}}
+    assert losses_of(run(tmp_path, texts, halved)) == pytest.approx(losses_of(whole), rel=1e-5)
 
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero3")

@@ -90,7 +90,13 @@ RULES: Final = (
     Rule("model.adapter.kind qlora", "cpu", "its kernels need a CUDA device"),
     *(
         Rule(f"training.{name}", "another framework", "only the loop of pytorch reads it")
-        for name in (*OBJECTIVES, "param_groups", "layer_decay", "gradient_compression")
+        for name in (
+            *OBJECTIVES,
+            "param_groups",
+            "layer_decay",
+            "gradient_compression",
+            "curriculum",
+        )
     ),
     Rule(
         "training.batch_contrastive", SMALLER_MICRO_BATCH, "it compares the rows of a micro-batch"
@@ -227,6 +233,10 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
         yield "adam_beta1 0", "training.adam_beta1", "0"
     if training.gradient_compression.on:
         yield COMPRESSION, f"{COMPRESSION}.kind", training.gradient_compression.kind
+    if training.order != "seeded":
+        yield "another order", "training.order", training.order
+    if training.curriculum.on:
+        yield "training.curriculum", "training.curriculum.by", training.curriculum.by
     for name in training.objectives:
         yield f"training.{name}", f"training.{name}", "on"
 

@@ -73,6 +73,8 @@ _UNITS = {
     "tune.seeds": "seeds",
     "ablation.seeds": "seeds",
     "cross_validation.folds": "folds",
+    "curriculum.over": "optimizer steps, or a share up to 1",
+    "curriculum.start": "share of the records",
     "constraints.parameters": "parameters",
     "constraints.memory_gb": "GB",
     "constraints.latency_ms": "milliseconds",

@@ -24,6 +24,7 @@ from steadytrain.components.shared.config.base import (
     check_plugins,
 )
 from steadytrain.components.shared.config.compression import CompressionConfig
+from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
     BatchContrastiveConfig,
@@ -236,6 +237,7 @@ class TrainingConfig(Section):
         description="Options of an order that an installed package adds, by name. seeded and "
         "balanced have none.",
     )
+    curriculum: CurriculumConfig = CurriculumConfig()
     # A checkpoint's file names contain these names.
     components: dict[ComponentName, dict[str, Any]] = Field(
         default={},
@@ -403,6 +405,18 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _curriculum_ends(self) -> TrainingConfig:
+        if self.curriculum.over > 1 and self.curriculum.over > self.max_steps > 0:
+            raise at_odds(
+                "training.curriculum.over",
+                self.curriculum.over,
+                f"training.max_steps is {self.max_steps}, so training would end before it has seen "
+                "all records",
+                "use fewer steps, or a share of all steps up to 1",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _compresses_before_the_end(self) -> TrainingConfig:
         compression = self.gradient_compression
         if compression.kind == "powersgd" and compression.start >= self.max_steps > 0:
@@ -442,15 +456,17 @@ class TrainingConfig(Section):
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins, parameter groups, averaging, compression and objectives count only if they
-    are set, so that a run without them keeps the identity that it had before these fields existed.
-    What is measured does not count.
+    Options of plugins, parameter groups, averaging, compression, a curriculum and objectives count
+    only if they are set, so that a run without them keeps the identity that it had before these
+    fields existed. What is measured does not count.
     """
     ignored = {*WATCHING, *objectives_off(training)}
     if not AveragingConfig.model_validate(training.get("averaging", {})).on:
         ignored.add("averaging")
     if not CompressionConfig.model_validate(training.get("gradient_compression", {})).on:
         ignored.add("gradient_compression")
+    if not CurriculumConfig.model_validate(training.get("curriculum", {})).on:
+        ignored.add("curriculum")
     return {
         name: value
         for name, value in training.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -79,6 +80,24 @@ def name_of(row: Mapping[str, Any], column: str) -> str | None:
     if len(name) > NAME_BYTES or utf8_size(name) > NAME_BYTES:
         raise Defect("too_long", f"{column} has more than {NAME_BYTES} bytes")
     return name
+
+
+def number_of(row: Mapping[str, Any], column: str) -> float:
+    """Return a number, also from text.
+
+    Raises:
+        Defect: it is null, or no finite number.
+    """
+    value = row.get(column)
+    if value is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    try:
+        found = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise Defect("wrong_type", f"{column} is {value!r:.80}, not a finite number")
+    return found
 
 
 def utf8_size(text: str) -> int:

@@ -6,12 +6,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
 from steadytrain.components.shared.arrow_files import open_batches
+from steadytrain.components.shared.difficulty import DIFFICULTY
 from steadytrain.components.tasks.base import Row, TrainingTask
 from steadytrain.components.train.loop.mapped_column import MappedColumn
 
@@ -39,7 +41,9 @@ class Rows(Sequence[Row]):
         if number not in self._columns:
             self._stored[number].checked()
             self._columns[number] = {
-                name: MappedColumn(batch.column(name)) for name in batch.schema.names
+                name: MappedColumn(batch.column(name))
+                for name in batch.schema.names
+                if name != DIFFICULTY
             }
         inner = index - (self.ends[number] - batch.num_rows)
         return {name: column[inner] for name, column in self._columns[number].items()}
@@ -51,11 +55,12 @@ class Rows(Sequence[Row]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
-        return self.batches[0].schema.names if self.batches else []
+        """The names of the columns that all files have."""
+        schemas = [set(batch.schema.names) for batch in self.batches]
+        return sorted(set.intersection(*schemas)) if schemas else []
 
-    def values(self, column: str) -> npt.NDArray[np.int64]:
-        """Return the number of each row in a column."""
+    def values(self, column: str) -> npt.NDArray[Any]:
+        """Return the number of each row in a column, with the column's type."""
         return np.concatenate([np.from_dlpack(batch.column(column)) for batch in self.batches])
 
     def check_used(self) -> None:

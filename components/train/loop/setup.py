@@ -28,6 +28,7 @@ from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.compiled import compile_layers
+from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
 from steadytrain.components.train.loop.order import Order, order_of
@@ -126,7 +127,16 @@ def set_up(
     opened = OpenTask(config, data)
     task = opened.training
     rows = _rows(data, "train")
-    order = order_of(rows, task, training)
+    order, steps = order_of(rows, task, training), total_steps(training, len(rows))
+    if training.curriculum.on:
+        order = Curriculum(
+            order,
+            difficulty_of(rows, training.curriculum, getattr(task, "padded", "")),
+            training.curriculum,
+            seed=training.seed,
+            batch=training.global_batch_size,
+            steps=training.curriculum.steps(steps),
+        )
     module = build_module(config, task)
     groups = grouped(module, training)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
@@ -139,7 +149,6 @@ def set_up(
         module,
         batch,
     )
-    steps = total_steps(training, len(rows))
     return Parts(
         config=config,
         batch=batch,

@@ -136,6 +136,7 @@ def stated(config: RunConfig) -> dict[str, Any]:
         "model.adapter": content["model"].pop("adapter"),
         "model.dropout": content["model"].pop("dropout"),
         "training.averaging": content["training"].pop("averaging"),
+        "training.curriculum": content["training"].pop("curriculum"),
         "compute.pods": content["compute"].pop("pods"),
     }
     return {**content, **within}

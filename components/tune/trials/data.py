@@ -113,4 +113,6 @@ def data_path(study: Path, config: RunConfig) -> Path:
     fields = config.model_dump(mode="json", include={"data", "model"})
     fields["model"] = identifying_model(fields["model"])
     fields |= config.cross_validation.identifying()
+    if column := config.training.curriculum.column:
+        fields["difficulty"] = column
     return trials_of(study) / "data" / f"{value_digest(fields)}.json"

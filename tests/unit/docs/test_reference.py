@@ -32,6 +32,7 @@ WITHOUT_UNIT = {
     "dropout",
     "early_stopping_threshold",
     "floors",
+    "fold",
     "label_smoothing_factor",
     "learning_rate",
     "lr_scale",

@@ -48,6 +48,7 @@ OURS_ALONE = {
     "param_groups",
     "gradient_compression",
     "layer_decay",
+    "curriculum",
     "distillation",
     "contrastive",
     "batch_contrastive",

@@ -1,0 +1,119 @@
+"""The order of a curriculum: each global batch is drawn from the easiest records.
+
+The share of records grows with the step by a pacing function (Platanios et al. 2019,
+"Competence-based Curriculum Learning"; Hacohen and Weinshall 2019, "On the Power of Curriculum
+Learning in Training Deep Networks"). A batch has no record twice. After the curriculum, training
+follows the ordinary order from its beginning, so that each epoch has every record once.
+
+Which records make up a batch depends on the seed and on the number of the batch alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from steadytrain.components.shared.config.curriculum import CurriculumConfig
+from steadytrain.components.shared.difficulty import DIFFICULTY
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.order import Order
+
+_STREAM = 0x63757272
+"""Keeps the draws apart from those of the ordinary order, which also begin with the seed."""
+
+
+class Curriculum:
+    """Implements `Order`.
+
+    Args:
+        order: what follows after the curriculum.
+        difficulty: (rows,), of each row.
+        seed: equal seeds draw equal batches.
+        batch: rows in a global batch.
+        steps: of the curriculum.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        difficulty: npt.NDArray[np.float64],
+        config: CurriculumConfig,
+        *,
+        seed: int,
+        batch: int,
+        steps: int,
+    ) -> None:
+        self.order, self.config, self.seed, self.batch = order, config, seed, batch
+        self.steps = steps
+        self._easiest_first = np.argsort(difficulty, kind="stable")
+        self._number, self._drawn = -1, np.empty(0, dtype=np.int64)
+
+    def take(self, position: int, count: int) -> Sequence[int]:
+        """Return the indices of `count` rows of the stream, starting at `position`."""
+        end = self.steps * self.batch
+        early = [self._at(place) for place in range(position, min(position + count, end))]
+        rest = count - len(early)
+        if not rest:
+            return early
+        return [*early, *self.order.take(max(0, position - end), rest)]
+
+    def _at(self, place: int) -> int:
+        number, offset = divmod(place, self.batch)
+        if number != self._number:
+            self._number, self._drawn = number, self._draw(number)
+        return int(self._drawn[offset])
+
+    def _draw(self, number: int) -> npt.NDArray[np.int64]:
+        rows = len(self._easiest_first)
+        known = math.ceil(share_at(self.config, number / self.steps) * rows)
+        known = min(rows, max(known, self.batch))
+        random = np.random.default_rng([self.seed, _STREAM, number])
+        # Only a data set smaller than a batch has rows twice in it.
+        places = random.choice(known, self.batch, replace=known < self.batch)
+        return self._easiest_first[places]
+
+
+def share_at(config: CurriculumConfig, progress: float) -> float:
+    """Return the share of records that a step draws from.
+
+    Args:
+        progress: share of the curriculum's steps that are done, from 0 to 1.
+    """
+    start = config.start
+    if progress >= 1:
+        return 1.0
+    if config.pacing == "step":
+        return start
+    if config.pacing == "linear":
+        return start + (1 - start) * progress
+    return math.sqrt(start**2 + (1 - start**2) * progress)
+
+
+def difficulty_of(rows: Rows, config: CurriculumConfig, padded: str) -> npt.NDArray[np.float64]:
+    """Return the difficulty of each row.
+
+    Args:
+        padded: the column that the task pads; "" if it pads none.
+
+    Raises:
+        BadInput: the task says nothing about the length of a row.
+        DataError: the data were prepared without the column.
+    """
+    if config.by == "length":
+        if not padded:
+            raise BadInput(
+                "training.curriculum.by = 'length': the task does not say which column it pads",
+                remedy="set `padded` in the task, or use by: column",
+            )
+        return rows.lengths(padded).astype(np.float64)
+    if DIFFICULTY not in rows.columns:
+        raise DataError(
+            f"the data were prepared without the column {config.column!r} "
+            "(training.curriculum.column)",
+            remedy="run the preprocess step again",
+        )
+    return rows.values(DIFFICULTY)
