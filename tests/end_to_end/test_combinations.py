@@ -11,7 +11,79 @@ import random
 
 import pytest
 
-from support.combinations import same_weights, sample, train_alone, train_on_two
+from steadytrain.components.shared.events.types import CheckpointSaved
+
+from support import selected
+from support.combinations import STEPS, same_weights, sample, train_alone, train_on_two
+from support.forked import ForkedLauncher, train
+from support.strategies import RECIPE
+from support.training import Bench, weights_digest
+
+KILLED = {
+    "groups": (
+        1,
+        {
+            "layer_decay": 0.8,
+            "param_groups": [
+                {"match": "embed_tokens", "frozen": True},
+                {"match": r"layers\.0\.", "unfreeze_at": 6},
+            ],
+        },
+    ),
+    "plateau": (
+        1,
+        {
+            "lr_scheduler_type": "reduce_lr_on_plateau",
+            "lr_scheduler_kwargs": {"factor": 0.5, "patience": 0, "threshold": 0.5},
+        },
+    ),
+    "compression": (2, {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}}),
+}
+
+
+class KillsOnce:
+    """Kills the last rank at the first checkpoint from a step on."""
+
+    def __init__(self, launcher, step):
+        self.launcher, self.step, self.kills = launcher, step, 0
+
+    def emit(self, event):
+        if isinstance(event, CheckpointSaved) and event.step >= self.step and not self.kills:
+            self.kills += 1
+            self.launcher.kill(self.launcher.world_size - 1)
+
+    def close(self):
+        pass
+
+
+@selected.each("name", KILLED, few=("groups",))
+def test_killed_run_ends_with_the_same_weights(tmp_path, data, name):
+    ranks, technique = KILLED[name]
+
+    def digest(run, *, killed):
+        training = {
+            **RECIPE,
+            "max_steps": STEPS,
+            "micro_batch_size": 2,
+            "eval_steps": 2,
+            "save_steps": 1,
+            **technique,
+        }
+        bench = Bench.make(
+            tmp_path,
+            data,
+            run=run,
+            training=training,
+            compute={"device": "cpu", "nproc_per_node": ranks, "strategy": "ddp"},
+            recovery={"backoff_seconds": 0, "breaker_reset_seconds": 0},
+        )
+        launcher = ForkedLauncher(ranks)
+        sinks = [KillsOnce(launcher, 5)] if killed else []
+        outcome = train(bench, launcher=launcher, sinks=sinks)
+        assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
+        return weights_digest(bench.workspace)
+
+    assert digest("killed", killed=True) == digest("whole", killed=False)
 
 
 def check(folder, count):

@@ -68,10 +68,9 @@ class OptimizerSpec:
     tensors: the tensors in `optimizer.state[parameter]`, apart from scalars.
     scalars: keys of its tensors with a single value and no dimension, such as "step".
     numbers: keys of its Python numbers.
-    unsupported: for each feature that the optimizer does not support, why. A feature is "cpu",
-        "bf16", "fp16", the name of a strategy, "sharding" for every strategy that shards the
-        state, "schedule" for a rate that changes after warm-up, "averaging", or "adam_beta1 0".
-        Offloading updates weights on the CPU.
+    unsupported: for each feature that the optimizer does not support, why. A feature is the name
+        of a strategy, a key of `compatibility.FEATURES` such as "cpu", "sharding" or "schedule", or
+        a setting such as "training.param_groups unfreeze_at".
     update_bytes: memory that an update needs in addition, for each trained weight.
     scaled_update_bytes: the same with a loss scaler.
     allocate: allocates a parameter's state in the optimizer, before a checkpoint is copied into it.
