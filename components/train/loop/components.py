@@ -162,7 +162,7 @@ class Components:
         return {name: state for name, state in states.items() if state}
 
     def restore_watched(self, states: Mapping[str, Any]) -> None:
-        """Restore what `watched` returned. A component without stored state begins anew."""
+        """Restore what `watched` returned. A component without stored state starts without one."""
         for name in self._watching.keys() & states.keys():
             self._watching[name].load_state_dict(states[name])
 
