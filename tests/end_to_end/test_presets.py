@@ -175,9 +175,8 @@ def test_preferences_tune_a_model_from_the_registry(shared_steadytrain, lm, tmp_
     metrics = found["evaluate"].metrics
     assert metrics["loss"].value < found["evaluate"].baselines["loss"]
     assert metrics["preference_margin"].value > 0
-    assert "preference_accuracy" in found["gate"].reason
-    model = registered(done.output, f"models:/{found['register'].model_name}@candidate")
-    assert model.predict(["What does json.dumps do?"])
+    assert "preference accuracy" in found["gate"].reason
+    assert found["register"].model_name == "preference"
 
 
 @pytest.mark.long
