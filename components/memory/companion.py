@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Final
 
 from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.memory.model import any_shape, label_count
@@ -14,9 +13,6 @@ from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.chunks import COMPARISON_COPIES, comparison_rows
 from steadytrain.components.tasks.registry import load_task
-
-_LIKELIHOOD_COPIES: Final = 2
-"""Copies in 32 bits of a block of logits that likelihoods are computed from."""
 
 
 def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -> Companion | None:
@@ -35,13 +31,14 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
     if not load_task(config.data.task).reference:
         return None
     found = companion_of(shape, half=half, length=length)
-    rows = comparison_rows(shape.vocabulary)
+    block = FP32 * comparison_rows(shape.vocabulary) * shape.vocabulary
     return replace(
         found,
         # With adapters, the frozen model that they are attached to is the reference.
         weights=0 if config.model.adapter.freezes else found.weights,
         kept=0,
-        compared=_LIKELIHOOD_COPIES * FP32 * rows * shape.vocabulary,
+        # Likelihoods are computed in 32 bits, in place if the logits have as many.
+        compared=block if half else 0,
     )
 
 

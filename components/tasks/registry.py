@@ -99,7 +99,7 @@ def check_task(config: RunConfig) -> None:
     task, bits, scored = config.data.task, config.model.adapter.frozen_head, config.evaluation.tasks
     found = []
     if bits != "as_loaded":
-        why = f"it is for a language model's own head, and data.task {task} trains a new one"
+        why = f"it is for a causal language model's own head, and data.task {task} has none"
         found.append(Problem("model.adapter.frozen_head", repr(bits), why, "leave it out"))
     if scored:
         why = f"lm-eval's tasks are for language models, and data.task is {task}"

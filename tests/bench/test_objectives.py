@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from steadytrain.components.memory.companion import companion_of
+from steadytrain.components.memory.companion import companion_of, run_companion
 from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.shared.config import ContrastiveConfig, DistillationConfig
+from steadytrain.components.shared.config import ContrastiveConfig, DistillationConfig, from_mapping
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_logits
 from steadytrain.components.tasks.contrastive import document_spans
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.loss_request import Contrast
+from steadytrain.components.tasks.preference import (
+    document_likelihoods,
+    dpo_loss,
+    reward_margins,
+)
 from steadytrain.components.tasks.teacher import Teacher
 
 pytestmark = pytest.mark.bench
@@ -59,6 +64,24 @@ def test_cost_of_objectives():
     teacher = Teacher(frozen, DistillationConfig(teacher="above"))
     contrast = Contrast(document_spans(batch), ContrastiveConfig(weight=1.0))
     companion = companion_of(shape_of(TEACHER), half=False, length=LENGTH)
+    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**STUDENT)).eval()
+    assert not fuse_head(reference.requires_grad_(False))
+    pairs = {**batch, "counts": [LENGTH] * ROWS}
+    preference = from_mapping(
+        {
+            "name": "any",
+            "data": {"source": ["unused"], "task": "preference"},
+            "model": {"base": "unused"},
+        }
+    )
+
+    def compared(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            before = document_likelihoods(reference, pairs)
+        return document_likelihoods(
+            model, pairs, lambda found: dpo_loss(reward_margins(found, before, 0.1)).sum()
+        )
+
     losses: dict[str, tuple[Loss, Setting]] = {
         "plain": (next_token_loss, PLAIN),
         "distillation": (
@@ -71,6 +94,13 @@ def test_cost_of_objectives():
             lambda model, batch: next_token_loss(model, batch, contrast=contrast),
             replace(PLAIN, contrasts=True),
         ),
+        "preference": (
+            compared,
+            replace(
+                PLAIN,
+                companion=run_companion(preference, shape_of(STUDENT), half=False, length=LENGTH),
+            ),
+        ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in losses}
     for _ in range(PASSES):
@@ -81,18 +111,23 @@ def test_cost_of_objectives():
     plain = statistics.median(seconds["plain"])
     for name, (loss, setting) in losses.items():
         ratio = statistics.median(seconds[name]) / plain
-        measured, expected = measured_peak(model, frozen, loss, batch), planned(setting)
+        measured, expected = (
+            measured_peak(model, [frozen, reference], loss, batch),
+            planned(setting),
+        )
         print(
             f"\n{name}: x {ratio:.2f} of CPU time; {measured / 1e6:.0f} MB at the peak, "
             f"{expected / 1e6:.0f} by the formula"
         )
 
 
-def measured_peak(model: torch.nn.Module, teacher: torch.nn.Module, loss: Loss, batch: Batch):
-    """Return the peak of live tensors besides the student's state and the teacher's weights."""
+def measured_peak(
+    model: torch.nn.Module, frozen: Sequence[torch.nn.Module], loss: Loss, batch: Batch
+):
+    """Return the peak of live tensors besides the trained model's state and frozen weights."""
     model.zero_grad(set_to_none=True)
     with LiveTensors() as live:
-        for module in (model, teacher):
+        for module in (model, *frozen):
             for tensor in (*module.parameters(), *module.buffers()):
                 live.see(tensor, "held")
         held = live.bytes

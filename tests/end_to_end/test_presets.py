@@ -149,6 +149,49 @@ def test_chat_fine_tunes_a_model_from_the_registry(shared_steadytrain, lm, tmp_p
     assert found["register"].model_name == "chat"
 
 
+@pytest.mark.long
+def test_preferences_tune_a_model_from_the_registry(shared_steadytrain, lm, tmp_path):
+    data = tmp_path / "preferences.jsonl"
+    modules = ["json", "email.message", "logging", "shutil"]
+    pairs = [
+        {"prompt": pair["prompt"], "chosen": pair["completion"], "rejected": "I do not know."}
+        for pair in docstrings(modules)
+    ]
+    data.write_text("\n".join(map(json.dumps, pairs)))
+    done = shared_steadytrain.run(
+        "preference",
+        *TINY_RUN,
+        f"data.source=[{data}]",
+        "model.base=models:/stdlib-lm@champion",
+        "training.learning_rate=1e-3",
+        "data.sequence_length=64",
+        "data.test_share=0.2",
+        "data.validation_share=0.2",
+        "gate.floors={preference_accuracy: 0.01}",
+    )
+    assert done.code == 0, done.out + done.err
+    (folder,) = (run for run in done.runs if run.name.startswith("preference-"))
+    found = records(folder)
+    metrics = found["evaluate"].metrics
+    assert metrics["loss"].value < found["evaluate"].baselines["loss"]
+    assert metrics["preference_margin"].value > 0
+    assert "preference accuracy" in found["gate"].reason
+    assert found["register"].model_name == "preference"
+
+
+@pytest.mark.long
+def test_masked_lm_ends_with_an_encoder_that_fills_gaps(steadytrain):
+    settings = [item for item in TINY_LM if "key_value" not in item]
+    done = steadytrain.run("masked-lm", *settings)
+    assert done.code == 0, done.out + done.err
+    (folder,) = done.runs
+    found = records(folder)
+    assert found["gate"].promoted
+    assert {"loss"} == found["evaluate"].metrics.keys() == found["evaluate"].baselines.keys()
+    model = registered(done.output, f"models:/{found['register'].model_name}@champion")
+    assert len(model.predict(["import <|mask|>\n"])) == 1
+
+
 def docstrings(modules):
     for name in modules:
         for _, function in inspect.getmembers(importlib.import_module(name), callable):

@@ -141,11 +141,11 @@ def test_task_says_whether_it_trains_a_language_model(mine, name, accepted):
 
 
 @pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
-def test_settings_of_language_models_are_rejected_for_a_classifier(name):
+def test_settings_of_causal_language_models_are_rejected_for_others(name):
     data = {"source": ["x"], "task": name}
     config = from_mapping({"name": "any", "data": data, **ONLY_LANGUAGE_MODELS})
-    if name == "sequence_classification":
-        with pytest.raises(ConfigError, match="is for a language model's own head"):
+    if name in ("sequence_classification", "masked_lm"):
+        with pytest.raises(ConfigError, match="is for a causal language model's own head"):
             check_plugins(config)
     else:
         check_plugins(config)
