@@ -55,7 +55,7 @@ def check_plugins(config: RunConfig) -> None:
         raise ConfigError(problems)
     if config.evaluation.tasks or config.model.adapter.frozen_head != "as_loaded":
         # Imported late, with pyarrow.
-        from steadytrain.components.tasks.registry import check_task
+        from steadytrain.components.tasks.checks import check_task
 
         check_task(config)
 

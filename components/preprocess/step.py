@@ -21,8 +21,9 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.storage.local import copy_file
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Encoder
-from steadytrain.components.tasks.registry import check_task, open_encoder, task_code
+from steadytrain.components.tasks.registry import open_encoder, task_code
 
 STEP = "preprocess"
 

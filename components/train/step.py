@@ -25,7 +25,7 @@ from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import check_task
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome

@@ -8,41 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.compute import ComputeConfig
-from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
+from steadytrain.components.shared.config.asked import (
+    COMPRESSION,
+    FROZEN,
+    OPTIM,
+    STRATEGY,
+    UNFREEZE_AT,
+    Asked,
+    Combination,
+    asked_by,
+)
 from steadytrain.components.shared.config.objectives import OBJECTIVES
 from steadytrain.components.shared.config.optimizers import optimizer_spec
-from steadytrain.components.shared.config.recovery import RecoveryConfig
-from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
-from steadytrain.components.shared.config.training import TrainingConfig
 
 SMALLER_MICRO_BATCH: Final = "smaller micro-batch"
 """What the OOM fallback of that name needs."""
-FROZEN: Final = "training.param_groups frozen"
-UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
-COMPRESSION: Final = "training.gradient_compression"
-_OPTIM: Final = "training.optim"
-_STRATEGY: Final = "compute.strategy"
-
-
-class Combination(Protocol):
-    """The sections of a RunConfig that rules are about."""
-
-    @property
-    def compute(self) -> ComputeConfig: ...
-
-    @property
-    def model(self) -> ModelConfig: ...
-
-    @property
-    def recovery(self) -> RecoveryConfig: ...
-
-    @property
-    def training(self) -> TrainingConfig: ...
 
 
 @dataclass(frozen=True)
@@ -59,14 +43,6 @@ class Rule:
     why: str
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The field and the value that ask for a feature."""
-
-    field: str
-    value: str
-
-
 FEATURES: Final[Mapping[str, str]] = {
     "cpu": "`compute.device: cpu`, or any `compute.offload`, which updates weights on the CPU",
     "sharding": "a strategy that shards the optimizer's state",
@@ -77,6 +53,7 @@ FEATURES: Final[Mapping[str, str]] = {
     "averaging": "`training.averaging`, or a component that replaces the exported weights",
     "adam_beta1 0": "`training.adam_beta1: 0`",
     "exporting component": "one of `training.components` that replaces the exported weights",
+    "another order": "`training.order` other than seeded",
     "adapters": "`model.adapter.kind` other than none",
     "another framework": "`model.framework` other than pytorch",
     SMALLER_MICRO_BATCH: "the fallback that halves the micro-batch when memory runs out",
@@ -106,6 +83,7 @@ RULES: Final = (
         "recovery.min_nodes",
         "it compares the rows of a micro-batch, which may change on fewer nodes",
     ),
+    Rule("training.curriculum", "another order", "it is an order of its own"),
     *(
         Rule(f"training.{name}", "training.distillation", _REPLACES)
         for name in ("r_drop", "focal_loss", "class_weights")
@@ -152,18 +130,10 @@ def obstacles(config: Combination, feature: str) -> Iterator[tuple[str, str]]:
     needed = {feature} if strategy == AUTO else strategy_features(strategy)
     asked = asked_by(config)
     for rule in _rules_for(config, strategy):
-        if rule.setting == f"{_STRATEGY} {strategy}" and rule.feature in asked:
+        if rule.setting == f"{STRATEGY} {strategy}" and rule.feature in asked:
             yield rule.feature, rule.why
         elif rule.setting in asked and rule.feature in needed:
             yield rule.setting, rule.why
-
-
-def asked_by(config: Combination) -> dict[str, Asked]:
-    """Return the settings and features that a configuration asks for, by name."""
-    found: dict[str, Asked] = {}
-    for name, field, value in _asked(config):
-        found.setdefault(name, Asked(field, value))
-    return found
 
 
 def _rules_for(config: Combination, strategy: str) -> Iterator[Rule]:
@@ -175,88 +145,9 @@ def _rules_for(config: Combination, strategy: str) -> Iterator[Rule]:
 
 def _of_optimizer(name: str) -> Iterator[Rule]:
     for feature, why in optimizer_spec(name).unsupported.items():
-        yield Rule(f"{_OPTIM} {name}", feature, why)
+        yield Rule(f"{OPTIM} {name}", feature, why)
 
 
 def _of_strategy(name: str) -> Iterator[Rule]:
     for setting, why in strategy_spec(name).unsupported.items():
-        yield Rule(f"{_STRATEGY} {name}", setting, why)
-
-
-def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, field, value)."""
-    yield from _by_compute(config.compute)
-    yield from _by_training(config.training)
-    yield from _by_groups(config.training)
-    yield from _by_adapter(config.model.adapter)
-    if config.model.framework != "pytorch":
-        yield "another framework", "model.framework", config.model.framework
-    if config.recovery.min_nodes is not None:
-        yield "recovery.min_nodes", "recovery.min_nodes", str(config.recovery.min_nodes)
-
-
-def _by_compute(compute: ComputeConfig) -> Iterator[tuple[str, str, str]]:
-    if compute.device == "cpu":
-        yield "cpu", "compute.device", "cpu"
-    if compute.strategy != AUTO:
-        for name in (f"{_STRATEGY} {compute.strategy}", *strategy_features(compute.strategy)):
-            yield name, _STRATEGY, compute.strategy
-    if compute.world_size == 1:
-        yield "one rank", "compute.nproc_per_node", "1"
-    if compute.offload != "none":
-        yield "cpu", "compute.offload", compute.offload
-
-
-def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
-    yield f"{_OPTIM} {training.optim}", _OPTIM, training.optim
-    for precision in ("bf16", "fp16"):
-        if getattr(training, precision):
-            yield precision, f"training.{precision}", "true"
-    switches = {
-        "training.bf16": training.bf16,
-        "training.fp16": training.fp16,
-        "training.torch_compile": training.torch_compile,
-        "training.monitor.layers": training.monitor.layers,
-        "training.monitor.noise_scale": training.monitor.noise_scale,
-    }
-    yield from ((field, field, "true") for field, on in switches.items() if on)
-    schedule = training.lr_scheduler_type
-    if schedule_spec(schedule).changes:
-        yield "schedule", "training.lr_scheduler_type", schedule
-    for name in training.exporting_components:
-        yield "exporting component", "training.components", name
-        yield "averaging", "training.components", name
-    if training.averaging.on:
-        for name in ("averaging", "training.averaging"):
-            yield name, "training.averaging.kind", training.averaging.kind
-    if training.adam_beta1 == 0:
-        yield "adam_beta1 0", "training.adam_beta1", "0"
-    if training.gradient_compression.on:
-        yield COMPRESSION, f"{COMPRESSION}.kind", training.gradient_compression.kind
-    if training.order != "seeded":
-        yield "another order", "training.order", training.order
-    if training.curriculum.on:
-        yield "training.curriculum", "training.curriculum.by", training.curriculum.by
-    for name in training.objectives:
-        yield f"training.{name}", f"training.{name}", "on"
-
-
-def _by_groups(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
-    for place, group in enumerate(training.param_groups):
-        field = f"training.param_groups.{place}"
-        yield "training.param_groups", field, group.match
-        if group.frozen:
-            yield FROZEN, f"{field}.frozen", "true"
-        if group.unfreeze_at is not None:
-            yield UNFREEZE_AT, f"{field}.unfreeze_at", f"{group.unfreeze_at:g}"
-    if training.layer_decay is not None:
-        yield "training.layer_decay", "training.layer_decay", f"{training.layer_decay:g}"
-
-
-def _by_adapter(adapter: AdapterConfig) -> Iterator[tuple[str, str, str]]:
-    yield f"model.adapter.kind {adapter.kind}", "model.adapter.kind", adapter.kind
-    if adapter.freezes:
-        yield "adapters", "model.adapter.kind", adapter.kind
-    if adapter.lightened:
-        field, _, value = adapter.lightened.partition(" ")
-        yield adapter.lightened, field, value
+        yield Rule(f"{STRATEGY} {name}", setting, why)

@@ -22,7 +22,7 @@ from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.strategy import options
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks import registry
-from steadytrain.components.tasks.registry import check_task
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.teacher import check_labels, check_vocabulary
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.fallbacks import fallbacks_for, next_fallback

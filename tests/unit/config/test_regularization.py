@@ -12,7 +12,7 @@ from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.sizing.time_cost import flops_per_token
-from steadytrain.components.tasks.registry import check_task
+from steadytrain.components.tasks.checks import check_task
 
 from support.training import GPT2, LLAMA, VOCABULARY
 

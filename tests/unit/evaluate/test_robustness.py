@@ -13,8 +13,8 @@ from steadytrain.components.report.evaluation import evaluation_section
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, Interval
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.noise import generator_of, with_typos
-from steadytrain.components.tasks.registry import check_task
 from steadytrain.components.tasks.scoring.classification import ClassificationScorer
 
 from support.tiny import TEXTS, make_classifier, make_tokenizer

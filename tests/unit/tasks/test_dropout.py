@@ -10,7 +10,7 @@ from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.shared.config import ModelConfig, from_mapping
 from steadytrain.components.shared.config.dropout import FAMILIES, DropoutConfig, dropout_fields
 from steadytrain.components.shared.errors import ConfigError
-from steadytrain.components.tasks.registry import check_task
+from steadytrain.components.tasks.checks import check_task
 
 SMALL = {
     "hidden_size": 16,

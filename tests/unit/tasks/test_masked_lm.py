@@ -14,6 +14,7 @@ from steadytrain.components.preprocess.tokenizer import train_tokenizer
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Content, Fitted
 from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
@@ -21,7 +22,6 @@ from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.masked_lm import MaskedLanguageModel, masked_loss
 from steadytrain.components.tasks.masking import Masking
 from steadytrain.components.tasks.packing import IGNORED
-from steadytrain.components.tasks.registry import check_task
 from steadytrain.components.tasks.scoring.masked import MaskedScorer
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.order import RowOrder

@@ -14,6 +14,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks import fused_likelihood
 from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import token_logits
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.fused_likelihood import likelihood_loss, likelihoods
@@ -24,7 +25,6 @@ from steadytrain.components.tasks.preference import (
     dpo_loss,
     without_adapters,
 )
-from steadytrain.components.tasks.registry import check_task
 
 from support.tiny import make_tokenizer
 from support.training import LLAMA, VOCABULARY, packed_row, write_data

@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.difficulty import DIFFICULTY
 from steadytrain.components.shared.errors import ConfigError, DataError
-from steadytrain.components.tasks.registry import check_task
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of, share_at
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import RowOrder

@@ -1,0 +1,135 @@
+"""What a configuration asks for, in the words of the compatibility table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from steadytrain.components.shared.config.compute import ComputeConfig
+from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
+from steadytrain.components.shared.config.recovery import RecoveryConfig
+from steadytrain.components.shared.config.schedules import schedule_spec
+from steadytrain.components.shared.config.strategies import AUTO, strategy_features
+from steadytrain.components.shared.config.training import TrainingConfig
+
+FROZEN: Final = "training.param_groups frozen"
+UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
+COMPRESSION: Final = "training.gradient_compression"
+OPTIM: Final = "training.optim"
+STRATEGY: Final = "compute.strategy"
+
+
+class Combination(Protocol):
+    """The sections of a RunConfig that rules are about."""
+
+    @property
+    def compute(self) -> ComputeConfig: ...
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def recovery(self) -> RecoveryConfig: ...
+
+    @property
+    def training(self) -> TrainingConfig: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The field and the value that ask for a feature."""
+
+    field: str
+    value: str
+
+
+def asked_by(config: Combination) -> dict[str, Asked]:
+    """Return the settings and features that a configuration asks for, by name."""
+    found: dict[str, Asked] = {}
+    for name, field, value in _asked(config):
+        found.setdefault(name, Asked(field, value))
+    return found
+
+
+def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, field, value)."""
+    yield from _by_compute(config.compute)
+    yield from _by_optimizer(config.training)
+    yield from _by_training(config.training)
+    yield from _by_groups(config.training)
+    yield from _by_adapter(config.model.adapter)
+    if config.model.framework != "pytorch":
+        yield "another framework", "model.framework", config.model.framework
+    if config.recovery.min_nodes is not None:
+        yield "recovery.min_nodes", "recovery.min_nodes", str(config.recovery.min_nodes)
+
+
+def _by_compute(compute: ComputeConfig) -> Iterator[tuple[str, str, str]]:
+    if compute.device == "cpu":
+        yield "cpu", "compute.device", "cpu"
+    if compute.strategy != AUTO:
+        for name in (f"{STRATEGY} {compute.strategy}", *strategy_features(compute.strategy)):
+            yield name, STRATEGY, compute.strategy
+    if compute.world_size == 1:
+        yield "one rank", "compute.nproc_per_node", "1"
+    if compute.offload != "none":
+        yield "cpu", "compute.offload", compute.offload
+
+
+def _by_optimizer(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
+    yield f"{OPTIM} {training.optim}", OPTIM, training.optim
+    schedule = training.lr_scheduler_type
+    if schedule_spec(schedule).changes:
+        yield "schedule", "training.lr_scheduler_type", schedule
+    for name in training.exporting_components:
+        yield "exporting component", "training.components", name
+        yield "averaging", "training.components", name
+    if training.averaging.on:
+        for name in ("averaging", "training.averaging"):
+            yield name, "training.averaging.kind", training.averaging.kind
+    if training.adam_beta1 == 0:
+        yield "adam_beta1 0", "training.adam_beta1", "0"
+
+
+def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
+    for precision in ("bf16", "fp16"):
+        if getattr(training, precision):
+            yield precision, f"training.{precision}", "true"
+    switches = {
+        "training.bf16": training.bf16,
+        "training.fp16": training.fp16,
+        "training.torch_compile": training.torch_compile,
+        "training.monitor.layers": training.monitor.layers,
+        "training.monitor.noise_scale": training.monitor.noise_scale,
+    }
+    yield from ((field, field, "true") for field, on in switches.items() if on)
+    if training.gradient_compression.on:
+        yield COMPRESSION, f"{COMPRESSION}.kind", training.gradient_compression.kind
+    if training.order != "seeded":
+        yield "another order", "training.order", training.order
+    if training.curriculum.on:
+        yield "training.curriculum", "training.curriculum.by", training.curriculum.by
+    for name in training.objectives:
+        yield f"training.{name}", f"training.{name}", "on"
+
+
+def _by_groups(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
+    for place, group in enumerate(training.param_groups):
+        field = f"training.param_groups.{place}"
+        yield "training.param_groups", field, group.match
+        if group.frozen:
+            yield FROZEN, f"{field}.frozen", "true"
+        if group.unfreeze_at is not None:
+            yield UNFREEZE_AT, f"{field}.unfreeze_at", f"{group.unfreeze_at:g}"
+    if training.layer_decay is not None:
+        yield "training.layer_decay", "training.layer_decay", f"{training.layer_decay:g}"
+
+
+def _by_adapter(adapter: AdapterConfig) -> Iterator[tuple[str, str, str]]:
+    yield f"model.adapter.kind {adapter.kind}", "model.adapter.kind", adapter.kind
+    if adapter.freezes:
+        yield "adapters", "model.adapter.kind", adapter.kind
+    if adapter.lightened:
+        field, _, value = adapter.lightened.partition(" ")
+        yield adapter.lightened, field, value

@@ -1,0 +1,113 @@
+"""Settings that the configured task does not read, or cannot work with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.training import BALANCED
+from steadytrain.components.shared.errors import ConfigError, Problem
+from steadytrain.components.tasks.registry import load_task, open_encoder
+
+_FROM_SCRATCH: Final = (
+    "causal_lm",
+    "supervised_finetuning",
+    "masked_lm",
+    "sequence_classification",
+)
+"""Tasks that need no model to start from; they are not imported to find that out."""
+
+
+def check_task(config: RunConfig) -> None:
+    """Reject settings that the task does not read.
+
+    The task is imported only if there are settings that not every task reads.
+
+    Raises:
+        BadInput: the task cannot be imported.
+        ConfigError: with every such setting.
+    """
+    found = [
+        *_objectives(config),
+        *_data(config),
+        *_model(config),
+        *_evaluation(config),
+    ]
+    if found:
+        raise ConfigError(found)
+
+
+def _objectives(config: RunConfig) -> Iterator[Problem]:
+    task, asked = config.data.task, config.training.objectives
+    known = load_task(task).objectives if asked else ()
+    for name in asked:
+        if name not in known:
+            yield Problem(
+                f"training.{name}",
+                repr(getattr(config.training, name).model_dump(exclude_unset=True)),
+                f"the loss of data.task {task} does not include it",
+                "leave it out, or use a task that does",
+            )
+
+
+def _data(config: RunConfig) -> Iterator[Problem]:
+    """Yield what the rows of the task lack."""
+    task, training = config.data.task, config.training
+    if training.order == BALANCED and not open_encoder(config.data).labeled:
+        why = f"data.task {task} has no labels to balance"
+        yield Problem("training.order", BALANCED, why, "use training.order seeded")
+    if training.curriculum.on and open_encoder(config.data).packed:
+        yield Problem(
+            "training.curriculum.by",
+            repr(training.curriculum.by),
+            f"data.task {task} packs several documents into a row, which is neither easy nor "
+            "difficult",
+            "leave training.curriculum out",
+        )
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    """Yield what the model of the task lacks."""
+    task, model = config.data.task, config.model
+    if model.dropout.classifier is not None and load_task(task).language_model:
+        yield Problem(
+            "model.dropout.classifier",
+            repr(model.dropout.classifier),
+            f"data.task {task} trains a language model, which has no classifier",
+            "leave it out",
+        )
+    if model.base is None and task not in _FROM_SCRATCH and load_task(task).reference:
+        yield Problem(
+            "model.base",
+            "None",
+            f"data.task {task} compares the model with the one that it starts from",
+            "name a model that has been trained, best on the preferred answers",
+        )
+    bits = model.adapter.frozen_head
+    if bits != "as_loaded" and not load_task(task).language_model:
+        yield Problem(
+            "model.adapter.frozen_head",
+            repr(bits),
+            f"it is for a causal language model's own head, and data.task {task} has none",
+            "leave it out",
+        )
+
+
+def _evaluation(config: RunConfig) -> Iterator[Problem]:
+    task, evaluation = config.data.task, config.evaluation
+    if evaluation.robustness and not load_task(task).robustness:
+        field = evaluation.robustness[0]
+        yield Problem(
+            f"evaluation.{field}",
+            repr(getattr(evaluation, field)),
+            f"data.task {task} cannot measure it",
+            "leave it out",
+        )
+    if evaluation.tasks and not load_task(task).language_model:
+        yield Problem(
+            "evaluation.tasks",
+            repr(evaluation.tasks),
+            f"lm-eval's tasks are for language models, and data.task is {task}",
+            "leave them out",
+        )
