@@ -42,6 +42,8 @@ from steadytrain.components.train.loop.setup import make_accelerator, make_ready
 
 _RATE: Final = 1e-4
 """Arbitrary: the learning rate doesn't affect speed."""
+_LONGER_STEPS: Final = ("r_drop", "focal_loss", "adversarial")
+"""Objectives that a timed step leaves out."""
 STEPS: Final = 4
 """Timed steps, after one step of warm-up."""
 SECONDS: Final = 60.0
@@ -92,6 +94,7 @@ def _source(steps: int, trial: Trial, ranks: int) -> str:
 
 def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
     option, task, why = choice.option, job.config.data.task, ""
+    longer = [name for name in _LONGER_STEPS if name in job.config.training.objectives]
     if not plugins.is_ours(plugins.TASKS, task):
         why = f"data.task = {task!r}: only that task knows what its batches look like"
     elif task == "masked_lm":
@@ -103,6 +106,8 @@ def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
         )
     elif choice.setting.companion:
         why = "a teacher or a reference: --calibrate times the model that trains alone"
+    elif longer:
+        why = f"training.{longer[0]}: --calibrate times steps without it"
     elif choice.setting.length > job.shape.positions:
         why = (
             f"data.sequence_length = {choice.setting.length}: the model takes at most "

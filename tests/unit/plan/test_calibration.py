@@ -187,6 +187,7 @@ def test_timed_rows_have_the_lengths_of_the_prepared_ones(tiny, tmp_path, task):
             {"compute__strategy": "fsdp", "compute__offload": "all"},
             "compute.offload = 'all'",
         ),
+        ("h100", {"training__r_drop": {"weight": 1.0}}, "training.r_drop: --calibrate times steps"),
         ("h100", {"data__task": "support.faults:Slow"}, "data.task = 'support.faults:Slow'"),
         (
             "h100",
