@@ -16,6 +16,7 @@ import steadytrain.pipelines
 from steadytrain.components.shared.cluster import Cluster as Client
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events.types import (
+    AttemptStarted,
     Resubmitted,
     StepStarted,
     TrainingStep,
@@ -56,7 +57,7 @@ def kubeflow(api, step_image, train_image, tmp_path_factory):
     finally:
         # Delete these runs first: their pods keep the claim in use.
         server = connect(HOST, NAMESPACE)
-        for run in runs(server, ("whole", "lost", "ended")):
+        for run in runs(server, ("whole", "lost", "ended", "search")):
             server.runs.run_service_delete_run(run.run_id)
         made = ("pod/mlflow", "pod/keeper", "service/mlflow", "secret/steadytrain")
         names = (*made, "sa/steadytrain", "pvc/steadytrain")
@@ -112,6 +113,36 @@ def test_run_that_loses_its_train_step_ends_with_the_same_weights(kubeflow, undi
     assert kubeflow.left("lost") == []
     print(kubeflow.classes("lost"))
     print("submitted again:", kubeflow.events("lost", Resubmitted), states(server, "lost"))
+
+
+def test_tuning_pipeline_trains_its_trials_and_its_winner_as_jobs(kubeflow):
+    pods = {**CONFIG["compute"]["pods"], "memory": "1Gi"}
+    tune = {
+        "space": {"training.learning_rate": {"choices": [1e-3, 1e-2]}},
+        "pruner": "none",
+        "budget": {"trials": 2},
+        "seeds": 1,
+    }
+    content = {
+        **CONFIG,
+        "run": "search",
+        "training": {**CONFIG["training"], "max_steps": 10, "eval_steps": 5},
+        "compute": {**CONFIG["compute"], "pods": pods},
+        "pipeline": {"fuse": True},
+        "tune": tune,
+    }
+    config = from_mapping(content)
+    run = steadytrain.pipelines.submit(config, pipeline="tune", host=HOST, namespace=NAMESPACE)
+    outcome = run.wait()
+    assert outcome.state == "SUCCEEDED", outcome
+    begun = kubeflow.events("search-*", AttemptStarted)
+    assert begun
+    assert {event.nodes for event in begun} == {2}
+    trials = kubeflow.events("../studies/search/trials/*/runs/*", AttemptStarted)
+    assert [event.nodes for event in trials] == [2, 2]
+    assert yaml.safe_load(kubeflow.read("search-*/records/gate.json"))["compared"] == 2
+    assert yaml.safe_load(kubeflow.read("search-*/records/register.json"))["version"]
+    assert kubeflow.left("search") == []
 
 
 def test_terminated_run_stops_and_is_not_submitted_again(kubeflow, undisturbed, server):
