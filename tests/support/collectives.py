@@ -59,6 +59,7 @@ def _rank(told: Path, strategy: str, model: dict[str, Any], accumulate: int) -> 
                 agreed.weight,
                 limit=math.inf,
                 before_update=lambda _: None,
+                after_backward=lambda _: None,
             )
     data.close()
     if rank == 0:

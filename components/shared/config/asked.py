@@ -107,7 +107,10 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
     if training.gradient_compression.on:
         yield COMPRESSION, f"{COMPRESSION}.kind", training.gradient_compression.kind
     if training.order != "seeded":
-        yield "another order", "training.order", training.order
+        for name in ("another order", f"training.order {training.order}"):
+            yield name, "training.order", training.order
+    if training.class_weights.kind == "balanced":
+        yield "training.class_weights balanced", "training.class_weights.kind", "balanced"
     if training.curriculum.on:
         yield "training.curriculum", "training.curriculum.by", training.curriculum.by
     for name in training.objectives:

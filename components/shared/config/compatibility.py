@@ -83,6 +83,11 @@ RULES: Final = (
         "recovery.min_nodes",
         "it compares the rows of a micro-batch, which may change on fewer nodes",
     ),
+    Rule(
+        "training.class_weights balanced",
+        "training.order balanced",
+        "both make up for rare classes",
+    ),
     Rule("training.curriculum", "another order", "it is an order of its own"),
     *(
         Rule(f"training.{name}", "training.distillation", _REPLACES)

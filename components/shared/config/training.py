@@ -368,17 +368,6 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _balanced_once(self) -> TrainingConfig:
-        if self.order == BALANCED and self.class_weights.kind == "balanced":
-            raise at_odds(
-                "training.class_weights.kind",
-                self.class_weights.kind,
-                f"training.order {BALANCED} makes up for rare classes already",
-                "leave one of the two out",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _one_micro_batch(self) -> TrainingConfig:
         rows = self.batch_contrastive.rows
         if rows is not None and self.micro_batch_size not in (None, rows):

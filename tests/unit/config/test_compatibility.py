@@ -28,6 +28,7 @@ CONTENT = {
     "bf16": {"training": {"bf16": True}},
     "training.torch_compile": {"training": {"torch_compile": True}},
     "training.monitor.layers": {"training": {"monitor": {"layers": True}}},
+    "training.monitor.noise_scale": {"training": {"monitor": {"noise_scale": True}}},
     "training.averaging": {"training": {"averaging": {"kind": "ema"}}},
     "averaging": {"training": {"averaging": {"kind": "ema"}}},
     "schedule": {"training": {"lr_scheduler_type": "linear"}},
@@ -35,6 +36,18 @@ CONTENT = {
     "training.distillation": {"training": {"distillation": {"teacher": "x"}}},
     "training.contrastive": {"training": {"contrastive": {"weight": 1}}},
     "training.batch_contrastive": {"training": {"batch_contrastive": {"rows": 4}}},
+    "training.dpo": {"training": {"dpo": {"beta": 0.5}}},
+    "training.masking": {"training": {"masking": {"probability": 0.3}}},
+    "training.r_drop": {"training": {"r_drop": {"weight": 1}}},
+    "training.focal_loss": {"training": {"focal_loss": {"gamma": 2}}},
+    "training.class_weights": {
+        "training": {"class_weights": {"kind": "given", "given": {"a": 1.0}}}
+    },
+    "training.class_weights balanced": {"training": {"class_weights": {"kind": "balanced"}}},
+    "training.adversarial": {"training": {"adversarial": {"kind": "fgm"}}},
+    "training.curriculum": {"training": {"curriculum": {"by": "length"}}},
+    "training.order balanced": {"training": {"order": "balanced"}},
+    "another order": {"training": {"order": "balanced"}},
     "training.layer_decay": {"training": {"layer_decay": 0.9}},
     "training.param_groups": {"training": {"param_groups": [{"match": "a"}]}},
     "training.param_groups frozen": {

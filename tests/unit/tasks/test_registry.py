@@ -10,11 +10,11 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
 from steadytrain.components.tasks.registry import (
     OpenTask,
-    check_task,
     load_task,
     open_encoder,
     task_code,

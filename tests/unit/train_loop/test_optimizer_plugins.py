@@ -71,7 +71,7 @@ def picky(monkeypatch, tmp_path):
         (
             "lr_scheduler_type",
             "constant, constant_with_warmup, cosine, cosine_with_restarts, inverse_sqrt, linear, "
-            "polynomial, range_test, step_decay, warmup_stable_decay",
+            "polynomial, range_test, reduce_lr_on_plateau, step_decay, warmup_stable_decay",
         ),
     ],
 )

@@ -60,6 +60,7 @@ REFUSED = {
         "load_best_model_at_end": False,
         "early_stopping_patience": 3,
         "early_stopping_threshold": 0.1,
+        "layer_decay": 0.9,
     },
 }
 ACCEPTED = {
@@ -72,7 +73,7 @@ ACCEPTED = {
         "save_steps": 5,
         "save_total_limit": 4,
         "save_keep_every": 10,
-        "monitor": {"layers": True, "every_steps": 10},
+        "monitor": {"layers": True, "noise_scale": False, "every_steps": 10},
         "profile": {"steps": [1, 2]},
     },
     "compute": {
@@ -106,13 +107,17 @@ ACCEPTED = {
         "spike_window": 7,
     },
 }
-SECTIONS_WITHIN = {"compute.pods", "model.adapter", "model.dropout", "training.averaging"}
+SECTIONS_WITHIN = {
+    *("compute.pods", "model.adapter", "model.dropout"),
+    *("training.averaging", "training.curriculum"),
+}
 NOT_ALONE = {
     *("training.optim", "compute.offload", "model.trust_remote_code"),
     *("model.framework", "training.order", "training.components"),
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
     *("training.r_drop", "training.focal_loss", "training.class_weights"),
-    "training.adversarial",
+    *("training.adversarial", "training.dpo", "training.masking"),
+    *("training.param_groups", "training.gradient_compression"),
     *("training.optim_args", "training.lr_scheduler_kwargs", "training.order_options"),
 }
 """Fields that can change only together with another field of this run, or need another package."""

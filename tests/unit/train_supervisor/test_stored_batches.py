@@ -67,7 +67,8 @@ def test_ledger_of_an_earlier_version_is_read(tmp_path):
 @pytest.mark.parametrize("line", [STARTED, LOWERING])
 def test_stored_fields_keep_their_names(line):
     before = json.loads(line)
-    assert json.loads(to_json(from_json(line), job_id="tiny")) == {
+    written = json.loads(to_json(from_json(line), job_id="tiny"))
+    assert {name: written[name] for name in written if name in before} == {
         name: value
         for name, value in before.items()
         if name not in ("schema_version", "generation", "digest")
