@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
 from steadytrain.components.shared.errors import BadInput, Stopped
@@ -181,7 +181,7 @@ def added(group: str) -> list[str]:
 
 
 def _is_ours(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name == _OURS
+    return point.dist is not None and _owner(point).startswith(f"{_OURS} ")
 
 
 def described(point: EntryPoint) -> str:
@@ -190,4 +190,10 @@ def described(point: EntryPoint) -> str:
 
 
 def _owner(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
+    return _package(point.dist) if point.dist else "an unnamed package"
+
+
+@functools.cache
+def _package(package: Distribution) -> str:
+    # Each property parses the package's metadata, which takes milliseconds.
+    return f"{package.name} {package.version}"
