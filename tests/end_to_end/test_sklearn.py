@@ -93,6 +93,7 @@ def finish(program):
     return out
 
 
+@pytest.mark.long
 def test_sklearn_run_is_killed_resumed_gated_registered_and_loaded(start, configure, steadytrain):
     quiet, killed = configure("quiet"), configure("killed")
     undisturbed = start(STEPS, quiet, "preprocess", "train")
