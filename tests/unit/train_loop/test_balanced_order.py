@@ -93,5 +93,5 @@ def test_options_are_rejected():
 
 
 def test_balancing_twice_is_rejected():
-    with pytest.raises(ConfigError, match="makes up for rare classes already"):
+    with pytest.raises(ConfigError, match="both make up for rare classes"):
         configure("sequence_classification", class_weights={"kind": "balanced"})
