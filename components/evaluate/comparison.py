@@ -89,7 +89,14 @@ class Candidate:
                 f"gate.metric = {metric!r}: the model's value of it is not finite",
                 remedy="choose a metric that applies to this task and its documents",
             )
-        gate = Gate(subject, self.config.gate, metric, resampling(self.config), directions)
+        gate = Gate(
+            subject,
+            self.config.gate,
+            metric,
+            resampling(self.config),
+            directions,
+            list(self.config.data.parts),
+        )
         if set(self.evaluation.splits) - {self.data.split_digest}:
             return gate.refuse(values, _OTHER_SPLIT, champion.number if champion else None)
         if champion is None:

@@ -10,7 +10,7 @@ promoted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ class Gate:
     """The limits, the metric to compare models by, and what the decision is about.
 
     directions: by metric, whether greater is better.
+    parts: slices in which the candidate must be shown not to be worse than allowed.
     """
 
     subject: Subject
@@ -33,6 +34,7 @@ class Gate:
     metric: str
     how: Resampling
     directions: Mapping[str, bool]
+    parts: Collection[str] = ()
 
     def decide(self, metrics: Mapping[str, float], pair: Pair | None) -> GateRecord:
         """Decide whether the candidate becomes champion.
@@ -54,7 +56,7 @@ class Gate:
             return self._record(
                 metrics, objections, f"{_show(self.metric, metrics)}, and there is no champion yet"
             )
-        improvement = self._improvement(pair)
+        improvement = self._improvement(pair, np.ones(len(pair.units)))
         slices = self._slice_improvements(pair)
         champion = float(pair.champion(np.ones((1, len(pair.units))))[0])
         compared = (champion, improvement.value, improvement.low, improvement.high)
@@ -63,7 +65,7 @@ class Gate:
         objections = [
             *self._too_small(pair, improvement),
             *objections,
-            *self._regressions(slices),
+            *(self._inferior_parts(pair) if self.parts else self._regressions(slices)),
         ]
         comparison = (
             f"{_show(self.metric, metrics)} against {champion:.4g} of version {pair.version}, "
@@ -150,9 +152,16 @@ class Gate:
             "undefined": (np.isnan(candidate) & np.isnan(champion)).astype(np.float64),
         }
 
-    def _improvement(self, pair: Pair) -> Interval:
-        value = float(self._relative(pair, np.ones((1, len(pair.units))))["improvement"][0])
-        resampled = replicate(lambda weights: self._relative(pair, weights), pair.units, self.how)
+    def _improvement(self, pair: Pair, inside: FloatArray) -> Interval:
+        """Return the improvement with its interval.
+
+        Args:
+            inside: (examples,), 1 for the examples that count and 0 for the others.
+        """
+        value = float(self._relative(pair, inside[None])["improvement"][0])
+        resampled = replicate(
+            lambda weights: self._relative(pair, weights * inside), pair.units, self.how
+        )
         # `interval` would drop values that are not finite, but they count against the candidate.
         defined = resampled["improvement"][resampled["undefined"] == 0]
         if not len(defined) or not np.isfinite(defined).all():
@@ -185,6 +194,26 @@ class Gate:
                 yield f"{_show(name, metrics)} is below its floor {floor:g}"
             elif not self.directions[name] and not metrics[name] <= floor:
                 yield f"{_show(name, metrics)} is above its limit {floor:g}"
+
+    def _inferior_parts(self, pair: Pair) -> Iterator[str]:
+        """Yield each part in which the candidate is not shown to be as good (non-inferiority)."""
+        allowed, needed = self.limits.max_slice_regression or 0.0, self.limits.min_slice_examples
+        for name in sorted(self.parts):
+            rows = pair.slices.get(name, np.empty(0, dtype=np.int64))
+            if len(rows) < needed:
+                yield (
+                    f"part {name!r} has {len(rows)} test examples, too few to tell "
+                    f"({needed} needed)"
+                )
+                continue
+            inside = np.zeros(len(pair.units))
+            inside[rows] = 1
+            found = self._improvement(pair, inside)
+            if not found.low >= -allowed:
+                yield (
+                    f"part {name!r} is {_better(found.value)}, with an interval from "
+                    f"{100 * found.low:.1f} % (limit {-100 * allowed:g} %)"
+                )
 
     def _regressions(self, slices: Mapping[str, float]) -> Iterator[str]:
         allowed = self.limits.max_slice_regression

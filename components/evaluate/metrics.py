@@ -53,6 +53,17 @@ def _preferred(scores: Scores) -> Parts | None:
     return found and ((found[0] > 0).astype(np.float64), found[1])
 
 
+def _reciprocal_ranks(scores: Scores) -> Parts | None:
+    if "reciprocal_rank" not in scores.columns:
+        return None
+    return scores.columns["reciprocal_rank"], scores.targets
+
+
+def _first_ones(scores: Scores) -> Parts | None:
+    found = _reciprocal_ranks(scores)
+    return found and ((found[0] == 1).astype(np.float64), found[1])
+
+
 def _exponential(means: FloatArray) -> FloatArray:
     return np.exp(np.minimum(means, _LARGEST_EXPONENT))
 
@@ -157,6 +168,8 @@ PERPLEXITY: Final = MeanMetric(False, _nats_of_text, _exponential)
 BITS_PER_BYTE: Final = MeanMetric(False, _bits)
 PREFERENCE_ACCURACY: Final = MeanMetric(True, _preferred)
 PREFERENCE_MARGIN: Final = MeanMetric(True, _margins)
+RECALL_AT_1: Final = MeanMetric(True, _first_ones)
+MEAN_RECIPROCAL_RANK: Final = MeanMetric(True, _reciprocal_ranks)
 ACCURACY: Final = MeanMetric(True, _hits)
 MACRO_F1: Final = _of_classes(True, _macro_f1, _weighted_macro_f1)
 AUROC: Final = _of_classes(True, _auroc, _weighted_auroc)

@@ -10,8 +10,10 @@ from steadytrain.components.memory.model import any_shape, label_count
 from steadytrain.components.memory.setting import FP32, Companion
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import ModelConfig, RunConfig
+from steadytrain.components.shared.config.objectives import HiddenConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.chunks import COMPARISON_COPIES, comparison_rows
+from steadytrain.components.tasks.layer_pairs import layer_pairs
 from steadytrain.components.tasks.registry import load_task
 
 
@@ -25,9 +27,11 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
     Raises:
         BadInput: the teacher's architecture is unknown, or can't be built here.
     """
-    address = config.training.distillation.teacher
+    address, hidden = config.training.distillation.teacher, config.training.distillation.hidden
     if address is not None:
-        return companion_of(_teacher(address, label_count(config)), half=half, length=length)
+        teacher = _teacher(address, label_count(config))
+        found = companion_of(teacher, half=half, length=length)
+        return _matched(found, (shape, teacher), hidden, half=half) if hidden.on else found
     if not load_task(config.data.task).reference:
         return None
     found = companion_of(shape, half=half, length=length)
@@ -39,6 +43,32 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
         kept=0,
         # Likelihoods are computed in 32 bits, in place if the logits have as many.
         compared=block if half else 0,
+    )
+
+
+def _matched(
+    found: Companion, shapes: tuple[Shape, Shape], hidden: HiddenConfig, *, half: bool
+) -> Companion:
+    """Add what comparing hidden states needs.
+
+    Raises:
+        BadInput: the layers do not fit together.
+    """
+    student, teacher = shapes
+    pairs = len(layer_pairs(hidden.layers, student.layers, teacher.layers))
+    width = 2 if half else FP32
+    projected = student.hidden != teacher.hidden
+    # The compared rows of the student, what the projection makes of them, and of the teacher, in
+    # 32 bits; and their difference, or their norms and products.
+    each = FP32 * (student.hidden * (2 if projected else 1) + 3 * teacher.hidden)
+    return replace(
+        found,
+        # All states of the teacher exist at the end of its forward pass.
+        forward=found.forward + width * (teacher.layers + 1) * teacher.hidden,
+        kept=found.kept + width * pairs * teacher.hidden,
+        # The last state is returned beside the loss, in 32 bits.
+        matched=pairs * each + FP32 * student.hidden,
+        projection=student.hidden * teacher.hidden if projected else 0,
     )
 
 

@@ -11,13 +11,15 @@ from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.memory.families import has_formula
 from steadytrain.components.memory.shape import Shape, shape_of
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tasks.registry import load_task, open_encoder
 
 if TYPE_CHECKING:
     from steadytrain.components.memory.groups import Group
 
 ASSUMED_LABELS: Final = 2
 """Classes if a classification's labels are not configured; they use almost no memory."""
+NO_HEAD: Final = 1
+"""Classes that stand for a model without a head: one class is nearly none."""
 
 
 def model_shape(config: RunConfig) -> Shape:
@@ -76,9 +78,11 @@ def any_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
 
 def label_count(config: RunConfig) -> int:
     """Return the classes of a classification head; 0 for a language model's head."""
+    if load_task(config.data.task).contrasts:
+        return NO_HEAD
     if not open_encoder(config.data).labeled:
         return 0
-    return len(config.data.labels or ()) or ASSUMED_LABELS
+    return sum(len(part.labels or ()) or ASSUMED_LABELS for part in config.data.by_part().values())
 
 
 def model_name(config: RunConfig) -> str:

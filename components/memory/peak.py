@@ -114,6 +114,7 @@ class _Step:
         kept = self.outside + self.shape.layers * self.stored
         kept += exit_memory(self.shape, self.setting)
         if (companion := self.setting.companion) is not None:
+            kept += self.setting.tokens * companion.matched
             forward = self.setting.tokens * companion.forward
             yield self._moment("the frozen model's forward pass", 0, self.before, companion=forward)
         yield from self._losses(kept)

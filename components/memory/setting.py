@@ -25,6 +25,8 @@ class Companion:
     kept: for each token, from then until the loss.
     compared: for comparing a block of logits.
     flops: of a token's forward pass.
+    matched: for each token, for comparing hidden states, until backward.
+    projection: values that the student learns only for that comparison.
     """
 
     weights: int
@@ -32,6 +34,8 @@ class Companion:
     kept: int
     compared: int
     flops: float
+    matched: int = 0
+    projection: int = 0
 
 
 @dataclass(frozen=True)

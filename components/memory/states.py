@@ -60,17 +60,19 @@ class States:
 def trained_parameters(shape: Shape, setting: Setting) -> int:
     """Return the model's own parameters, or the adapters': rank x (inputs + outputs) per matrix.
 
-    Parameters that are frozen at first count as trained: the peak comes after.
+    Parameters that are frozen at first count as trained: the peak comes after. So does the
+    projection of a comparison of hidden states.
 
     The adapter formula is from Hu et al. 2021, section 4.1. A classification head is new, so it is
     trained along with adapters.
     """
     adapter = setting.adapter
+    beside = setting.companion.projection if setting.companion else 0
     if not adapter.freezes:
-        return shape.parameters - shape.frozen
+        return shape.parameters - shape.frozen + beside
     adapted = shape.adapted(adapter.targets)
     a_layer = sum(adapter.rank * (matrix.inputs + matrix.outputs) for matrix in adapted)
-    return shape.layers * a_layer + shape.labels * shape.hidden
+    return shape.layers * a_layer + shape.labels * shape.hidden + beside
 
 
 def matrix_share(shape: Shape, setting: Setting) -> float:
@@ -90,7 +92,9 @@ def weight_bytes(shape: Shape, setting: Setting) -> int:
     kind, trained = setting.adapter.kind, trained_parameters(shape, setting)
     if kind == "none":
         # DeepSpeed computes with 16-bit weights; the 32-bit ones are in its optimizer.
-        return shape.parameters * (2 if setting.deepspeed and setting.half else FP32)
+        # What trains besides the model counts too.
+        values = trained + shape.frozen
+        return values * (2 if setting.deepspeed and setting.half else FP32)
     in_layers = shape.layers * sum(matrix.size for matrix in shape.matrices)
     frozen = shape.parameters * frozen_width(setting)
     if kind == "qlora":

@@ -13,10 +13,9 @@ from pydantic import BaseModel, Field
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.notes import exclusive, recall, remember
-from steadytrain.components.shared.tracking.points import points
+from steadytrain.components.shared.tracking.points import Curved, points
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, PullSink
 from steadytrain.components.shared.tracking.spool import by_attempt, next_batch
 from steadytrain.components.shared.workspace import Workspace
@@ -70,7 +69,7 @@ class TensorBoardDelivery:
             if not events:
                 return False
             self._cut(before.sizes)
-            ours = [cast(TrainingStep | Validated, event) for event in events]
+            ours = [cast(Curved, event) for event in events]
             sizes = dict(before.sizes)
             for attempt, group in by_attempt(ours):
                 name = f"attempt-{attempt}"
@@ -117,10 +116,10 @@ class TensorBoardSink(PullSink):
 
 
 def _has_points(event: Event) -> bool:
-    return isinstance(event, TrainingStep | Validated)
+    return isinstance(event, Curved)
 
 
-def _append(path: Path, events: Iterable[TrainingStep | Validated]) -> int:
+def _append(path: Path, events: Iterable[Curved]) -> int:
     """Append events to a file. Return its length."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter

@@ -18,10 +18,15 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Event, unread
-from steadytrain.components.shared.events.types import AttemptEnded, TrainingStep, Validated
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    NoiseScaleMeasured,
+    TrainingStep,
+    Validated,
+)
 from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.notes import identity
-from steadytrain.components.shared.tracking.points import points
+from steadytrain.components.shared.tracking.points import Curved, points
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
 from steadytrain.components.shared.tracking.spool import Spool, by_attempt
 from steadytrain.components.shared.tracking.values import flatten
@@ -30,7 +35,10 @@ from steadytrain.components.shared.workspace import Workspace
 FOLDER: Final = "wandb"
 """In the run's folder. `wandb sync <output>/runs/<run>/wandb/*/wandb/*-run-*` uploads it."""
 
-_Tracked = TrainingStep | Validated | AttemptEnded
+_Tracked = Curved | AttemptEnded
+_ORDER = (NoiseScaleMeasured, TrainingStep, Validated)
+"""Events with points, as they follow each other at a step."""
+
 _FINISHED = ("finished", "early_stopped", "pruned")
 
 
@@ -162,8 +170,8 @@ def _log(run: Any, events: Iterable[_Tracked]) -> bool:
                 run.summary["message"] = redact(event.message)
             run.finish(exit_code=0 if event.outcome in _FINISHED else 1)
             return True
-        # Their numbers must increase, and a step can have a validation after its report.
-        number = 2 * event.step + isinstance(event, Validated)
+        # Their numbers must increase, and a step can have one event of each type.
+        number = len(_ORDER) * event.step + _ORDER.index(type(event))
         run.log({**dict(points(event)), "step": event.step}, step=number)
     return False
 

@@ -97,8 +97,8 @@ def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
     longer = [name for name in _LONGER_STEPS if name in job.config.training.objectives]
     if not plugins.is_ours(plugins.TASKS, task):
         why = f"data.task = {task!r}: only that task knows what its batches look like"
-    elif task == "masked_lm":
-        why = "data.task = 'masked_lm': --calibrate times causal language models and classifiers"
+    elif task in ("denoising", "masked_lm", "text_embedding"):
+        why = f"data.task = {task!r}: --calibrate times next-token prediction and classification"
     elif option.adapter == "qlora":
         why = (
             "model.adapter.kind = 'qlora': weights are quantized as they are loaded, and "

@@ -41,6 +41,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
@@ -106,7 +107,7 @@ class _Builder:
             reading = self._read()
             findings = self._find_duplicates()
             trained = self._trained_labels(reading, findings)
-            labels = self.data.labels or trained
+            labels = self._labels(trained)
             fitted = Fitted(self._make_tokenizer(), tuple(labels), frozenset(trained), self.scratch)
             names = self._encode(self.encoder.row_encoder(fitted))
             check_defects(self.data, self.quarantine, reading.records)
@@ -161,21 +162,34 @@ class _Builder:
         training = self.spool.array("sides") == SIDES.index("train")
         seen = np.unique(self.spool.array("labels")[training & (findings.codes == KEPT)])
         trained = sorted(reading.labels[int(label)] for label in seen)
-        if len(trained) < 2:
-            raise DataError(
-                f"the training side has {len(trained)} different labels ({', '.join(trained)}), "
-                "and at least two are needed",
-                remedy="give data with more classes, or check data.columns.label",
-            )
+        for name in self.data.by_part():
+            mine = [label for label in trained if not name or part_of(label) == name]
+            where, of = (f"parts.{name}.", f" of the part {name!r}") if name else ("", "")
+            if len(mine) < 2:
+                raise DataError(
+                    f"the training side{of} has {len(mine)} different labels ({', '.join(mine)}), "
+                    "and at least two are needed",
+                    remedy=f"give data with more classes, or check data.{where}columns.label",
+                )
         for alike in alike_labels(reading.labels.values()):
             self._warn(
                 f"the labels {', '.join(map(repr, alike))} are separate classes, although they "
                 "differ only in case, spaces or Unicode form"
             )
-        absent = sorted(set(self.data.labels or ()) - set(trained))
+        absent = sorted(set(self._labels(trained)) - set(trained))
         if absent:
             self._warn(f"no training record has the label {', '.join(absent)}")
         return trained
+
+    def _labels(self, trained: list[str]) -> list[str]:
+        """Return the classes in their order: the configured labels, or those that are trained."""
+        if not self.data.parts:
+            return self.data.labels or trained
+        labels = list[str]()
+        for name, part in sorted(self.data.parts.items()):
+            given = [label_in(name, label) for label in part.labels or ()]
+            labels += given or [label for label in trained if part_of(label) == name]
+        return labels
 
     def _make_tokenizer(self) -> Path | None:
         """Return the folder of the task's tokenizer, or None if it has none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,13 @@ class Inputs:
     """Files, each with its format, and data sets that the `datasets` library reads.
 
     left_out: number of files that are not data, by kind (see `local_files.py`).
+    parts: of each part alone, if there are several (`data.parts`).
     """
 
     files: list[tuple[SourceFile, str]]
     datasets: list[str]
     left_out: Counter[str] = field(default_factory=Counter)
+    parts: Mapping[str, Inputs] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int | None:
@@ -50,6 +52,8 @@ class Inputs:
 
     def digest(self) -> str:
         """Return the digest of the content, independent of the order of the files."""
+        if self.parts:
+            return value_digest({name: part.digest() for name, part in self.parts.items()})
         with ThreadPoolExecutor(cores()) as pool:
             digests = list(pool.map(SourceFile.digest, [file for file, _ in self.files]))
         named = [
@@ -57,6 +61,12 @@ class Inputs:
             for (file, name), digest in zip(self.files, digests, strict=True)
         ]
         return value_digest([sorted(named), sorted(map(dataset_digest, self.datasets))])
+
+    def chunks_by_part(self, data: DataConfig, scratch: Path) -> Iterator[tuple[DataConfig, Chunk]]:
+        """Yield everything in chunks, as `chunks` does, each with the settings of its part."""
+        for name, part in data.by_part().items():
+            for chunk in self.parts.get(name, self).chunks(part, scratch):
+                yield part, chunk
 
     def chunks(self, data: DataConfig, scratch: Path) -> Iterator[Chunk]:
         """Yield everything in chunks. Downloads are in `scratch` temporarily."""
@@ -71,6 +81,14 @@ def find_inputs(data: DataConfig) -> Inputs:
     Raises:
         BadInput: nothing at an address can be read.
     """
+    if data.parts and not data.part:
+        parts = {name: find_inputs(part) for name, part in data.by_part().items()}
+        return Inputs(
+            [file for part in parts.values() for file in part.files],
+            [address for part in parts.values() for address in part.datasets],
+            sum((part.left_out for part in parts.values()), Counter()),
+            parts,
+        )
     files: dict[str, tuple[SourceFile, str]] = {}
     datasets: dict[str, None] = {}
     left_out: Counter[str] = Counter()

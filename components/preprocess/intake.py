@@ -19,7 +19,7 @@ from steadytrain.components.preprocess.duplicates import band_name
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
-from steadytrain.components.preprocess.split import SIDES, side_of
+from steadytrain.components.preprocess.split import SIDES, identity_in, side_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
 from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.preprocess.words import Runs, ascii_runs
@@ -46,7 +46,7 @@ class Taken:
     """The contents of a chunk.
 
     labels: label names by their hash.
-    columns: column names that occurred, with the number of rows.
+    columns: column names that occurred, with the number of rows, by part.
     tally: statistics of its good records.
     bytes: the chunk's share of its file.
     """
@@ -54,7 +54,7 @@ class Taken:
     batch: Batch
     defects: list[Entry] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
-    columns: Counter[str] = field(default_factory=Counter)
+    columns: dict[str, Counter[str]] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     records: int = 0
     bytes: int = 0
@@ -64,12 +64,13 @@ def take_in(job: ReadRequest) -> Taken:
     """Check every row of a chunk."""
     good: list[tuple[Checked, str, int]] = []
     taken = Taken(Batch([], {}, 0), bytes=job.chunk.size)
+    columns = taken.columns[job.data.part] = Counter()
     for source, line, row in job.chunk.rows():
         taken.records += 1
         try:
             if isinstance(row, Defect):
                 raise row
-            taken.columns.update(list(row)[:_COLUMNS_SHOWN])
+            columns.update(list(row)[:_COLUMNS_SHOWN])
             good.append((check(row, job.data, job.encoder, job.difficulty), source, line))
         except Defect as defect:
             excerpt = "" if isinstance(row, Defect) else str(dict(row))[:EXCERPT_CHARACTERS]
@@ -86,12 +87,16 @@ def _batch(
     good: Sequence[tuple[Checked, str, int]], runs: Sequence[Runs] | None, job: ReadRequest
 ) -> Batch:
     records = [record for record, _, _ in good]
+    # The part does not choose the side, so that a text of several parts never crosses the split.
     sides = [SIDES.index(side_of(one.identity, one.group, job.data)) for one in records]
-    parts = np.array([part_of(one.identity, job.parts) for one in records], dtype=np.int64)
+    ids = [one.identity for one in records]
+    if job.data.part:
+        ids = [identity_in(job.data.part, identity) for identity in ids]
+    parts = np.array([part_of(identity, job.parts) for identity in ids], dtype=np.int64)
     rows = pa.RecordBatch.from_arrays(
         [
             pa.array(range(len(good)), pa.int64()),
-            pa.array([one.identity for one in records], SCHEMA.field("id").type),
+            pa.array(ids, SCHEMA.field("id").type),
             pa.array(sides, pa.int8()),
             pa.array([one.content for one in records], pa.large_string()),
             *(
@@ -108,9 +113,8 @@ def _batch(
     numbers, starts = np.unique(parts[order], return_index=True)
     edges = itertools.pairwise([*starts.tolist(), len(good)])
     by_part = [(int(part), *edge) for part, edge in zip(numbers, edges, strict=True)]
-    identities = b"".join(one.identity for one in records)
     arrays: dict[str, NDArray[Any]] = {
-        "ids": np.frombuffer(identities, dtype=np.uint8),
+        "ids": np.frombuffer(b"".join(ids), dtype=np.uint8),
         "sides": np.array(sides, dtype=np.uint8),
         "labels": np.array([_hash(one.label) for one in records], dtype=np.uint64),
         "variants": np.array(
@@ -123,7 +127,7 @@ def _batch(
     }
     if job.data.near_duplicate_threshold is not None and runs is not None:
         signatures = sign([one.content for one in records], runs)
-        arrays |= _banded(signatures, job.data.near_duplicate_threshold)
+        arrays |= _banded(signatures, job.data.near_duplicate_threshold, job.data.part)
     return Batch(by_part, arrays, len(good), rows.take(pa.array(order, pa.int64())))
 
 
@@ -136,8 +140,10 @@ def _odd_form(content: str) -> str:
     return "" if is_normalized("NFC", content) else content
 
 
-def _banded(signatures: NDArray[np.uint32], threshold: float) -> dict[str, NDArray[Any]]:
+def _banded(signatures: NDArray[np.uint32], threshold: float, part: str) -> dict[str, NDArray[Any]]:
     hashes = bands(signatures, band_rows(threshold))
+    if part:
+        hashes = hashes ^ hashes.dtype.type(_hash(part))
     return {
         "signatures": signatures,
         **{band_name(band): hashes[:, band] for band in range(hashes.shape[1])},

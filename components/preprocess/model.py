@@ -16,6 +16,7 @@ from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.remote_code import check_code
 from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.layer_pairs import layer_pairs
 from steadytrain.components.tasks.registry import load_task
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -23,6 +24,7 @@ _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet
 """Their position table starts after the padding token's index."""
 _WIDTHS = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
 """Names of the head's input width; OPT's projection comes before its layers' own width."""
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _REMEDY: Final = "give the folder of a model saved by Transformers (save_pretrained)"
 _TOKENIZER_FILES: Final = (
@@ -68,6 +70,11 @@ class Model:
         """Return the values of a token that the head gets, or None if that is not specified."""
         return next(filter(None, map(self._number, _WIDTHS)), None)
 
+    @property
+    def layers(self) -> int | None:
+        """Return the number of layers, or None if that is not specified."""
+        return next(filter(None, map(self._number, _LAYERS)), None)
+
     def tokenizer_digest(self) -> str:
         """Return the digest of the tokenizer's files, or "" if a tokenizer will be trained."""
         if self.tokenizer is None:
@@ -88,7 +95,7 @@ def find_model(config: RunConfig) -> Model:
         BadInput: the model needs code that may not run, its folder lacks configuration or weights,
             its tokenizer cannot be read or has different tokens, sequences are too long for it, its
             head is too narrow to quantize, or it has no dropout where model.dropout sets it; or
-            the teacher of a distillation is not there, or has other tokens.
+            the teacher of a distillation is not there, or has other tokens or too few layers.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
@@ -117,6 +124,9 @@ def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
     teacher = resolve_model(address, config)
     known = Model(_read_config(teacher, field), None)
     _check_length(config, known, field)
+    hidden = config.training.distillation.hidden
+    if hidden.on and model.layers and known.layers:
+        layer_pairs(hidden.layers, model.layers, known.layers)
     size = known.vocab_size
     own = (teacher / "tokenizer_config.json").is_file()
     with foreign(f"{field}: {teacher} has tokens that cannot be used", _REMEDY):

@@ -101,8 +101,11 @@ def profile_of(inputs: Inputs, data: DataConfig, scratch: Path) -> DataProfile:
     Args:
         scratch: folder for downloads, one file at a time.
     """
-    total, encoder = Tally(), open_encoder(data)
-    jobs = ((chunk, data, encoder) for chunk in inputs.chunks(data, scratch))
+    total = Tally()
+    encoders = {name: open_encoder(part) for name, part in data.by_part().items()}
+    jobs = (
+        (chunk, part, encoders[part.part]) for part, chunk in inputs.chunks_by_part(data, scratch)
+    )
     with workers(worth_starting(inputs.stored_bytes)) as pool:
         for tally in pool.map(_tally, jobs):
             total.add(tally)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from steadytrain.components.preprocess.validate import needed_columns
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.registry import open_encoder
 
 MAX_LABELS: Final = 100_000
 _EARLY: Final = 10_000
@@ -28,13 +29,13 @@ class Reading:
     """The result of reading.
 
     labels: names of all labels by their hash, as stored in the spool.
-    columns: column names that occurred.
+    columns: column names that occurred, with the number of rows, by part.
     tally: statistics of the good records.
     """
 
     records: int = 0
     labels: dict[int, str] = field(default_factory=dict)
-    columns: Counter[str] = field(default_factory=Counter)
+    columns: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     tally: Tally = field(default_factory=Tally)
 
 
@@ -60,15 +61,17 @@ def read_everything(
         DataError: there are no records, a column is missing, or too many records are bad.
     """
     reading, done = Reading(), 0
+    encoders = encoders_by_part(data, encoder)
     jobs = (
-        ReadRequest(chunk, data, encoder, difficulty, spool.parts)
-        for chunk in inputs.chunks(data, scratch)
+        ReadRequest(chunk, part, encoders[part.part], difficulty, spool.parts)
+        for part, chunk in inputs.chunks_by_part(data, scratch)
     )
     for taken in workers.map(take_in, jobs):
         spool.add(taken.batch)
         quarantine.add(taken.defects)
         reading.records += taken.records
-        reading.columns += taken.columns
+        for part, columns in taken.columns.items():
+            reading.columns[part] += columns
         reading.labels |= taken.labels
         reading.tally.add(taken.tally)
         done += taken.bytes
@@ -79,6 +82,11 @@ def read_everything(
     spool.close()
     _check(reading, data, encoder, difficulty, spool, quarantine)
     return reading
+
+
+def encoders_by_part(data: DataConfig, encoder: Encoder) -> dict[str, Encoder]:
+    """Return the encoder of each part, by name. Without parts: `encoder`, for ""."""
+    return {name: open_encoder(part) if name else encoder for name, part in data.by_part().items()}
 
 
 def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> None:
@@ -124,18 +132,21 @@ def _check(
 def _check_columns(
     reading: Reading, data: DataConfig, encoder: Encoder, difficulty: str | None
 ) -> None:
-    alternatives = needed_columns(data, encoder, difficulty)
-    missing = [
-        [column for column in columns if not reading.columns[column]] for columns in alternatives
-    ]
-    # If no row could be decoded at all, the columns are not the problem.
-    if all(missing) and reading.columns:
-        columns_text = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
-        raise DataError(
-            f"no record has the column {columns_text}; the existing columns are "
-            f"{', '.join(sorted(reading.columns))}",
-            remedy=f"name the columns in data.{'task_options' if data.task_options else 'columns'}",
-        )
+    encoders = encoders_by_part(data, encoder)
+    for name, part in data.by_part().items():
+        existing = reading.columns[name]
+        alternatives = needed_columns(part, encoders[name], difficulty)
+        missing = [[column for column in each if not existing[column]] for each in alternatives]
+        # If no row could be decoded at all, the columns are not the problem.
+        if all(missing) and existing:
+            where, of = (f"parts.{name}.", f" of the part {name!r}") if name else ("", "")
+            columns_text = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
+            raise DataError(
+                f"no record{of} has the column {columns_text}; the existing columns are "
+                f"{', '.join(sorted(existing))}",
+                remedy="name the columns in "
+                f"data.{'task_options' if data.task_options else where + 'columns'}",
+            )
 
 
 def _check_labels(reading: Reading, data: DataConfig) -> None:

@@ -28,6 +28,11 @@ def content_id(content: str) -> bytes:
     return hashlib.sha256(normalize("NFC", content).encode()).digest()[:ID_BYTES]
 
 
+def identity_in(part: str, identity: bytes) -> bytes:
+    """Return the identity of a record of a part: a text may be in several parts, as in one."""
+    return hashlib.sha256(part.encode() + b"\0" + identity).digest()[:ID_BYTES]
+
+
 def side_of(identity: bytes, group: str | None, data: DataConfig) -> Side:
     """Return the side of a record, by its group if it has one, otherwise by its identity."""
     key = (
@@ -47,6 +52,10 @@ def split_digest(data: DataConfig) -> str:
 
     If two digests are equal, equal records are on equal sides.
     """
+    groups = {name: part.columns.group for name, part in data.parts.items()}
     return value_digest(
-        [data.split_salt, data.validation_share, data.test_share, data.columns.group]
+        [
+            *(data.split_salt, data.validation_share, data.test_share),
+            groups or data.columns.group,
+        ]
     )

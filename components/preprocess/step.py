@@ -13,6 +13,7 @@ from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.model import Model, find_model
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data import identifying_data
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.events.types import DataPrepared
@@ -74,7 +75,11 @@ def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) ->
     chosen = config.cross_validation
     return step_key(
         digest,
-        config.data.model_dump(mode="json", exclude={"source"}),
+        identifying_data(
+            config.data.model_dump(
+                mode="json", exclude={"source": True, "parts": {"__all__": {"source"}}}
+            )
+        ),
         (model.tokenizer_digest() or config.model.vocab_size) if model else "",
         inputs.left_out,
         task_code(config.data.task),

@@ -55,11 +55,13 @@ def check(
     if size > data.max_record_bytes:
         raise Defect("too_long", f"{size} bytes, {data.max_record_bytes} allowed")
     group = name_of(row, columns.group) if columns.group else None
-    part = name_of(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
+    named = name_of(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
     if columns.group and group is None:
         raise Defect("missing_field", f"{columns.group} (the group) is absent or null")
     hard = number_of(row, difficulty) if difficulty else None
-    return Checked(content_id(content.text), content.text, content.label, group, part, hard)
+    return Checked(
+        content_id(content.text), content.text, content.label, group, data.part or named, hard
+    )
 
 
 def needed_columns(

@@ -162,10 +162,10 @@ def at(
     """Evaluate one option with one micro-batch."""
     config, ranks = job.config, job.machine.ranks
     batch = plan_batch(job.global_batch, ranks, micro_batch)
-    adversarial = config.training.adversarial
+    adversarial, task = config.training.adversarial, load_task(config.data.task)
     setting = Setting(
         length=length or config.data.sequence_length,
-        micro_batch=micro_batch * load_task(config.data.task).sequences,
+        micro_batch=micro_batch * task.sequences,
         precision=job.precision,
         recompute=option.recompute,
         # Labeled texts are padded. Packed rows need a mask too if attention has no document
@@ -192,7 +192,7 @@ def at(
             length=length or config.data.sequence_length,
         ),
         contrasts=config.training.contrastive.on,
-        returns_states=config.training.batch_contrastive.on,
+        returns_states=config.training.batch_contrastive.on and not task.contrasts,
         copies=2 if config.training.r_drop.on else 1,
         passes=adversarial.passes,
         ascents=adversarial.ascents,

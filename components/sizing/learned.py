@@ -62,6 +62,8 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
         decides["param_groups"] = [group.model_dump() for group in training.param_groups]
     if training.distillation.on:
         decides["teacher"] = training.distillation.teacher
+    if training.distillation.hidden.on:
+        decides["hidden"] = training.distillation.hidden.model_dump(mode="json")
     if training.contrastive.on:
         decides["contrasts"] = True
     if training.batch_contrastive.on:

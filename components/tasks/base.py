@@ -65,6 +65,13 @@ class TrainingTask(Protocol):
                 vocabulary, or sequences longer than the model's maximum positions).
         """
 
+    def extend(self, model: torch.nn.Module) -> None:
+        """Add to the model, which may have adapters, what is trained with it but not exported.
+
+        Optional. An example is the projection of a loss on hidden states. It must be the same on
+        all ranks, and the forward pass must use it.
+        """
+
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         """Prepare the model, adapters included, for `loss` before it is distributed over ranks.
 
@@ -176,6 +183,8 @@ class Task:
     sequences: sequences of up to `data.sequence_length` tokens in a row, for plans.
     reference: whether the loss compares the model with a frozen copy of model.base.
     robustness: whether its test records have a `text`, and its scorer `score_attacked`.
+    contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
+        micro-batch, whose number is `training.batch_contrastive.rows`.
     """
 
     encoder: Callable[[DataConfig], Encoder]
@@ -187,6 +196,7 @@ class Task:
     sequences: int = 1
     reference: bool = False
     robustness: bool = False
+    contrasts: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

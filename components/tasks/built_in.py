@@ -7,10 +7,13 @@ from typing import Final
 
 from steadytrain.components.tasks.base import Task, late
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
+from steadytrain.components.tasks.encoding.denoised_text import DenoisedTextEncoder
 from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
 from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
+from steadytrain.components.tasks.encoding.part_text import PartTextEncoder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
+from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
 
 _TASKS: Final = "steadytrain.components.tasks"
 
@@ -24,6 +27,13 @@ CAUSAL_LM: Final = Task(
 )
 # Only the choice of target tokens differs, and preprocessing makes it.
 SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)
+DENOISING: Final = replace(
+    CAUSAL_LM,
+    encoder=DenoisedTextEncoder,
+    training=late(f"{_TASKS}.denoising:Denoising"),
+    scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer"),
+    objectives=CAUSAL_LM.objectives | {"denoising"},
+)
 PREFERENCE: Final = Task(
     encoder=PreferenceEncoder,
     training=late(f"{_TASKS}.preference:PreferenceTraining"),
@@ -41,6 +51,15 @@ MASKED_LM: Final = Task(
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
     objectives=frozenset({"masking"}),
 )
+TEXT_EMBEDDING: Final = Task(
+    encoder=TextPairEncoder,
+    training=late(f"{_TASKS}.text_embedding:TextEmbedding"),
+    scorer=late(f"{_TASKS}.scoring.retrieval:RetrievalScorer"),
+    packager=late(f"{_TASKS}.text_embedding:TextEmbeddingPackager"),
+    objectives=frozenset({"batch_contrastive"}),
+    sequences=2,
+    contrasts=True,
+)
 SEQUENCE_CLASSIFICATION: Final = Task(
     encoder=LabeledTextEncoder,
     training=late(f"{_TASKS}.sequence_classification:SequenceClassification"),
@@ -57,4 +76,11 @@ SEQUENCE_CLASSIFICATION: Final = Task(
         }
     ),
     robustness=True,
+)
+MULTI_TASK: Final = Task(
+    encoder=PartTextEncoder,
+    training=late(f"{_TASKS}.multi_task:MultiTaskClassification"),
+    scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
+    packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
+    objectives=frozenset({"multi_task"}),
 )

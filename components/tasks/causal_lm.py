@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -23,6 +23,11 @@ from steadytrain.components.tasks.distillation import Teaching, taught_loss
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
 from steadytrain.components.tasks.drops import R_DROP, check_drops
+from steadytrain.components.tasks.hidden_states import (
+    attach_comparison,
+    comparing,
+    comparing_part,
+)
 from steadytrain.components.tasks.loss_request import Contrast, request_loss
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
@@ -59,6 +64,10 @@ class CausalLanguageModel(TextTraining):
         model = build(AutoModelForCausalLM, self.config, self.data, self.tokenizer)
         self.packed = keeps_documents_apart(model, len(self.tokenizer))
         return model
+
+    def extend(self, model: torch.nn.Module) -> None:
+        if self.config.training.distillation.hidden.on:
+            attach_comparison(model, self.config)
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         from steadytrain.components.tasks.fused_head import fuse_head
@@ -99,7 +108,7 @@ class CausalLanguageModel(TextTraining):
         if self.by_document and (why := attend_by_document(model, len(self.tokenizer))):
             remarks.append(f"attention also computes pairs across documents: the teacher: {why}")
             self.by_document = False
-        self.teacher = Teacher(model, settings)
+        self.teacher = Teacher(model, settings, comparing_part(student))
         return remarks
 
     def collate(self, rows: Sequence[Row]) -> Batch:
@@ -116,7 +125,7 @@ class CausalLanguageModel(TextTraining):
         return int((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        teaching = self.teacher.teach(token_logits, batch) if self.teacher else None
+        teaching = self.teacher.teach(token_output, batch) if self.teacher else None
         smoothing = self.config.training.label_smoothing_factor
         settings = self.config.training.contrastive
         contrast = Contrast(batch["spans"], settings) if settings.on else None
@@ -140,15 +149,25 @@ class LanguageModelPackager(TransformersPackager):
     pipeline = "text-generation"
 
 
-def token_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the logits of a micro-batch, or what the head is requested to return instead.
+def token_output(model: torch.nn.Module, batch: Batch, *, states: bool = False) -> Any:
+    """Return what Transformers' language model returns for a micro-batch.
 
-    Every forward pass of this task is here.
+    Every forward pass of this task is here. `logits` may be what the head is requested to return
+    instead.
+
+    Args:
+        states: whether that includes the states of all layers.
     """
     inputs = {key: value for key, value in batch.items() if key not in _NOT_FOR_MODELS}
     documents = Documents(batch["lengths"]) if "lengths" in batch else None
+    more = {"output_hidden_states": True} if states else {}
     with pass_documents(documents) as extra:
-        logits: torch.Tensor = model(**inputs, **extra, use_cache=False).logits
+        return model(**inputs, **extra, **more, use_cache=False)
+
+
+def token_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the logits of a micro-batch, or what the head is requested to return instead."""
+    logits: torch.Tensor = token_output(model, batch).logits
     return logits
 
 
@@ -166,11 +185,27 @@ def next_token_loss(
         contrast: only for a model with a fused head.
         criterion: as in `fused_loss.summed_loss`.
     """
-    with request_loss(batch["targets"], smoothing, teaching, contrast, criterion) as request:
-        logits = token_logits(model, batch)
-    if request.loss is not None:
-        # The model's wrappers attached their backward work to this output, not to `request.loss`.
-        return logits
+    comparison = teaching.comparison if teaching else None
+    with (
+        request_loss(batch["targets"], smoothing, teaching, contrast, criterion) as request,
+        comparing(comparison, (batch["targets"] != IGNORED).float()),
+    ):
+        output = token_output(model, batch, states=comparison is not None)
+    # The model's wrappers attached their backward work to this output, not to `request.loss`.
+    found: torch.Tensor = output.logits
+    if request.loss is None:
+        found = _loss_of_logits(found, batch, smoothing, teaching, criterion)
+    return found if comparison is None else found + comparison.loss(output)
+
+
+def _loss_of_logits(
+    logits: torch.Tensor,
+    batch: Batch,
+    smoothing: float,
+    teaching: Teaching | None,
+    criterion: Criterion | None,
+) -> torch.Tensor:
+    """Return the summed loss of complete logits, (rows, length, vocabulary)."""
     if teaching is not None:
         kept = (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
         some = replace(teaching, logits=lambda rows: teaching.logits(kept[rows]))

@@ -14,7 +14,9 @@ _FROM_SCRATCH: Final = (
     "causal_lm",
     "supervised_finetuning",
     "masked_lm",
+    "denoising",
     "sequence_classification",
+    "multi_task",
 )
 """Tasks that need no model to start from; they are not imported to find that out."""
 
@@ -49,6 +51,23 @@ def _objectives(config: RunConfig) -> Iterator[Problem]:
                 f"the loss of data.task {task} does not include it",
                 "leave it out, or use a task that does",
             )
+    contrast = config.training.batch_contrastive
+    if task in _FROM_SCRATCH or not load_task(task).contrasts:
+        return
+    if not contrast.on:
+        yield Problem(
+            "training.batch_contrastive.rows",
+            "None",
+            f"all that data.task {task} learns is to tell the texts of a micro-batch apart",
+            "set the number of those texts, such as 32",
+        )
+    elif contrast.weight != type(contrast).model_fields["weight"].default:
+        yield Problem(
+            "training.batch_contrastive.weight",
+            repr(contrast.weight),
+            f"the loss of data.task {task} has no other part",
+            "leave it out",
+        )
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
@@ -57,6 +76,13 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     if training.order == BALANCED and not open_encoder(config.data).labeled:
         why = f"data.task {task} has no labels to balance"
         yield Problem("training.order", BALANCED, why, "use training.order seeded")
+    if training.curriculum.by == "length" and load_task(task).contrasts:
+        yield Problem(
+            "training.curriculum.by",
+            "length",
+            f"data.task {task} compares texts with a random sample of others, of any length",
+            "use a column, or leave training.curriculum out",
+        )
     if training.curriculum.on and open_encoder(config.data).packed:
         yield Problem(
             "training.curriculum.by",
@@ -70,11 +96,12 @@ def _data(config: RunConfig) -> Iterator[Problem]:
 def _model(config: RunConfig) -> Iterator[Problem]:
     """Yield what the model of the task lacks."""
     task, model = config.data.task, config.model
-    if model.dropout.classifier is not None and load_task(task).language_model:
+    trained = load_task(task) if model.dropout.classifier is not None else None
+    if trained and (trained.language_model or trained.contrasts):
         yield Problem(
             "model.dropout.classifier",
             repr(model.dropout.classifier),
-            f"data.task {task} trains a language model, which has no classifier",
+            f"data.task {task} trains a model without a classifier",
             "leave it out",
         )
     if model.base is None and task not in _FROM_SCRATCH and load_task(task).reference:

@@ -15,6 +15,7 @@ import torch
 
 from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.tasks.chunks import comparison_rows
+from steadytrain.components.tasks.hidden_states import Comparison
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class Teaching:
     """What a teacher says about a micro-batch.
 
     logits: returns its logits (chosen, vocabulary) for some of the rows, given their indices.
+    comparison: of hidden states; None without one.
     """
 
     logits: Callable[[torch.Tensor], torch.Tensor]
     settings: DistillationConfig
+    comparison: Comparison | None = None
 
 
 def taught_loss(

@@ -20,11 +20,16 @@ def check_drops(model: torch.nn.Module, field: str, value: object) -> None:
     Raises:
         BadInput: the model has no dropout.
     """
-    if not any(_drops(module) for module in model.modules()):
+    if not drops(model):
         raise BadInput(
             f"{field} = {value}: the model has no dropout, so both passes would be equal",
             remedy="set model.dropout, or leave it out",
         )
+
+
+def drops(model: torch.nn.Module) -> bool:
+    """Return whether any part of a model drops anything."""
+    return any(_drops(module) for module in model.modules())
 
 
 def _drops(module: torch.nn.Module) -> bool:

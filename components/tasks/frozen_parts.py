@@ -15,6 +15,7 @@ from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.frozen_head import FrozenHead
+from steadytrain.components.tasks.hidden_states import HiddenStates
 from steadytrain.components.tasks.host_embedding import HostEmbedding
 from steadytrain.components.tasks.quantized import QuantizedMatrix
 
@@ -61,6 +62,13 @@ def parameter_count(model: torch.nn.Module) -> int:
     """Return the number of values in the full model, whatever their bits and wherever they are."""
     apart = [part for part in model.modules() if isinstance(part, QuantizedMatrix | HostEmbedding)]
     packed = {id(item) for part in apart for item in part.parameters()}
+    # A projection trains with the model and is no part of it.
+    packed |= {
+        id(item)
+        for part in model.modules()
+        if isinstance(part, HiddenStates)
+        for item in part.parameters()
+    }
     # bitsandbytes keeps the original shape of packed layers.
     shapes = [
         item.quant_state.shape if hasattr(item, "quant_state") else item.shape

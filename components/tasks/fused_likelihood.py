@@ -20,7 +20,6 @@ from steadytrain.components.tasks.fused_loss import (
     add_gradients,
     head_logits,
     kept_rows,
-    spread,
 )
 from steadytrain.components.tasks.product_type import product_type
 from steadytrain.components.tasks.quantized import QuantizedMatrix
@@ -143,13 +142,7 @@ class _Rows:
             slopes: (rows, 1), float32.
             needed: whether those of the hidden states, the weight and the bias are.
         """
-        found = Found(torch.zeros((), device=self.rows.device))
-        if needed[0]:
-            found.hidden = torch.empty_like(self.rows)
-        if needed[1] and isinstance(self.weight, torch.Tensor):
-            found.weight = torch.zeros_like(self.weight, dtype=torch.float32)
-        if needed[2] and self.bias is not None:
-            found.bias = torch.zeros_like(self.bias, dtype=torch.float32)
+        found = Found.empty(self.rows, self.weight, self.bias, needed)
         for logits, start in self._chunks():
             for place, whole in _blocks(logits, start):
                 values = logits[place].float()
@@ -161,10 +154,9 @@ class _Rows:
                     found.bias += values.sum(0)
                 logits[place] = values
             add_gradients(found, logits, self.rows, self.head, slice(start, start + len(logits)))
+        found.finish(self.hidden.flatten(0, -2), self.weight.dtype, self.kept)
         if found.hidden is not None:
-            rows = self.hidden.flatten(0, -2)
-            found.hidden = spread(found.hidden, rows, self.kept).view_as(self.hidden)
-        found.weight = None if found.weight is None else found.weight.to(self.weight.dtype)
+            found.hidden = found.hidden.view_as(self.hidden)
         return found
 
     def _chunks(self) -> Iterator[tuple[torch.Tensor, int]]:

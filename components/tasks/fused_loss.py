@@ -8,6 +8,7 @@ PyTorch's own operators elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,40 @@ class Found:
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
 
+    @classmethod
+    def empty(
+        cls,
+        rows: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+        needed: Sequence[bool],
+    ) -> Found:
+        """Return a loss of 0, and room for the gradients.
+
+        Args:
+            rows: those that have a target.
+            needed: whether the gradients of the hidden states, the weight and the bias are.
+        """
+        found = cls(torch.zeros((), device=rows.device))
+        if needed[0]:
+            found.hidden = torch.empty_like(rows)
+        if needed[1] and not isinstance(weight, QuantizedMatrix):
+            found.weight = torch.zeros_like(weight, dtype=torch.float32)
+        if needed[2] and bias is not None:
+            found.bias = torch.zeros_like(bias, dtype=torch.float32)
+        return found
+
+    def finish(self, hidden: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor) -> None:
+        """Bring the gradients into the shape of the inputs.
+
+        Args:
+            hidden: (all rows, width). dtype: of the weight. kept: the rows that have a target.
+        """
+        if self.hidden is not None:
+            self.hidden = spread(self.hidden, hidden, kept)
+        # It is kept until backward in the parameter's own dtype.
+        self.weight = None if self.weight is None else self.weight.to(dtype)
+
 
 class ForwardGradients(torch.autograd.Function):
     """A loss of a head whose forward pass also computes the gradients and keeps nothing else.
@@ -153,13 +188,8 @@ def _pass(
     rows = hidden.index_select(0, kept).to(dtype)
     wanted = targets.index_select(0, kept).unsqueeze(1)
     head = weight if isinstance(weight, QuantizedMatrix) else weight.to(dtype)
-    found = Found(torch.zeros((), device=hidden.device))
-    if options.for_hidden:
-        found.hidden = torch.empty_like(rows)
-    if options.for_weight and not isinstance(weight, QuantizedMatrix):
-        found.weight = torch.zeros_like(weight, dtype=torch.float32)
-    if bias is not None and options.for_bias:
-        found.bias = torch.zeros_like(bias, dtype=torch.float32)
+    needed = (options.for_hidden, options.for_weight, options.for_bias)
+    found = Found.empty(rows, weight, bias, needed)
     size = chunk_rows(weight.shape[0])
     if options.paired:
         size -= size % 2
@@ -172,10 +202,7 @@ def _pass(
         if options.differentiate:
             add_gradients(found, errors, rows, head, place)
         del logits, errors
-    if found.hidden is not None:
-        found.hidden = spread(found.hidden, hidden, kept)
-    # It is kept until backward in the parameter's own dtype.
-    found.weight = None if found.weight is None else found.weight.to(weight.dtype)
+    found.finish(hidden, weight.dtype, kept)
     return found
 
 
@@ -211,20 +238,9 @@ def _loss_and_errors(
     Returns:
         (rows, vocabulary), in the dtype and memory of `logits`.
     """
-    if options.teaching is not None:
-        found.loss += turn_into_gradient(logits, targets, kept, options.teaching, options.smoothing)
-        if found.bias is not None:
-            found.bias += logits.sum(0, dtype=torch.float32)
-        return logits
-    if options.criterion is not None:
-        found.loss += options.criterion.turn_into_gradient(logits, targets.squeeze(1))
-        if found.bias is not None:
-            found.bias += logits.sum(0, dtype=torch.float32)
-        return logits
-    if has_kernel_for(logits):
-        found.loss += liger_loss(
-            logits, targets, options.smoothing, differentiate=options.differentiate
-        )
+    loss = _at_once(logits, targets, kept, options)
+    if loss is not None:
+        found.loss += loss
         if found.bias is not None:
             found.bias += logits.sum(0, dtype=torch.float32)
         return logits
@@ -233,6 +249,19 @@ def _loss_and_errors(
         place = slice(start, start + size)
         _block(logits[place], targets[place], found, options)
     return logits
+
+
+def _at_once(
+    logits: torch.Tensor, targets: torch.Tensor, kept: torch.Tensor, options: _Options
+) -> torch.Tensor | None:
+    """Turn a chunk into its gradient and return its loss; None if it goes block by block."""
+    if options.teaching is not None:
+        return turn_into_gradient(logits, targets, kept, options.teaching, options.smoothing)
+    if options.criterion is not None:
+        return options.criterion.turn_into_gradient(logits, targets.squeeze(1))
+    if has_kernel_for(logits):
+        return liger_loss(logits, targets, options.smoothing, differentiate=options.differentiate)
+    return None
 
 
 def _block(logits: torch.Tensor, targets: torch.Tensor, found: Found, options: _Options) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel
 
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.dropout import dropout_fields
@@ -179,7 +179,8 @@ def _loaded(
             remedy="give a folder with weights, or set model.config to train from scratch",
         )
     _check_tokenizer(folder, tokenizer, field)
-    new_head = "num_labels" in settings
+    # A model without a head does without the pooler too.
+    new_head = "num_labels" in settings or auto is AutoModel
     try:
         model, report = auto.from_pretrained(
             folder,

@@ -15,6 +15,11 @@ from steadytrain.components.tasks.batch_contrastive import pooled, supervised_co
 from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
 from steadytrain.components.tasks.distillation import taught_loss
 from steadytrain.components.tasks.drops import R_DROP, check_drops
+from steadytrain.components.tasks.hidden_states import (
+    attach_comparison,
+    comparing,
+    comparing_part,
+)
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.class_balance import class_weights
@@ -52,6 +57,10 @@ class SequenceClassification(TextTraining):
             pad_token_id=self.pad_token_id,
         )
 
+    def extend(self, model: torch.nn.Module) -> None:
+        if self.config.training.distillation.hidden.on:
+            attach_comparison(model, self.config)
+
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         from transformers import AutoModelForSequenceClassification as Auto
 
@@ -61,7 +70,7 @@ class SequenceClassification(TextTraining):
                 Auto, settings.teacher, FIELD, self.config, self.data, self.tokenizer
             )
             check_labels(found, self.data.labels, settings.teacher)
-            self.teacher = Teacher(found, settings)
+            self.teacher = Teacher(found, settings, comparing_part(model))
         if self.criterion.r_drop:
             check_drops(model, R_DROP, self.criterion.r_drop)
         return super().ready(model)
@@ -79,8 +88,10 @@ class SequenceClassification(TextTraining):
             batch = twice(batch)
         targets = batch["targets"]
         # The teacher comes first: the student's activations do not exist yet.
-        teaching = self.teacher.teach(class_logits, batch) if self.teacher else None
-        given = class_output(model, batch, states=contrast.on)
+        teaching = self.teacher.teach(class_output, batch) if self.teacher else None
+        comparison = teaching.comparison if teaching else None
+        with comparing(comparison, _token_shares(batch)):
+            given = class_output(model, batch, states=contrast.on or comparison is not None)
         logits = given.logits.float()
         if teaching is None:
             order = in_pairs if self.criterion.r_drop else _unchanged
@@ -91,6 +102,8 @@ class SequenceClassification(TextTraining):
             rows = pooled(given.hidden_states[-1], batch["attention_mask"])
             compared = supervised_contrastive_loss(rows, targets, contrast.temperature)
             total = total + contrast.weight * compared
+        if comparison is not None:
+            total = total + comparison.loss(given)
         return LossSum(total)
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
@@ -146,6 +159,12 @@ def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 def class_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     """Return the summed cross-entropy of a micro-batch, in nats, with smoothed labels."""
     return _summed_loss(class_logits(model, batch), batch["targets"], smoothing)
+
+
+def _token_shares(batch: Batch) -> torch.Tensor:
+    """Return the share of each token in its row, (rows, length), float32; 0 for padding."""
+    mask: torch.Tensor = batch["attention_mask"].float()
+    return mask / mask.sum(1, keepdim=True)
 
 
 def _unchanged(rows: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,7 @@ Each rank has it complete, in the precision of the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,11 +14,21 @@ from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.distillation import Teaching
+from steadytrain.components.tasks.hidden_states import Comparison, HiddenStates
 from steadytrain.components.tasks.loss_request import request_states
 
 FIELD = "training.distillation.teacher"
-Forward = Callable[[torch.nn.Module, Batch], torch.Tensor]
-"""Returns a model's logits of a micro-batch, (..., classes or vocabulary)."""
+
+
+class Forward(Protocol):
+    """Runs a model's forward pass."""
+
+    def __call__(self, model: torch.nn.Module, batch: Batch, *, states: bool = False) -> Any:
+        """Return Transformers' output, with the logits (..., classes or vocabulary).
+
+        Args:
+            states: whether it includes the states of all layers.
+        """
 
 
 class Teacher:
@@ -28,10 +37,13 @@ class Teacher:
     Args:
         model: frozen, in evaluation mode. If its head is fused, no logits of a complete micro-batch
             are computed.
+        part: of the student, which compares hidden states; None if none are compared.
     """
 
-    def __init__(self, model: torch.nn.Module, settings: DistillationConfig) -> None:
-        self.model, self.settings = model, settings
+    def __init__(
+        self, model: torch.nn.Module, settings: DistillationConfig, part: HiddenStates | None = None
+    ) -> None:
+        self.model, self.settings, self.part = model, settings, part
 
     @torch.no_grad()
     def teach(self, forward: Forward, batch: Batch) -> Teaching:
@@ -40,17 +52,25 @@ class Teacher:
         if next(self.model.parameters()).device != device:
             self.model.to(device)
         with request_states() as request:
-            given = forward(self.model, batch)
+            given = forward(self.model, batch, states=self.part is not None)
+        comparison = self._comparison(given)
         if request.hidden is None:
-            logits = given.flatten(0, -2)
-            return Teaching(lambda rows: logits[rows], self.settings)
+            logits = given.logits.flatten(0, -2)
+            return Teaching(lambda rows: logits[rows], self.settings, comparison)
         hidden, weight, bias = request.hidden.flatten(0, -2), request.weight, request.bias
 
         def logits_of(rows: torch.Tensor) -> torch.Tensor:
             with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
                 return torch.nn.functional.linear(hidden[rows], weight, bias)
 
-        return Teaching(logits_of, self.settings)
+        return Teaching(logits_of, self.settings, comparison)
+
+    def _comparison(self, given: Any) -> Comparison | None:
+        """Return the comparison with the states that the model returned."""
+        if self.part is None:
+            return None
+        states = [given.hidden_states[layer] for _, layer in self.part.pairs]
+        return Comparison(self.part, states, self.settings.hidden.weight)
 
 
 def check_vocabulary(teacher: Any, student: Any, address: str | None) -> None:

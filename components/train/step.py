@@ -11,6 +11,7 @@ from typing import Final, Protocol, runtime_checkable
 from steadytrain.components.shared import plugins, webhook
 from steadytrain.components.shared.base_model import base_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data import identifying_data
 from steadytrain.components.shared.config.model import identifying_model
 from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
@@ -186,7 +187,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        config.data.model_dump(mode="json"),
+        identifying_data(config.data.model_dump(mode="json")),
         identifying_model(config.model.model_dump(mode="json")),
         identifying(config.training.model_dump(mode="json")),
         config.compute.model_dump(mode="json", exclude={"price_per_hour", "pods"}),

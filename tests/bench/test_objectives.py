@@ -23,7 +23,7 @@ from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import ContrastiveConfig, DistillationConfig, from_mapping
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.causal_lm import next_token_loss, token_logits
+from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
 from steadytrain.components.tasks.contrastive import document_spans
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.loss_request import Contrast
@@ -86,7 +86,7 @@ def test_cost_of_objectives():
         "plain": (next_token_loss, PLAIN),
         "distillation": (
             lambda model, batch: next_token_loss(
-                model, batch, teaching=teacher.teach(token_logits, batch)
+                model, batch, teaching=teacher.teach(token_output, batch)
             ),
             replace(PLAIN, companion=companion),
         ),

@@ -43,8 +43,11 @@ def write_teacher(folder):
 def objectives(tmp_path_factory):
     """Return the fields of `training`, by objective."""
     teacher = str(write_teacher(tmp_path_factory.mktemp("teacher")))
+    hidden = {"weight": 0.5, "loss": "mse", "layers": "all"}
     return {
         "distillation": {"distillation": {"teacher": teacher, "weight": 0.7}},
+        # The teacher is wider, so a projection is trained too.
+        "hidden": {"distillation": {"teacher": teacher, "hidden": hidden}},
         "contrastive": {"contrastive": {"weight": 0.5}},
     }
 
@@ -84,7 +87,7 @@ def run(folder, data, sections, *, killed=False, ranks=1, strategy="auto"):
     return bench.workspace
 
 
-@selected.each("name", ["distillation", "contrastive"], few=["distillation"])
+@selected.each("name", ["distillation", "hidden", "contrastive"], few=["hidden"])
 def test_killed_run_ends_with_the_same_weights(tmp_path, data, objectives, name):
     sections = {"training": {**SMALL, **objectives[name]}}
     whole = run(tmp_path / "whole", data, sections)
@@ -119,7 +122,7 @@ def classified(texts, tmp_path_factory):
     teacher = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**fields))
     teacher.save_pretrained(root / "teacher")
     objectives = {
-        "distillation": {"teacher": str(root / "teacher")},
+        "distillation": {"teacher": str(root / "teacher"), "hidden": {"weight": 0.5}},
         "batch_contrastive": {"rows": 4},
     }
     recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": None, **objectives}
@@ -225,6 +228,85 @@ def test_two_ranks_mask_the_same_tokens(tmp_path, masked, shards):
 
 
 @pytest.fixture(scope="module")
+def denoised(tmp_path_factory):
+    """Return texts, the sections of a run that writes their hidden spans, and the run."""
+    root = tmp_path_factory.mktemp("denoised")
+    rows = [{"input_ids": row["input_ids"]} for row in language_rows(68)]
+    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
+    data = write_data(root / "data", rows[:60], rows[60:], task="denoising", schema=schema)
+    tokenizer = load_tokenizer(root / "data" / "tokenizer")
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": [f"<extra_id_{number}>" for number in range(20)]}
+    )
+    tokenizer.save_pretrained(root / "data" / "tokenizer")
+    sections = {"training": {**SMALL, "max_steps": 24}}
+    return data, sections, run(root / "whole", data, sections)
+
+
+@pytest.mark.long
+def test_killed_run_of_a_denoiser_ends_with_the_same_weights(tmp_path, denoised):
+    data, sections, whole = denoised
+    killed = run(tmp_path, data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+    first, *_, last = [event.metrics["loss"] for event in events_of(killed, Validated)]
+    assert last < first
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
+def test_two_ranks_hide_the_same_spans(tmp_path, denoised, shards):
+    data, sections, whole = denoised
+    shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+
+
+@pytest.mark.long
+def test_smaller_micro_batches_hide_the_same_spans(tmp_path, denoised):
+    data, sections, whole = denoised
+    halved = {"training": {**sections["training"], "micro_batch_size": 1}}
+    assert losses_of(run(tmp_path, data, halved)) == pytest.approx(losses_of(whole), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory):
+    """Return pairs of texts, the sections of a run that embeds them, and the run."""
+    root = tmp_path_factory.mktemp("paired")
+    texts = [row["input_ids"] for row in class_rows(68, classes=8)]
+    rows = [
+        {
+            "input_ids": [*text, *(2 + 5 * token % (VOCABULARY - 2) for token in text)],
+            "lengths": 2 * [len(text)],
+        }
+        for text in texts
+    ]
+    schema = pa.schema({name: pa.list_(pa.int32()) for name in ("input_ids", "lengths")})
+    data = write_data(root / "data", rows[:60], rows[60:], task="text_embedding", schema=schema)
+    recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": None}
+    recipe["batch_contrastive"] = {"rows": 4, "temperature": 0.05}
+    sections = {"training": recipe, "model": {"config": STILL}}
+    return data, sections, run(root / "whole", data, sections)
+
+
+@pytest.mark.long
+def test_killed_run_of_an_embedder_ends_with_the_same_weights(tmp_path, paired):
+    data, sections, whole = paired
+    killed = run(tmp_path, data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+    first, *_, last = [event.metrics["loss"] for event in events_of(killed, Validated)]
+    assert last < first
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
+def test_two_ranks_compare_and_validate_the_same_pairs(tmp_path, paired, shards):
+    data, sections, whole = paired
+    shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+    for ours, theirs in zip(events_of(shared, Validated), events_of(whole, Validated), strict=True):
+        assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
 def easy_first(texts, tmp_path_factory):
     """Return the sections of a run with a curriculum, and the run."""
     recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": 4}
@@ -287,3 +369,20 @@ def test_two_ranks_match_one_and_resume_exactly(losses, objectives, strategy):
             assert loss == own["whole"][step], (name, step)
         for step, loss in own["from_single"].items():
             assert loss == pytest.approx(single[int(step)], rel=1e-4), (name, step)
+
+
+def test_killed_mixture_ends_with_the_same_weights(tmp_path):
+    data = write_data(
+        tmp_path / "data",
+        class_rows(60),
+        class_rows(8, seed=1),
+        task="multi_task",
+        schema=CLASSES,
+        labels=["mood/bad", "mood/good", "topic/law"],
+    )
+    weights = {"mood": 1.0, "topic": 3.0}
+    mixed = {"sampling": "weights", "sampling_weights": weights, "loss_weights": weights}
+    sections = {"training": {**SMALL, "multi_task": mixed}, "model": {"config": BERT}}
+    whole = run(tmp_path / "whole", data, sections)
+    killed = run(tmp_path / "killed", data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)

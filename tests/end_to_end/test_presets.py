@@ -192,6 +192,39 @@ def test_masked_lm_ends_with_an_encoder_that_fills_gaps(steadytrain):
     assert len(model.predict(["import <|mask|>\n"])) == 1
 
 
+@pytest.mark.long
+def test_denoising_ends_with_a_model_that_writes_spans(steadytrain):
+    done = steadytrain.run("denoising", *TINY_LM)
+    assert done.code == 0, done.out + done.err
+    (folder,) = done.runs
+    found = records(folder)
+    assert found["gate"].promoted
+    assert {"loss"} == found["evaluate"].metrics.keys() == found["evaluate"].baselines.keys()
+    model = registered(done.output, f"models:/{found['register'].model_name}@champion")
+    assert len(model.predict(["import <extra_id_0>.path<extra_id_0>"])) == 1
+
+
+@pytest.mark.long
+def test_text_embedding_ends_with_an_encoder_that_finds_files(steadytrain):
+    done = steadytrain.run(
+        "text-embedding",
+        *TINY_RUN,
+        "data.source=[package:stdlib/asyncio,package:stdlib/email,package:stdlib/encodings]",
+        "data.exclude=[]",
+        "data.sequence_length=32",
+        "training.batch_contrastive.rows=4",
+    )
+    assert done.code == 0, done.out + done.err
+    (folder,) = done.runs
+    found = records(folder)
+    assert found["gate"].promoted
+    names = {"loss", "recall_at_1", "mean_reciprocal_rank"}
+    assert names == found["evaluate"].metrics.keys() == found["evaluate"].baselines.keys()
+    model = registered(done.output, f"models:/{found['register'].model_name}@champion")
+    states = model.predict(["email/mime/text.py"])
+    assert states.shape[-1] == 384
+
+
 def docstrings(modules):
     for name in modules:
         for _, function in inspect.getmembers(importlib.import_module(name), callable):

@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import TrainingStep
+from steadytrain.components.shared.parts import part_of
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
@@ -178,6 +180,16 @@ class Ended:
         return AttemptResult.load(self.folder.result)
 
 
+def _data_sections(data: DataRecord) -> dict[str, Any]:
+    if data.task != MULTI_TASK:
+        return {"data": {"source": ["unused"], "task": data.task}}
+    parts = {part_of(label): {"source": ["unused"]} for label in data.labels}
+    return {
+        "data": {"parts": parts, "task": data.task},
+        "gate": {"max_slice_regression": 0.02},
+    }
+
+
 @dataclass
 class Bench:
     """A run's folder, data and configuration, for starting attempts."""
@@ -192,7 +204,7 @@ class Bench:
             "name": "tiny",
             "run": "tiny",
             "output": str(root),
-            "data": {"source": ["unused"], "task": data.task},
+            **_data_sections(data),
             **sections,
         }
         content.setdefault("model", {"config": LLAMA})

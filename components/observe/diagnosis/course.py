@@ -1,4 +1,4 @@
-"""A training run as the diagnosis rules see it, read from its events."""
+"""What the diagnosis rules need to know about a training run, read from its events."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from steadytrain.components.shared.config.compute import ComputeConfig
+from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
@@ -25,6 +26,9 @@ class Combination(Protocol):
 
     @property
     def compute(self) -> ComputeConfig: ...
+
+    @property
+    def data(self) -> DataConfig: ...
 
     @property
     def model(self) -> ModelConfig: ...
@@ -59,6 +63,8 @@ def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
     yield from _by_training(config.training)
     yield from _by_groups(config.training)
     yield from _by_adapter(config.model.adapter)
+    if config.data.parts:
+        yield "data.parts", "data.parts", ", ".join(config.data.parts)
     if config.model.framework != "pytorch":
         yield "another framework", "model.framework", config.model.framework
     if config.recovery.min_nodes is not None:
@@ -113,6 +119,9 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
         yield "training.class_weights balanced", "training.class_weights.kind", "balanced"
     if training.curriculum.on:
         yield "training.curriculum", "training.curriculum.by", training.curriculum.by
+    if training.multi_task.sampling != "size":
+        field = "training.multi_task.sampling"
+        yield field, field, training.multi_task.sampling
     for name in training.objectives:
         yield f"training.{name}", f"training.{name}", "on"
 

@@ -90,6 +90,11 @@ RULES: Final = (
     ),
     Rule("training.curriculum", "another order", "it is an order of its own"),
     *(
+        Rule("training.multi_task.sampling", other, "it is an order of its own")
+        for other in ("another order", "training.curriculum")
+    ),
+    Rule("data.parts", "another framework", "only pytorch trains a head for each part"),
+    *(
         Rule(f"training.{name}", "training.distillation", _REPLACES)
         for name in ("r_drop", "focal_loss", "class_weights")
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,6 +29,12 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
 }
 """The format of a file by its suffix."""
 
+MULTI_TASK: Final = "multi_task"
+"""The task that learns several data sets."""
+
+PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+Source = Annotated[list[Address], Field(min_length=1)]
+
 
 class Columns(Section):
     """Which input column holds what. Only the columns that the task needs are read."""
@@ -39,10 +45,13 @@ class Columns(Section):
     )
     prompt: str = Field(
         "prompt",
-        description="Column with the text before the completion. It does not count in the loss.",
+        description="Column with the text before the completion, which does not count in the loss. "
+        "For text_embedding: the first text of a pair, such as a question.",
     )
     completion: str = Field(
-        "completion", description="Column with the answer that the model learns."
+        "completion",
+        description="Column with the answer that the model learns. For text_embedding: the text "
+        "that belongs to the prompt.",
     )
     chosen: str = Field(
         "chosen", description="Column with the preferred answer, as text or as messages."
@@ -61,21 +70,32 @@ class Columns(Section):
     )
 
 
+class PartConfig(Section):
+    """One of several data sets that a model learns together, each with its own head."""
+
+    source: Source = Field(..., description="Where the part's data are, as for data.source.")
+    format: DataFormat = Field("auto", description="Format of the files, as for data.format.")
+    columns: Columns = Columns()
+    labels: list[str] | None = Field(
+        None, description="Labels that may occur. None means the labels in the training data."
+    )
+
+
 class DataConfig(Section):
     """The data set: where it is, and how it is read, checked, split and packed."""
 
     task: str = Field(
         "causal_lm",
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
-        "sequence_classification, the name of an installed package's task, or module:NAME for "
-        "your own task.",
+        "denoising, text_embedding, sequence_classification, multi_task, the name of an installed "
+        "package's task, or module:NAME for your own task.",
     )
     task_options: PlainJson = Field(
         {},
         description="Settings of the task itself, such as the columns that a package's task "
         "reads. The built-in tasks have none.",
     )
-    source: Annotated[list[Address], Field(min_length=1)] = Field(
+    source: Source = Field(
         ...,
         description="Where the data are: files, folders, globs, s3:// addresses, hub:NAME for a "
         "data set on a hub, or package:NAME for the files of an installed Python package "
@@ -93,6 +113,11 @@ class DataConfig(Section):
     columns: Columns = Columns()
     labels: list[str] | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."
+    )
+    parts: dict[PartName, PartConfig] = Field(
+        {},
+        description="Only for multi_task: at least two data sets of labeled texts, by name. "
+        "data.source may then be left out; it is the sources of all parts.",
     )
     sequence_length: int = Field(512, ge=8, description="Tokens in a packed sequence.")
     max_record_bytes: int = Field(
@@ -123,6 +148,16 @@ class DataConfig(Section):
         "steadytrain", description="Salt of the split. A different salt gives a different split."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _source_is_that_of_the_parts(cls, content: Any) -> Any:
+        parts = content.get("parts") if isinstance(content, dict) else None
+        if not isinstance(parts, dict) or "source" in content:
+            return content
+        listed = [part.get("source") for part in parts.values() if isinstance(part, dict)]
+        found = [address for each in listed if isinstance(each, list) for address in each]
+        return {**content, "source": found} if found else content
+
     @field_validator("task")
     @classmethod
     def _known_task(cls, task: str) -> str:
@@ -142,6 +177,65 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _parts_are_read(self) -> DataConfig:
+        if (self.task == MULTI_TASK) != bool(self.parts):
+            raise at_odds(
+                "data.parts",
+                list(self.parts),
+                f"data.task is {self.task}",
+                f"give the parts together with data.task {MULTI_TASK}, or leave both out",
+            )
+        if len(self.parts) == 1:
+            raise at_odds(
+                "data.parts",
+                list(self.parts),
+                "is one data set",
+                "give at least two, or use data.task sequence_classification",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_say_how_they_are_read(self) -> DataConfig:
+        if not self.parts:
+            return self
+        expected = {
+            "source": [address for part in self.parts.values() for address in part.source],
+            "format": "auto",
+            "columns": Columns(),
+            "labels": None,
+        }
+        for name, value in expected.items():
+            if getattr(self, name) != value:
+                raise at_odds(
+                    f"data.{name}",
+                    getattr(self, name),
+                    "each part has its own, because data.parts is set",
+                    f"leave it out, and set data.parts.NAME.{name}",
+                )
+        for name, part in self.parts.items():
+            if part.columns.slice is not None:
+                raise at_odds(
+                    f"data.parts.{name}.columns.slice",
+                    part.columns.slice,
+                    "the parts are the slices",
+                    "leave it out",
+                )
+        return self
+
+    def by_part(self) -> dict[str, DataConfig]:
+        """Return the settings of each part alone, by name. Without parts: these, for ""."""
+        found = {
+            name: self.model_copy(update={**dict(part), "parts": {name: part}})
+            for name, part in self.parts.items()
+        }
+        return found or {"": self}
+
+    @property
+    def part(self) -> str:
+        """The part that these settings are of, if `by_part` returned them; otherwise ""."""
+        return next(iter(self.parts)) if len(self.parts) == 1 else ""
+
+    @model_validator(mode="after")
     def _something_to_train_on(self) -> DataConfig:
         if self.validation_share + self.test_share >= 0.9:
             raise at_odds(
@@ -152,3 +246,11 @@ class DataConfig(Section):
                 "lower one of the two",
             )
         return self
+
+
+def identifying_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies a run of a dumped DataConfig.
+
+    Parts count only if there are any, so that other runs keep the identity that they had before.
+    """
+    return {name: value for name, value in data.items() if value or name != "parts"}

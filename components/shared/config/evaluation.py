@@ -94,7 +94,8 @@ class GateConfig(Section):
         None,
         ge=0,
         description="Largest relative loss allowed in any slice. None means slices do not "
-        "affect the decision.",
+        "affect the decision. With data.parts it is required, and the lower end of each part's "
+        "interval must not be a larger loss.",
     )
     min_slice_examples: int = Field(
         20, ge=1, description="Examples that a slice needs to affect the decision."

@@ -29,6 +29,8 @@ _UNITS = {
     "vocab_size": "tokens",
     "batch_size": "sequences",
     "batch_contrastive.rows": "sequences",
+    "noise_density": "share, 0 to 1",
+    "mean_noise_span_length": "tokens",
     "dropout.hidden": "share, 0 to 1",
     "dropout.attention": "share, 0 to 1",
     "dropout.classifier": "share, 0 to 1",

@@ -8,16 +8,62 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
-from steadytrain.components.shared.config.base import complete_address
+from steadytrain.components.shared.config.base import Section, at_odds, complete_address
+from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objective import ObjectiveConfig
 from steadytrain.components.shared.config.regularization import (
     ClassWeightsConfig,
     FocalLossConfig,
     RDropConfig,
 )
+
+
+class HiddenConfig(Section):
+    """Learning from a teacher's hidden states (Sanh et al. 2019; Jiao et al. 2020)."""
+
+    weight: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of this loss, which is added to the distillation loss. 0 turns it off.",
+    )
+    loss: Literal["cosine", "mse"] = Field(
+        "cosine",
+        description="cosine: 1 minus the cosine similarity of two states (DistilBERT); mse: their "
+        "mean squared difference (TinyBERT).",
+    )
+    layers: Literal["last", "all"] | list[tuple[NonNegativeInt, NonNegativeInt]] = Field(
+        "last",
+        description="Compared layers. last: the last ones; all: each layer of the student with the "
+        "teacher's at the same share of its depth; or pairs of a student's and a teacher's layer, "
+        "such as [[1, 2], [3, 6]]. 0 means the embeddings.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.weight > 0
+
+    @model_validator(mode="after")
+    def _is_read(self) -> HiddenConfig:
+        for field in ("loss", "layers"):
+            value = getattr(self, field)
+            if not self.on and value != type(self).model_fields[field].default:
+                raise at_odds(
+                    f"training.distillation.hidden.{field}",
+                    value,
+                    "without training.distillation.hidden.weight, nothing reads it",
+                    "set training.distillation.hidden.weight, or leave it out",
+                )
+        if not self.layers:
+            raise at_odds(
+                "training.distillation.hidden.layers",
+                self.layers,
+                "it names no layer",
+                "name at least one, or use last or all",
+            )
+        return self
 
 
 class DistillationConfig(ObjectiveConfig):
@@ -45,6 +91,7 @@ class DistillationConfig(ObjectiveConfig):
         description="forward: the student covers all that the teacher finds likely; reverse: it "
         "prefers what the teacher finds most likely.",
     )
+    hidden: HiddenConfig = HiddenConfig()
 
     @property
     def on(self) -> bool:
@@ -95,7 +142,10 @@ class ContrastiveConfig(ObjectiveConfig):
 
 
 class BatchContrastiveConfig(ObjectiveConfig):
-    """Pulling together the texts of one class in a micro-batch (Khosla et al. 2020)."""
+    """Pulling together the texts of a micro-batch that belong together, and the others apart.
+
+    Those of one class (Khosla et al. 2020), or of one pair (Henderson et al. 2017).
+    """
 
     rows: int | None = Field(
         None,
@@ -104,13 +154,16 @@ class BatchContrastiveConfig(ObjectiveConfig):
         "place of training.micro_batch_size. None turns the loss off.",
     )
     weight: float = Field(
-        0.5, gt=0, description="Weight of this loss, which is added to the loss on the labels."
+        0.5,
+        gt=0,
+        description="Weight of this loss, which is added to the loss on the labels. "
+        "text_embedding has no other loss, and no weight.",
     )
     temperature: float = Field(
         0.1,
         gt=0,
-        description="Divides the cosine similarities. A lower one counts the most similar texts of "
-        "other classes more.",
+        description="Divides the cosine similarities. A lower one counts the most similar texts "
+        "that do not belong together more. SimCSE uses 0.05.",
     )
 
     @property
@@ -154,6 +207,28 @@ class MaskingConfig(ObjectiveConfig):
         return self != MaskingConfig()
 
 
+class DenoisingConfig(ObjectiveConfig):
+    """Writing hidden spans of a text (Raffel et al. 2020, T5; Tay et al. 2022, UL2)."""
+
+    noise_density: float = Field(
+        0.15,
+        gt=0,
+        lt=1,
+        description="Share of a text's tokens that are hidden. T5 uses 0.15. Only data.task "
+        "denoising reads it.",
+    )
+    mean_noise_span_length: float = Field(
+        3.0,
+        ge=1,
+        description="Mean number of tokens in a hidden span. T5 uses 3. Only data.task denoising "
+        "reads it.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self != DenoisingConfig()
+
+
 OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "distillation": DistillationConfig,
     "contrastive": ContrastiveConfig,
@@ -164,8 +239,18 @@ OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "adversarial": AdversarialConfig,
     "dpo": DpoConfig,
     "masking": MaskingConfig,
+    "multi_task": MultiTaskConfig,
+    "denoising": DenoisingConfig,
 }
 """By field of `training`."""
+
+
+def identifying_distillation(distillation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what identifies a run of a dumped DistillationConfig: no section that is off."""
+    config = DistillationConfig.model_validate(distillation)
+    return {
+        name: value for name, value in distillation.items() if name != "hidden" or config.hidden.on
+    }
 
 
 def objectives_off(training: Mapping[str, Any]) -> Iterator[str]:

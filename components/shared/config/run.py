@@ -16,7 +16,7 @@ from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
-from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.data import DataConfig, identifying_data
 from steadytrain.components.shared.config.document import dump
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -204,6 +204,42 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _weights_are_of_the_parts(self) -> Self:
+        multi_task, parts = self.training.multi_task, self.data.parts
+        for name in ("sampling_weights", "loss_weights"):
+            given = getattr(multi_task, name)
+            if given and given.keys() != parts.keys():
+                raise at_odds(
+                    f"training.multi_task.{name}",
+                    given,
+                    f"data.parts are {', '.join(parts) or 'not set'}",
+                    "give one weight for each of them",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_have_a_limit(self) -> Self:
+        if self.data.parts and self.gate.max_slice_regression is None:
+            raise at_odds(
+                "gate.max_slice_regression",
+                None,
+                "the gate needs to know how much worse a model may be in one of data.parts",
+                "for example 0.02",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_have_no_folds(self) -> Self:
+        if self.data.parts and self.cross_validation.fold is not None:
+            raise at_odds(
+                "cross_validation.fold",
+                self.cross_validation.fold,
+                "a text that is in several of data.parts would be in several folds",
+                "leave it out, or use data.task sequence_classification",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _observability_opens_its_sinks(self) -> Self:
         for name, field in _SETTINGS.items():
             if name in self.tracking.sinks:
@@ -279,6 +315,7 @@ class RunConfig(Section):
         """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
         content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
         content["evaluation"] = identifying_evaluation(content["evaluation"])
+        content["data"] = identifying_data(content["data"])
         content["model"] = identifying_model(content["model"])
         content["training"] = identifying(content["training"])
         if fold := self.cross_validation.identifying():

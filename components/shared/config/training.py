@@ -25,13 +25,16 @@ from steadytrain.components.shared.config.base import (
 )
 from steadytrain.components.shared.config.compression import CompressionConfig
 from steadytrain.components.shared.config.curriculum import CurriculumConfig
+from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
     BatchContrastiveConfig,
     ContrastiveConfig,
+    DenoisingConfig,
     DistillationConfig,
     DpoConfig,
     MaskingConfig,
+    identifying_distillation,
     objectives_off,
 )
 from steadytrain.components.shared.config.param_groups import ParamGroupConfig
@@ -184,6 +187,8 @@ class TrainingConfig(Section):
     adversarial: AdversarialConfig = AdversarialConfig()
     dpo: DpoConfig = DpoConfig()
     masking: MaskingConfig = MaskingConfig()
+    multi_task: MultiTaskConfig = MultiTaskConfig()
+    denoising: DenoisingConfig = DenoisingConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
@@ -456,8 +461,11 @@ def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
         ignored.add("gradient_compression")
     if not CurriculumConfig.model_validate(training.get("curriculum", {})).on:
         ignored.add("curriculum")
-    return {
+    found = {
         name: value
         for name, value in training.items()
         if name not in ignored and (value or name not in _OPTIONS)
     }
+    if "distillation" in found:
+        found["distillation"] = identifying_distillation(found["distillation"])
+    return found

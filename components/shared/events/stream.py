@@ -120,7 +120,10 @@ class JsonLines:
     def _warning(self) -> Warned:
         place = Path(self.handle.name)
         lost = f"; {self._dropped} of them are lost" if self._dropped else ""
-        return Warned(stage=place.stem, message=f"events reached  {place}: {self._refusal}{lost}")
+        return Warned(
+            stage=place.stem,
+            message=f"{place} could not be written for a while: {self._refusal}{lost}",
+        )
 
 
 class Follower:

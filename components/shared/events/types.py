@@ -10,6 +10,7 @@ import functools
 import json
 import time
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
@@ -499,6 +500,9 @@ def to_json(event: Event, *, job_id: str) -> str:
     return _encode(content)
 
 
+_DIVERGING = {"loss", "grad_norm", "best_score", "scale", "signal", "noise"}
+"""Fields that may be NaN or infinite, because training diverges. In others, the line is damaged."""
+
 _RENAMED = {"rung": "fallback"}
 """Fields that older versions wrote under another name."""
 
@@ -525,7 +529,8 @@ def from_json(line: str) -> Event:
     if not 0 <= event.time <= LATEST:
         raise ValueError(f"an event with an impossible time: {event.time}")
     for key, value in vars(event).items():
-        if type(value) is int and abs(value) > _LARGEST:
+        too_large = type(value) is int and abs(value) > _LARGEST
+        if too_large or (type(value) is float and not isfinite(value) and key not in _DIVERGING):
             raise ValueError(f"an event with an impossible number: {key}")
     return event
 

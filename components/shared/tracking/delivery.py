@@ -15,10 +15,7 @@ from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
-    RankUsage,
     TrainingStarted,
-    TrainingStep,
-    Validated,
 )
 from steadytrain.components.shared.paths import below
 from steadytrain.components.shared.tracking.batches import Batches
@@ -33,7 +30,6 @@ from steadytrain.components.shared.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-_OURS = (AttemptStarted, TrainingStarted, TrainingStep, Validated, RankUsage, AttemptEnded)
 _AttemptEvent = AttemptStarted | TrainingStarted | Pointed | AttemptEnded
 
 _STATUS = {
@@ -48,7 +44,7 @@ _STATUS = {
 
 def wanted(event: Event) -> bool:
     """Return whether such events go to MLflow."""
-    return isinstance(event, _OURS)
+    return isinstance(event, _AttemptEvent)
 
 
 class Delivery:

@@ -11,7 +11,10 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 
-Pointed = TrainingStep | Validated | RankUsage | NoiseScaleMeasured
+Curved = TrainingStep | Validated | NoiseScaleMeasured
+"""Events with points at an optimizer step."""
+
+Pointed = Curved | RankUsage
 """Events with points."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from steadytrain.components.tasks.encoding.plain_text import WINDOWS, window_row
 from steadytrain.components.tasks.encoding.tokens import (
     DEFAULT_CHAT_TEMPLATE,
     encode_chat,
-    load_tokenizer,
+    kept_tokenizer,
     windows,
 )
 
@@ -90,7 +89,7 @@ class ChatRows:
 
     def _encode(self, record: Content) -> EncodedRecord | Defect:
         try:
-            encoded = encode_chat(_tokenizer(self.tokenizer), json.loads(record.text))
+            encoded = encode_chat(kept_tokenizer(self.tokenizer), json.loads(record.text))
         except BadInput as error:
             return Defect("refused_by_template", error.message)
         found = windows(encoded, self.sequence_length)
@@ -102,11 +101,6 @@ class ChatRows:
         if not useful:
             return Defect("refused_by_template", "it leaves nothing to predict")
         return EncodedRecord(len(encoded.input_ids), useful, skipped=len(found) - len(useful))
-
-
-@functools.lru_cache(maxsize=1)
-def _tokenizer(folder: Path) -> Any:
-    return load_tokenizer(folder)
 
 
 def turns_of(value: Any, column: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.fields import Defect, name_of, text_of
 from steadytrain.components.tasks.encoding.plain_text import whole_text
-from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class LabeledTextRows:
     indices: Mapping[str, int]
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        tokenizer = _tokenizer(self.tokenizer)
+        tokenizer = kept_tokenizer(self.tokenizer)
         encoded = tokenizer(
             [record.text for record in records],
             truncation=True,
@@ -103,8 +102,3 @@ class LabeledTextRows:
             [EncodedRow(values, len(pieces[0]), targets=1)],
             truncated=len(pieces) > 1,
         )
-
-
-@functools.lru_cache(maxsize=1)
-def _tokenizer(folder: Path) -> Any:
-    return load_tokenizer(folder)

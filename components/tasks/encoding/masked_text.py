@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.base import (
     Content,
@@ -20,34 +18,22 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.fields import Defect, text_of
-from steadytrain.components.tasks.encoding.plain_text import whole_text
-from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.plain_text import TextRecords, whole_text
+from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
 
 
-@dataclass(frozen=True)
-class MaskedTextEncoder:
+class MaskedTextEncoder(TextRecords):
     """Records with a text. Each window of it is a row, with the tokenizer's own ends."""
-
-    data: DataConfig
 
     schema = pa.schema({"input_ids": pa.list_(pa.int32())})
     packed = False
     labeled = False
     tokenizer = TokenizerSettings(whole_text, adds_ends=True, mask="<|mask|>")
 
-    def columns(self) -> Sequence[Sequence[str]]:
-        return [[self.data.columns.text]]
-
-    def read(self, row: Mapping[str, Any]) -> Content:
-        return Content(text_of(row, self.data.columns.text))
-
-    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
-        return {"text": records["content"]}
-
     def row_encoder(self, fitted: Fitted) -> MaskedTextRows:
         assert fitted.tokenizer is not None
-        if _tokenizer(fitted.tokenizer).mask_token_id is None:
+        if kept_tokenizer(fitted.tokenizer).mask_token_id is None:
             raise BadInput(
                 "the tokenizer has no mask token (mask_token), which data.task masked_lm needs",
                 remedy="use the tokenizer of an encoder such as BERT, or leave model.tokenizer out",
@@ -63,7 +49,7 @@ class MaskedTextRows:
     sequence_length: int
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        tokenizer = _tokenizer(self.tokenizer)
+        tokenizer = kept_tokenizer(self.tokenizer)
         texts = [record.text for record in records]
         special = tokenizer.num_special_tokens_to_add()
         return [
@@ -96,8 +82,3 @@ def _record(windows: Sequence[Sequence[int]], special: int) -> EncodedRecord:
         for ids in windows
     ]
     return EncodedRecord(special + sum(row.targets for row in rows), rows)
-
-
-@functools.lru_cache(maxsize=1)
-def _tokenizer(folder: Path) -> Any:
-    return load_tokenizer(folder)

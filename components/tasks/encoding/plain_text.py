@@ -44,15 +44,10 @@ def window_row(input_ids: NDArray[np.int32], targets: NDArray[np.int8]) -> Encod
 
 
 @dataclass(frozen=True)
-class PlainTextEncoder:
-    """Records with a text, which is predicted in full."""
+class TextRecords:
+    """Records with a text and nothing else, for encoders to build on."""
 
     data: DataConfig
-
-    schema = WINDOWS
-    packed = True
-    labeled = False
-    tokenizer = TokenizerSettings(whole_text)
 
     def columns(self) -> Sequence[Sequence[str]]:
         return [[self.data.columns.text]]
@@ -62,6 +57,15 @@ class PlainTextEncoder:
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         return {"text": records["content"]}
+
+
+class PlainTextEncoder(TextRecords):
+    """Records with a text, which is predicted in full."""
+
+    schema = WINDOWS
+    packed = True
+    labeled = False
+    tokenizer = TokenizerSettings(whole_text)
 
     def row_encoder(self, fitted: Fitted) -> PlainTextRows:
         assert fitted.tokenizer is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.chat import ChatEncoder, message_of, turns_of
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
-from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, load_tokenizer
+from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
 
 Messages = list[dict[str, str]]
 ANSWERS: Final = ("chosen", "rejected")
@@ -109,7 +108,7 @@ class PreferenceRows:
 
     def _encode(self, record: Content) -> EncodedRecord | Defect:
         try:
-            whole = encode_pair(_tokenizer(self.tokenizer), record.text)
+            whole = encode_pair(kept_tokenizer(self.tokenizer), record.text)
         except BadInput as error:
             return Defect("refused_by_template", error.message)
         pair = [truncated(document, self.sequence_length) for document in whole]
@@ -146,11 +145,6 @@ def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:
 def truncated(document: Encoded, length: int) -> Encoded:
     """Return the first tokens of a document."""
     return Encoded(document.input_ids[:length], document.targets[:length])
-
-
-@functools.lru_cache(maxsize=1)
-def _tokenizer(folder: Path) -> Any:
-    return load_tokenizer(folder)
 
 
 def _said(row: Mapping[str, Any], column: str, role: str) -> Messages:

@@ -6,6 +6,7 @@ targets it was trained on. Nothing here needs torch.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,12 @@ def load_tokenizer(folder: Path, field: str = "") -> Any:
 
         # Pass False explicitly. With the default, Transformers asks on stdin whether code may run.
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+@functools.lru_cache(maxsize=1)
+def kept_tokenizer(folder: Path) -> Any:
+    """Return a folder's tokenizer, loaded once for all records that a process encodes."""
+    return load_tokenizer(folder)
 
 
 def encode_text(tokenizer: Any, text: str) -> Encoded:

@@ -65,6 +65,7 @@ def score_classification(
     batch_size: int,
     max_length: int,
     attack: Attack | None = None,
+    together: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Table:
     """Score each record.
 
@@ -75,6 +76,7 @@ def score_classification(
         batch_size: texts per forward pass.
         max_length: maximum tokens per text; longer texts are truncated.
         attack: perturbs the embeddings of each text.
+        together: (classes, classes), whether two classes are alternatives. None: all are.
 
     Returns:
         The columns of `Scorer.score`. `bytes` is 0, because no text is predicted.
@@ -90,6 +92,9 @@ def score_classification(
         classified = _Texts(texts[place], truth[place])
         parts.append(_log_chances(model, tokenizer, classified, batch_size, length, attack))
     log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
+    if together is not None:
+        log_chances = np.where(together[truth], log_chances, -np.inf)
+        log_chances -= np.logaddexp.reduce(log_chances, axis=1, keepdims=True)
     return score_table(
         records,
         {

@@ -20,6 +20,7 @@ from steadytrain.components.tasks.scoring.table import longest
 
 _EXAMPLE_CHARACTERS = 200
 _FILL = "fill-mask"
+_EMBED = "feature-extraction"
 _LONGEST = 1_000_000  # a tokenizer without a limit returns 10^30, which it does not accept itself
 _NEEDED = ("torch", "transformers", "safetensors", "accelerate")
 
@@ -37,7 +38,8 @@ def log_transformers_model(
     Args:
         components: "model" and "tokenizer", as loaded from an exported folder.
         records: source of the input example.
-        task: a Transformers pipeline, text-generation, text-classification or fill-mask.
+        task: a Transformers pipeline, text-generation, text-classification, fill-mask or
+            feature-extraction.
 
     Returns:
         The model's URI.
@@ -102,6 +104,9 @@ def _signature(task: str) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
+    if task == _EMBED:
+        # An array for each text, with as many rows as it has tokens.
+        return ModelSignature(inputs=Schema([ColSpec("string")]))
     outputs = (
         [ColSpec("string")]
         if task in ("text-generation", _FILL)
@@ -119,7 +124,7 @@ def _settings(task: str, length: int) -> dict[str, Any]:
     """Return the arguments for the pipeline when the model is served."""
     if task == "text-generation":
         return {"max_new_tokens": 64}
-    if task == _FILL:
+    if task in (_FILL, _EMBED):
         return {"tokenizer_kwargs": {"truncation": True, "max_length": length}}
     return {"truncation": True, "max_length": length}
 

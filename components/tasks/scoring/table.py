@@ -22,6 +22,7 @@ _TYPES: dict[str, Any] = {
     "prediction": pa.int64(),
     "probabilities": pa.list_(pa.float32()),
     "margin": pa.float64(),
+    "reciprocal_rank": pa.float64(),
 }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from steadytrain.components.memory.companion import run_companion
+from steadytrain.components.memory.model import NO_HEAD
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
@@ -23,9 +24,11 @@ def least_memory(parts: Parts) -> int:
     if config is None:
         return 0
     half = precision(parts.config) != "fp32"
+    task = load_task(parts.config.data.task)
     classes = type(parts.module).__name__.endswith("ForSequenceClassification")
+    labels = NO_HEAD if task.contrasts else config.num_labels if classes else 0
     try:
-        shape = shape_of(config.to_dict(), labels=config.num_labels if classes else 0)
+        shape = shape_of(config.to_dict(), labels=labels)
         frozen = sum(group.parameters for group in parts.groups if group.unfreeze_at is None)
         shape = replace(shape, frozen=frozen)
         length = parts.sequence_length or shape.positions
@@ -35,10 +38,10 @@ def least_memory(parts: Parts) -> int:
     batch = parts.config.training.global_batch_size // parts.world_size
     setting = Setting(
         length=length,
-        micro_batch=load_task(parts.config.data.task).sequences,
+        micro_batch=task.sequences,
         precision=precision(parts.config),
         recompute=True,
-        masked=classes,
+        masked=labels > 0,
         accumulates=batch > 1,
         strategy="ddp" if parts.world_size > 1 else "single",
         ranks=parts.world_size,

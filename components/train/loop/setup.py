@@ -30,6 +30,7 @@ from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.compiled import compile_layers
 from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of
 from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.mixture import mixture_of
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
 from steadytrain.components.train.loop.order import Order, order_of
 from steadytrain.components.train.loop.phases import Phases
@@ -128,6 +129,8 @@ def set_up(
     task = opened.training
     rows = _rows(data, "train")
     order, steps = order_of(rows, task, training), total_steps(training, len(rows))
+    if training.multi_task.sampling != "size":
+        order = mixture_of(rows.values("label"), data.labels, training.multi_task, training.seed)
     if training.curriculum.on:
         order = Curriculum(
             order,
@@ -181,10 +184,13 @@ def build_module(config: RunConfig, task: TrainingTask) -> torch.nn.Module:
     seed_everything(config.training.seed)
     module = task.build_model()
     if config.model.adapter.freezes:
-        return attach(module, config.model.adapter)
-    named = dict(module.named_parameters())
-    for name in frozen_names(module, config.training):
-        named[name].requires_grad_(False)
+        module = attach(module, config.model.adapter)
+    else:
+        named = dict(module.named_parameters())
+        for name in frozen_names(module, config.training):
+            named[name].requires_grad_(False)
+    if hasattr(task, "extend"):
+        task.extend(module)
     return module
 
 

@@ -21,12 +21,15 @@ def validate(parts: Parts) -> dict[str, float]:
     """Return the task's metrics over all validation data. They are equal on all ranks."""
     # Don't use the wrapped model: ranks may have different numbers of batches.
     parts.module.eval()
-    mine = share(range(len(parts.validation)), parts.rank, parts.world_size)
+    micro, rows = parts.batch.micro_batch_size, range(len(parts.validation))
+    # Ranks share whole micro-batches: a loss that compares their rows depends on which these are.
+    batches = [rows[start : start + micro] for start in rows[::micro]]
+    mine = share(range(len(batches)), parts.rank, parts.world_size)
     sums: Counter[str] = Counter()
-    for start in range(0, len(mine), parts.batch.micro_batch_size):
-        sums.update(_sums(parts, mine[start : start + parts.batch.micro_batch_size]))
+    for number in mine:
+        sums.update(_sums(parts, batches[number]))
     if parts.strategy.shares_weights:
-        _keep_up(parts, len(mine))
+        _keep_up(parts, math.ceil(len(batches) / parts.world_size) - len(mine))
     total: Counter[str] = Counter()
     for own in gather_object([dict(sums)]):
         total.update(own)
@@ -41,15 +44,13 @@ def _sums(parts: Parts, rows: Sequence[int]) -> Mapping[str, float]:
     return parts.task.validate(parts.module, to_device(batch, parts.accelerator.device))
 
 
-def _keep_up(parts: Parts, own: int) -> None:
+def _keep_up(parts: Parts, missing: int) -> None:
     """Run extra forward passes while other ranks validate: with shards, each pass needs all ranks.
 
     Args:
-        own: number of rows that this rank has validated.
+        missing: micro-batches that this rank has validated less than others.
     """
-    most = math.ceil(len(parts.validation) / parts.world_size)
-    micro = parts.batch.micro_batch_size
-    for _ in range(math.ceil(own / micro), math.ceil(most / micro)):
+    for _ in range(missing):
         _sums(parts, [0])
 
 

@@ -38,6 +38,7 @@ CONTENT = {
     "training.batch_contrastive": {"training": {"batch_contrastive": {"rows": 4}}},
     "training.dpo": {"training": {"dpo": {"beta": 0.5}}},
     "training.masking": {"training": {"masking": {"probability": 0.3}}},
+    "training.denoising": {"training": {"denoising": {"noise_density": 0.3}}},
     "training.r_drop": {"training": {"r_drop": {"weight": 1}}},
     "training.focal_loss": {"training": {"focal_loss": {"gamma": 2}}},
     "training.class_weights": {
@@ -46,6 +47,16 @@ CONTENT = {
     "training.class_weights balanced": {"training": {"class_weights": {"kind": "balanced"}}},
     "training.adversarial": {"training": {"adversarial": {"kind": "fgm"}}},
     "training.curriculum": {"training": {"curriculum": {"by": "length"}}},
+    "training.multi_task.sampling": {"training": {"multi_task": {"sampling": "temperature"}}},
+    "training.multi_task": {"training": {"multi_task": {"sampling": "temperature"}}},
+    "data.parts": {
+        "data": {
+            "task": "multi_task",
+            "source": ["a", "b"],
+            "parts": {"first": {"source": ["a"]}, "second": {"source": ["b"]}},
+        },
+        "gate": {"max_slice_regression": 0.02},
+    },
     "training.order balanced": {"training": {"order": "balanced"}},
     "another order": {"training": {"order": "balanced"}},
     "training.layer_decay": {"training": {"layer_decay": 0.9}},

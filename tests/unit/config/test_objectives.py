@@ -46,12 +46,22 @@ def configure(task="causal_lm", **training):
 
 def test_unused_objectives_leave_a_runs_identity_alone():
     assert configure(distillation={}).run_id == configure().run_id
-    assert configure(distillation={"teacher": "x"}).run_id != configure().run_id
+    taught = configure(distillation={"teacher": "x"})
+    assert taught.run_id != configure().run_id
+    assert configure(distillation={"teacher": "x", "hidden": {}}).run_id == taught.run_id
+    hidden = configure(distillation={"teacher": "x", "hidden": {"weight": 1.0}})
+    assert hidden.run_id != taught.run_id
 
 
 def test_a_field_that_nothing_reads_is_an_error():
     with pytest.raises(ConfigError, match=r"training\.distillation\.weight.*nothing reads it"):
         configure(distillation={"weight": 0.2})
+    with pytest.raises(ConfigError, match=r"distillation\.hidden\.loss.*nothing reads it"):
+        configure(distillation={"teacher": "x", "hidden": {"loss": "mse"}})
+    with pytest.raises(ConfigError, match=r"distillation\.hidden\.layers.*names no layer"):
+        configure(distillation={"teacher": "x", "hidden": {"weight": 1.0, "layers": []}})
+    with pytest.raises(ConfigError, match=r"training\.distillation\.hidden.*nothing reads it"):
+        configure(distillation={"hidden": {"weight": 1.0}})
 
 
 def test_the_micro_batch_of_compared_texts_is_set_once():

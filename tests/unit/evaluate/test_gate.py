@@ -196,3 +196,52 @@ def test_unfair_comparison_blocks_promotion():
 def test_floor_of_an_unknown_metric_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"bleu in steadytrain\.metrics: use one of accuracy"):
         GateConfig(floors={"bleu": 0.3})
+
+
+def accuracy_pair(*worse, count=400):
+    """Return two classifiers of two parts. The candidate is better, but gets `worse` wrong."""
+    champion = np.arange(count) % 4 != 0
+    candidate = np.ones(count)
+    candidate[list(worse)] = 0
+    slices = {"mood": np.arange(count - 40, count), "topic": np.arange(count - 40)}
+    return Means(
+        version="3",
+        digest="theirs",
+        candidate=candidate,
+        champion=champion.astype(float),
+        weights=np.ones(count),
+        units=np.arange(count),
+        slices=slices,
+    )
+
+
+def decide_parts(pair, **limits):
+    parts = ["mood", "topic"]
+    made = Gate(SUBJECT, GateConfig(**limits), "accuracy", HOW, DIRECTIONS, parts)
+    return made.decide({"accuracy": pair.value}, pair.pair)
+
+
+def test_candidate_that_is_better_in_every_part_is_promoted():
+    assert decide_parts(accuracy_pair(), max_slice_regression=0.02).promoted
+
+
+def test_candidate_that_is_worse_in_one_part_is_not_promoted():
+    decision = decide_parts(accuracy_pair(*range(370, 400)), max_slice_regression=0.02)
+    assert not decision.promoted
+    assert decision.improvement.low > 0
+    assert "part 'mood' is 66.7 % worse" in decision.reason
+    assert "part 'topic'" not in decision.reason
+
+
+def test_part_that_is_not_shown_to_be_as_good_counts_as_worse():
+    """The value is as good as the champion's, but the interval is wide."""
+    pair = accuracy_pair(*range(361, 400, 4))
+    assert decide_parts(pair, max_slice_regression=0.5).promoted
+    decision = decide_parts(pair, max_slice_regression=0.02)
+    assert not decision.promoted
+    assert "part 'mood' is 0.0 % better, with an interval from -" in decision.reason
+
+
+def test_part_with_few_examples_is_not_shown_to_be_as_good():
+    decision = decide_parts(accuracy_pair(), max_slice_regression=0.02, min_slice_examples=41)
+    assert "part 'mood' has 40 test examples, too few to tell (41 needed)" in decision.reason

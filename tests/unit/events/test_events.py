@@ -177,6 +177,17 @@ def test_line_with_a_number_beyond_all_floats_is_damaged():
         from_json(line.replace(step, f'"step": {"9" * 400}'))
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_only_what_diverges_may_be_infinite(value):
+    line = to_json(STEP, job_id="r")
+    speed, loss = f'"tokens_per_second": {STEP.tokens_per_second}', f'"loss": {STEP.loss}'
+    assert speed in line
+    assert loss in line
+    assert str(from_json(line.replace(loss, f'"loss": {value}')).loss) in value.lower()
+    with pytest.raises(ValueError, match="an impossible number: tokens_per_second"):
+        from_json(line.replace(speed, f'"tokens_per_second": {value}'))
+
+
 def test_file_may_be_larger_than_two_gigabytes(tmp_path):
     path = tmp_path / "a.jsonl"
     path.touch()

@@ -17,7 +17,7 @@ from steadytrain.components.observe.wandb_sink import WandbDelivery, WandbSink
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput, ConfigError, TrackingError
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.events.types import NoiseScaleMeasured, TrainingStep, Validated
 from steadytrain.components.shared.tracking import spool as spool_module
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.plugin_checks import check_plugins
@@ -97,6 +97,25 @@ def test_file_that_cannot_be_written_is_named(written):
     (written.workspace.folder / "tensorboard").write_text("in the way")
     with pytest.raises(TrackingError, match="cannot be written"):
         TensorBoardDelivery(written.workspace).catch_up()
+
+
+def measure_noise_scale(run):
+    """Add a measurement at two reported steps, of which the first one has no value."""
+    stream = run.workspace.stream("rank-1")  # files are merged by time
+    for event in list(read_events(run.workspace.events)):
+        if isinstance(event, TrainingStep) and event.attempt == 1 and event.step in (100, 200):
+            size = 80.0 if event.step == 200 else None
+            about = {"noise": 1.0, "signal": 0.1, "critical_batch_size": size}
+            earlier = event.time - 0.01
+            stream.emit(NoiseScaleMeasured(time=earlier, attempt=1, step=event.step, **about))
+    stream.close()
+
+
+def test_tensorboard_has_the_critical_batch_size(written):
+    measure_noise_scale(written)
+    TensorBoardDelivery(written.workspace).catch_up()
+    assert curves(written.workspace)[1, "critical_batch_size"] == [(200, 80.0)]
+    check_curves(written.workspace)
 
 
 DIES = """
@@ -180,6 +199,19 @@ def test_with_a_key_points_that_come_again_are_ignored(written, service, monkeyp
         (rows,) = (rows for run, rows in service.rows.items() if run.endswith(f"-{attempt}"))
         assert [row["step"] for row in rows.values() if "loss" in row] == steps
         assert any("eval_loss" in row for row in rows.values())
+
+
+def test_wandb_has_the_critical_batch_size_and_every_other_point_of_its_step(written, service):
+    measure_noise_scale(written)
+    WandbDelivery(written.config, written.workspace).catch_up()
+    (rows,) = (rows for run, rows in service.rows.items() if run.endswith("-1"))
+    found = [row for row in rows.values() if row["step"] == 200]
+    assert [row.get("critical_batch_size") for row in found] == [80.0, None, None]
+    assert "loss" in found[1]
+    assert "eval_loss" in found[2]
+    assert [row["step"] for row in rows.values() if "loss" in row] == expected(written.workspace)[
+        1, "loss"
+    ]
 
 
 def test_failure_is_an_error_without_the_key(written, service):

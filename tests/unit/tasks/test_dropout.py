@@ -78,7 +78,7 @@ def test_a_language_model_has_no_classifier():
             "model": {"base": "somewhere", "dropout": {"classifier": 0.1}},
         }
     )
-    with pytest.raises(ConfigError, match="which has no classifier"):
+    with pytest.raises(ConfigError, match="trains a model without a classifier"):
         check_task(config)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, from_mapping
+from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.tasks.checks import check_task
@@ -56,9 +57,16 @@ def test_each_name_has_its_encoder():
     assert isinstance(open_encoder(chat), ChatEncoder)
 
 
+def data_for(task):
+    """Return the fields of `data`."""
+    if task != MULTI_TASK:
+        return {"source": ["x"], "task": task}
+    return {"task": task, "parts": {name: {"source": ["x"]} for name in ("mood", "topic")}}
+
+
 @pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
 def test_encoder_can_be_sent_to_another_process(name):
-    encoder = open_encoder(DataConfig(source=["x"], task=name))
+    encoder = open_encoder(DataConfig(**data_for(name)))
     assert pickle.loads(pickle.dumps(encoder)) == encoder
 
 
@@ -142,9 +150,10 @@ def test_task_says_whether_it_trains_a_language_model(mine, name, accepted):
 
 @pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
 def test_settings_of_causal_language_models_are_rejected_for_others(name):
-    data = {"source": ["x"], "task": name}
-    config = from_mapping({"name": "any", "data": data, **ONLY_LANGUAGE_MODELS})
-    if name in ("sequence_classification", "masked_lm"):
+    gate = {"max_slice_regression": 0.02}
+    content = {"name": "any", "data": data_for(name), "gate": gate}
+    config = from_mapping(content | ONLY_LANGUAGE_MODELS)
+    if name in ("sequence_classification", "masked_lm", "text_embedding", MULTI_TASK):
         with pytest.raises(ConfigError, match="is for a causal language model's own head"):
             check_plugins(config)
     else:

@@ -33,15 +33,21 @@ BERT = {
 }
 
 
+LABELS = {
+    "sequence_classification": ["a", "b", "c"],
+    "multi_task": ["mood/a", "mood/b", "topic/a", "topic/b"],
+}
+
+
 def task_of(tmp_path, name, model, **training):
-    classes = name == "sequence_classification"
+    classes = name in LABELS
     data = write_data(
         tmp_path / "data",
         class_rows(6) if classes else language_rows(6),
         [],
         task=name,
         schema=CLASSES if classes else write_data.__kwdefaults__["schema"],
-        labels=["a", "b", "c"] if classes else [],
+        labels=LABELS.get(name, []),
     )
     bench = Bench.make(tmp_path, data, model={"config": model}, training=training)
     return OpenTask(bench.config, data)

@@ -14,6 +14,7 @@ from steadytrain.components.shared.events import Event, EventStream, read_events
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
     CheckpointSaved,
+    NoiseScaleMeasured,
     RankUsage,
     TrainingStarted,
     Validated,
@@ -83,6 +84,12 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
         Validated(attempt=1, step=2, epoch=0.1, metrics={"loss": 2.5, "f1(macro)": 0.5}, best=True),
         CheckpointSaved(attempt=1, step=2, checkpoint="c", bytes=1, seconds=0.1),
         *(
+            NoiseScaleMeasured(
+                attempt=1, step=step, noise=1.0, signal=0.1, critical_batch_size=size
+            )
+            for step, size in ((0, None), (2, 80.0))
+        ),
+        *(
             RankUsage(attempt=1, rank=rank, sample=2, memory_used=rank + 5, cores_used=1.5)
             for rank in (0, 1)
         ),
@@ -113,6 +120,7 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     assert first.data.metrics["gpu_utilization"] == 0.5
     assert first.data.metrics["system/rank-1/memory_used"] == 6
     assert points(config, workspace, 1, "system/rank-0/cores_used") == [2]
+    assert points(config, workspace, 1, "critical_batch_size") == [2]
     assert not {"communication_wait", "gpu_utilization"} & second.data.metrics.keys()
     assert math.isnan(second.data.metrics["loss"])
     assert points(config, workspace, 1, "loss") == [0, 1, 2]

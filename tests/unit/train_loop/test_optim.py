@@ -58,6 +58,8 @@ OURS_ALONE = {
     "adversarial",
     "dpo",
     "masking",
+    "multi_task",
+    "denoising",
     "monitor",
     "profile",
 }

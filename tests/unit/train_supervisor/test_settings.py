@@ -117,6 +117,8 @@ NOT_ALONE = {
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
     *("training.r_drop", "training.focal_loss", "training.class_weights"),
     *("training.adversarial", "training.dpo", "training.masking"),
+    "training.multi_task",
+    "training.denoising",
     *("training.param_groups", "training.gradient_compression"),
     *("training.optim_args", "training.lr_scheduler_kwargs", "training.order_options"),
 }

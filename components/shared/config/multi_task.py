@@ -1,0 +1,59 @@
+"""How several data sets are mixed, and how much each counts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from steadytrain.components.shared.config.base import at_odds
+from steadytrain.components.shared.config.objective import ObjectiveConfig
+
+Weight = Annotated[float, Field(gt=0)]
+
+
+class MultiTaskConfig(ObjectiveConfig):
+    """Learning several data sets with one encoder (Caruana 1997, "Multitask Learning")."""
+
+    sampling: Literal["size", "temperature", "weights"] = Field(
+        "size",
+        description="How often a row of each part is drawn. size: every row once in an epoch; "
+        "temperature: in proportion to the number of its rows to the power 1 / temperature; "
+        "weights: in proportion to sampling_weights.",
+    )
+    temperature: float = Field(
+        2.0,
+        ge=1,
+        description="Only for temperature. 1 is proportional to the sizes; a high one draws all "
+        "parts alike.",
+    )
+    sampling_weights: dict[str, Weight] = Field(
+        {}, description="Weight of each part. Only for weights."
+    )
+    loss_weights: dict[str, Weight] = Field(
+        {},
+        description="By which the loss of each part's rows is multiplied. Empty means 1 for all.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self != MultiTaskConfig()
+
+    @model_validator(mode="after")
+    def _is_read(self) -> MultiTaskConfig:
+        if (self.sampling == "weights") != bool(self.sampling_weights):
+            raise at_odds(
+                "training.multi_task.sampling_weights",
+                self.sampling_weights,
+                f"training.multi_task.sampling is {self.sampling}",
+                "give the weight of each part together with sampling weights, or leave both out",
+            )
+        default = type(self).model_fields["temperature"].default
+        if self.sampling != "temperature" and self.temperature != default:
+            raise at_odds(
+                "training.multi_task.temperature",
+                self.temperature,
+                f"training.multi_task.sampling is {self.sampling}",
+                "set sampling to temperature, or leave it out",
+            )
+        return self

@@ -1,0 +1,121 @@
+"""Classify the texts of several data sets with one encoder (Caruana 1997, "Multitask Learning").
+
+Each part has a linear head of its own: the rows of one classification layer that belong to its
+classes. A text is compared with the classes of its own part alone, as if there were no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+
+from steadytrain.components.shared.parts import part_indices
+from steadytrain.components.tasks.base import Batch, LossSum
+from steadytrain.components.tasks.sequence_classification import (
+    ClassifierPackager,
+    SequenceClassification,
+    class_logits,
+)
+
+
+class MultiTaskClassification(SequenceClassification):
+    """Predict the label of each row among the classes of its part."""
+
+    task = "multi_task"
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The names of the parts, sorted."""
+        return part_indices(self.data.labels)[0]
+
+    @cached_property
+    def owners(self) -> torch.Tensor:
+        """The part of each class, (classes), int64."""
+        return torch.tensor(part_indices(self.data.labels)[1])
+
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """By which the loss of each part's rows is multiplied, (parts), float32."""
+        given = self.config.training.multi_task.loss_weights
+        return torch.tensor([given.get(part, 1.0) for part in self.parts])
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        targets = batch["targets"]
+        owners = self.owners.to(targets.device)
+        logits = within_parts(class_logits(model, batch), targets, owners)
+        losses = smoothed_losses(logits, targets, self.config.training.label_smoothing_factor)
+        weights = self.weights.to(targets.device)
+        return LossSum((losses * weights[owners[targets]]).sum())
+
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        targets = batch["targets"]
+        owners = self.owners.to(targets.device)
+        logits = within_parts(class_logits(model, batch), targets, owners)
+        losses = smoothed_losses(logits, targets)
+        correct = logits.argmax(-1) == targets
+        sums = {"loss": losses.sum().item(), "weight": float(len(targets))}
+        for index, part in enumerate(self.parts):
+            mine = owners[targets] == index
+            sums |= {
+                f"{part}_loss": losses[mine].sum().item(),
+                f"{part}_weight": mine.sum().item(),
+                f"{part}_correct": correct[mine].sum().item(),
+            }
+        return sums
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the loss and the accuracy of each part, and the mean of all parts, as in GLUE.
+
+        A part without rows on the validation side is left out of the mean.
+        """
+        found = {
+            f"{part}_{metric}": sums.get(f"{part}_{summed}", 0) / max(rows, 1)
+            for part in self.parts
+            for rows in [sums.get(f"{part}_weight", 0)]
+            for metric, summed in (("loss", "loss"), ("accuracy", "correct"))
+        }
+        seen = [part for part in self.parts if sums.get(f"{part}_weight", 0)]
+        means = {
+            metric: sum(found[f"{part}_{metric}"] for part in seen) / max(len(seen), 1)
+            for metric in ("loss", "accuracy")
+        }
+        return means | found
+
+
+class MultiTaskPackager(ClassifierPackager):
+    """Packages a classifier with the heads of all parts."""
+
+    training = MultiTaskClassification
+
+
+def within_parts(logits: torch.Tensor, targets: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+    """Return logits that are minus infinity outside the part of each row.
+
+    Args:
+        logits: (rows, classes).
+        targets: (rows), the class of each row.
+        owners: (classes), the part of each class.
+    """
+    own = owners == owners[targets][:, None]
+    return logits.masked_fill(~own, -torch.inf)
+
+
+def smoothed_losses(
+    logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0
+) -> torch.Tensor:
+    """Return the cross-entropy of each row in nats, (rows).
+
+    Args:
+        logits: as `within_parts` returns them.
+        smoothing: share of each target that is spread over all classes of its part.
+    """
+    logs = logits.log_softmax(-1)
+    losses = -logs.gather(1, targets[:, None])[:, 0]
+    if not smoothing:
+        return losses
+    # torch's own smoothing would also spread it over the classes that are impossible here.
+    own = logits.isfinite()
+    spread = -logs.masked_fill(~own, 0).sum(1) / own.sum(1)
+    return (1 - smoothing) * losses + smoothing * spread

@@ -1,0 +1,92 @@
+"""Score a language model on the hidden spans of the test side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.encoding.denoised_text import plain_windows
+from steadytrain.components.tasks.encoding.sentinels import LEAST
+from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer
+from steadytrain.components.tasks.scoring.language import document_losses
+from steadytrain.components.tasks.scoring.table import (
+    longest,
+    padding_id,
+    read_batches,
+    score_table,
+)
+from steadytrain.components.tasks.span_corruption import SpanCorruption
+
+_SAMPLE: Final = 2000
+"""Training rows whose targets the baseline counts."""
+
+
+class DenoisingScorer:
+    """Scores the hidden spans of each record. Its identity decides which ones are hidden."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        model, tokenizer = components["model"].eval(), components["tokenizer"]
+        length = longest(model, self.data.sequence_length)
+        rows, documents = [], []
+        for row, document in self._documents(tokenizer, records, length):
+            rows.append(row)
+            documents.append(document)
+        losses = document_losses(
+            model,
+            documents,
+            batch_size=self.config.evaluation.batch_size,
+            length=length,
+            fill=padding_id(tokenizer),
+        )
+        loss, targets = np.zeros(records.num_rows), np.zeros(records.num_rows, dtype=np.int64)
+        np.add.at(loss, rows, losses)
+        np.add.at(targets, rows, [sum(document.targets) for document in documents])
+        sizes = np.zeros(records.num_rows, dtype=np.int64)
+        return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        """Score predicting each token by its frequency among the targets of training, plus one."""
+        tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
+        length, counts = self.data.sequence_length, np.ones(len(tokenizer))
+        corruption = SpanCorruption.by(tokenizer, self.config.training.denoising)
+        rows = (
+            ids.as_py()
+            for batch in read_batches(self.data, "train", ["input_ids"])
+            for ids in batch.column("input_ids")
+        )
+        for place, ids in enumerate(islice(rows, _SAMPLE)):
+            np.add.at(counts, _wanted(corruption.apply(ids, length, 0, place)), 1)
+        surprise = -np.log(counts / counts.sum())
+        found = [_wanted(item) for _, item in self._documents(tokenizer, records, length)]
+        return {"loss": float(surprise[np.concatenate(found)].mean())} if found else {}
+
+    def _documents(
+        self, tokenizer: Any, records: pa.Table, length: int
+    ) -> Iterator[tuple[int, Encoded]]:
+        """Yield what is drawn from each window, with the index of its record."""
+        corruption = SpanCorruption.by(tokenizer, self.config.training.denoising)
+        texts: list[Any] = records.column("text").to_pylist()
+        names = map(str, records.column("id").to_pylist())
+        found = plain_windows(tokenizer, texts, length)
+        for row, (name, windows) in enumerate(zip(names, found, strict=True)):
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+            for place, ids in enumerate(windows):
+                if len(ids) >= LEAST:
+                    yield row, corruption.apply(ids, length, seed, place)
+
+
+def _wanted(document: Encoded) -> list[int]:
+    """Return the targets of a document."""
+    pairs = zip(document.input_ids, document.targets, strict=True)
+    return [token for token, target in pairs if target]

@@ -1,0 +1,51 @@
+"""Score a classifier of several data sets on the test side, each text within its own part."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from steadytrain.components.shared.config.adversarial import Attack
+from steadytrain.components.shared.parts import part_indices
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.scoring.class_balance import class_counts
+from steadytrain.components.tasks.scoring.classification import (
+    ClassificationScorer,
+    label_indices,
+    score_classification,
+)
+
+
+class MultiTaskScorer(ClassificationScorer):
+    """Scores a classifier with a head for each part."""
+
+    def _score(
+        self, components: Components, records: pa.Table, attack: Attack | None = None
+    ) -> pa.Table:
+        return score_classification(
+            components,
+            records,
+            labels=self.data.labels,
+            batch_size=self.config.evaluation.batch_size,
+            max_length=self.data.sequence_length,
+            attack=attack,
+            together=self._together(),
+        )
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        """Score always predicting the most common label of a text's part.
+
+        Returns:
+            `accuracy`.
+        """
+        truth = label_indices(records, self.data.labels)
+        if not len(truth):
+            return {}
+        counts = np.where(self._together(), class_counts(self.data), -1)
+        return {"accuracy": float((truth == counts[truth].argmax(axis=1)).mean())}
+
+    def _together(self) -> npt.NDArray[np.bool_]:
+        owners = np.asarray(part_indices(self.data.labels)[1])
+        together: npt.NDArray[np.bool_] = owners[:, None] == owners
+        return together

@@ -1,0 +1,166 @@
+"""Score a model that embeds texts: does a text find its counterpart among fixed candidates?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from steadytrain.components.shared.arrow_files import open_batches
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.embeddings import embedded, without_pooler
+from steadytrain.components.tasks.encoding.text_pairs import halves
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.in_batch_negatives import Compared, alike, compare, numbered
+from steadytrain.components.tasks.models import load_frozen
+from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
+
+CANDIDATES: Final = 512
+"""Most texts that each text is compared with, besides its own counterpart."""
+
+Text = tuple[int, ...]
+"""The tokens of a text."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Texts and their counterparts, in the same order."""
+
+    texts: list[Text]
+    own: list[Text]
+
+
+class RetrievalScorer:
+    """Scores how well texts find their counterparts among those of a sample of the test side.
+
+    The column `reciprocal_rank` is 1 if the counterpart is the most similar one. A single text has
+    its second half as the counterpart of its first. The scores of a record depend on no record
+    around it.
+    """
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        model, tokenizer = components["model"].eval(), components["tokenizer"]
+        length = longest(model, self.data.sequence_length)
+        asked = _pairs(tokenizer, records, length)
+        sample = _pairs(tokenizer, self._sample, length)
+        fill = padding_id(tokenizer)
+        texts, own, candidates = (
+            self._embedded(model, part, fill) for part in (asked.texts, asked.own, sample.own)
+        )
+        found = compare(texts, own, candidates, _same(asked, sample).to(texts.device))
+        return self._table(records, found)
+
+    def baselines(self, records: pa.Table) -> dict[str, float]:
+        """Return the metrics of the model before training; from scratch, those of chance."""
+        address = self.config.model.base
+        tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
+        if not records.num_rows:
+            return {}
+        if address is None:
+            counts = self._candidate_counts(tokenizer, records)
+            return {
+                "loss": float(np.log(counts).mean()),
+                "recall_at_1": float((1 / counts).mean()),
+                "mean_reciprocal_rank": float(np.mean([_harmonic(n) / n for n in counts])),
+            }
+        table = self.score(
+            {"model": self._base(address, tokenizer), "tokenizer": tokenizer}, records
+        )
+        reciprocal = table.column("reciprocal_rank").to_numpy()
+        return {
+            "loss": float(table.column("loss").to_numpy().mean()),
+            "recall_at_1": float((reciprocal == 1).mean()),
+            "mean_reciprocal_rank": float(reciprocal.mean()),
+        }
+
+    def _base(self, address: str, tokenizer: Any) -> torch.nn.Module:
+        from transformers import AutoModel
+
+        given = (AutoModel, address, "model.base", self.config, self.data, tokenizer)
+        model = without_pooler(load_frozen(*given, dtype=torch.float32))
+        cuda = self.config.compute.device != "cpu" and torch.cuda.is_available()
+        return model.to("cuda" if cuda else "cpu")
+
+    @cached_property
+    def _sample(self) -> pa.Table:
+        """The records whose counterparts are the candidates, chosen by the hash of their ids."""
+        stored = open_batches(self.data.path(self.data.test_records))
+        records = pa.Table.from_batches([item.checked() for item in stored])
+        hashes = [hashlib.sha256(str(name).encode()).digest() for name in records["id"].to_pylist()]
+        order = sorted(range(len(hashes)), key=hashes.__getitem__)
+        return records.take(order[:CANDIDATES])
+
+    def _candidate_counts(self, tokenizer: Any, records: pa.Table) -> np.ndarray:
+        """Return between how many texts each record's counterpart is, itself included."""
+        length = self.data.sequence_length
+        asked, sample = (_pairs(tokenizer, part, length) for part in (records, self._sample))
+        counts: np.ndarray = 1 + (~_same(asked, sample)).sum(1).numpy()
+        return counts
+
+    @torch.inference_mode()
+    def _embedded(self, model: torch.nn.Module, texts: Sequence[Text], fill: int) -> torch.Tensor:
+        """Return the embedding of each text, (texts, width), float32."""
+        device, size = next(model.parameters()).device, self.config.evaluation.batch_size
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
+        parts = []
+        for start in range(0, len(order), size):
+            ids, mask = pad([texts[index] for index in order[start : start + size]], fill)
+            batch = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+            parts.append(embedded(model, batch))
+        found = torch.cat(parts)
+        return found[torch.tensor(order, device=device).argsort()]
+
+    def _table(self, records: pa.Table, found: Compared) -> pa.Table:
+        count = records.num_rows
+        losses = found.losses(self.config.training.batch_contrastive.temperature)
+        return score_table(
+            records,
+            {
+                "loss": losses.double().cpu().numpy(),
+                "targets": np.ones(count, dtype=np.int64),
+                "bytes": np.zeros(count, dtype=np.int64),
+                "reciprocal_rank": 1 / found.ranks().double().cpu().numpy(),
+            },
+        )
+
+
+def _pairs(tokenizer: Any, records: pa.Table, length: int) -> Pairs:
+    """Return the texts of records in tokens, each with its counterpart."""
+    texts: list[Any] = records.column("text").to_pylist()
+    others: list[Any] = records.column("completion").to_pylist()
+
+    def tokens(given: list[str]) -> list[list[int]]:
+        found: list[list[int]] = tokenizer(given, truncation=True, max_length=length)["input_ids"]
+        return found
+
+    special = tuple(sorted(tokenizer.all_special_ids))
+    # A text without a counterpart stands in for it here, and is split below.
+    filled = [text if other is None else other for text, other in zip(texts, others, strict=True)]
+    pairs = Pairs([], [])
+    for first, second, other in zip(tokens(texts), tokens(filled), others, strict=True):
+        both = halves(first, special) if other is None else (first, second)
+        pairs.texts.append(tuple(map(int, both[0])))
+        pairs.own.append(tuple(map(int, both[1])))
+    return pairs
+
+
+def _same(asked: Pairs, sample: Pairs) -> torch.Tensor:
+    """Return which candidates are no negatives, (asked, candidates), bool."""
+    sizes = [len(part) for part in (asked.texts, asked.own, sample.texts, sample.own)]
+    numbers = numbered([*asked.texts, *asked.own, *sample.texts, *sample.own])
+    return alike(*torch.split(numbers, sizes))
+
+
+def _harmonic(count: int) -> float:
+    return float((1 / np.arange(1, count + 1)).sum())

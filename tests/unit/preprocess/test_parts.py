@@ -1,0 +1,87 @@
+"""Data of several parts: each is read in its own way, and none disturbs another."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.profile import profile_of
+from steadytrain.components.preprocess.step import run
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.train.loop.data import Rows
+
+from support.data import read_table, sentence, write_jsonl
+from support.weight_digests import BERT
+
+SHARED = 40
+
+
+@pytest.fixture
+def configure(tmp_path):
+    """Return what writes two parts, which share their first texts, and configures a run."""
+
+    def configured(*, moods=("good", "bad"), column="mood", **topic):
+        mood = [{"body": sentence(n), "mood": moods[n % len(moods)]} for n in range(200)]
+        topics = [
+            {"text": sentence(n if n < SHARED else n + 1000), "label": "xyz"[n % 3]}
+            for n in range(300)
+        ]
+        parts = {
+            "mood": {
+                "source": [str(write_jsonl(tmp_path / "mood.jsonl", mood))],
+                "columns": {"text": "body", "label": column},
+            },
+            "topic": {"source": [str(write_jsonl(tmp_path / "topic.jsonl", topics))], **topic},
+        }
+        shares = {"test_share": 0.2, "validation_share": 0.2, "sequence_length": 64}
+        return from_mapping(
+            {
+                "name": "tiny",
+                "output": str(tmp_path / "output"),
+                "data": {"task": "multi_task", "parts": parts, **shares},
+                "model": {"config": BERT, "vocab_size": 300},
+                "gate": {"max_slice_regression": 0.02},
+            }
+        )
+
+    return configured
+
+
+def test_each_record_of_each_part_is_kept_with_the_label_of_its_part(configure, tmp_path):
+    config = configure()
+    record = run(config)
+    assert record.labels == ["mood/bad", "mood/good", "topic/x", "topic/y", "topic/z"]
+    # A text of both parts has two labels, which neither conflict nor make it a duplicate.
+    assert sum(side.documents for side in record.sides.values()) == 500
+    profile = profile_of(find_inputs(config.data), config.data, tmp_path)
+    assert profile == record.profile
+
+
+def test_a_text_of_two_parts_is_on_one_side(configure):
+    record = run(configure())
+    table = read_table(record.path(record.test_records)).to_pylist()
+    slices = {row["text"]: set() for row in table}
+    for row in table:
+        slices[row["text"]].add(row["slice"])
+    shared = [slices[text] for text in map(sentence, range(SHARED)) if text in slices]
+    assert shared
+    assert all(each == {"mood", "topic"} for each in shared)
+    train = Rows([record.path(name) for name in record.sides["train"].shards])
+    assert len(train) == record.sides["train"].documents
+
+
+def test_given_labels_of_a_part_keep_their_order(configure):
+    record = run(configure(labels=["z", "y", "x"]))
+    assert record.labels == ["mood/bad", "mood/good", "topic/z", "topic/y", "topic/x"]
+
+
+def test_missing_column_names_its_part(configure):
+    with pytest.raises(DataError, match="no record of the part 'mood' has the column") as caught:
+        run(configure(column="feeling"))
+    assert caught.value.remedy.startswith("name the columns in data.parts.mood.columns;")
+
+
+def test_one_label_in_a_part_names_it(configure):
+    with pytest.raises(DataError, match=r"of the part 'mood' has 1 different labels \(mood/good"):
+        run(configure(moods=("good",)))

@@ -1,0 +1,111 @@
+"""Several heads in one layer learn and score as separate heads do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.nn import functional
+
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.tasks.multi_task import MultiTaskClassification
+from steadytrain.components.tasks.scoring import multi_task
+from steadytrain.components.tasks.scoring.multi_task import MultiTaskScorer
+
+from support.weight_digests import BERT
+
+LABELS = ["mood/bad", "mood/good", "topic/art", "topic/law", "topic/sport"]
+HEADS = {"mood": slice(0, 2), "topic": slice(2, 5)}
+TARGETS = torch.tensor([0, 3, 1, 4, 2, 2, 1])
+
+
+def task_of(**training):
+    parts = {name: {"source": [f"{name}.jsonl"]} for name in HEADS}
+    config = from_mapping(
+        {
+            "name": "tiny",
+            "data": {"task": "multi_task", "parts": parts},
+            "model": {"config": BERT},
+            "training": training,
+            "gate": {"max_slice_regression": 0.02},
+        }
+    )
+    return MultiTaskClassification(config, SimpleNamespace(labels=LABELS))
+
+
+class Logits(torch.nn.Module):
+    """Returns the logits that are its only parameter."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.logits = torch.nn.Parameter(3 * torch.randn(len(TARGETS), 5, generator=generator))
+
+    def forward(self, input_ids, attention_mask):
+        return SimpleNamespace(logits=self.logits[input_ids[:, 0]])
+
+
+def batch_of(rows):
+    ids = torch.tensor(rows)[:, None]
+    return {"input_ids": ids, "attention_mask": ids, "targets": TARGETS[rows]}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("micro", [7, 2, 1])
+def test_loss_and_gradient_are_those_of_separate_heads(smoothing, micro):
+    weights = {"mood": 0.5, "topic": 3.0}
+    task = task_of(multi_task={"loss_weights": weights}, label_smoothing_factor=smoothing)
+    model, found = Logits(), 0.0
+    for start in range(0, len(TARGETS), micro):
+        rows = list(range(start, min(start + micro, len(TARGETS))))
+        total = task.loss(model, batch_of(rows)).total
+        total.backward()
+        found += total.item()
+
+    logits = model.logits.detach().double().requires_grad_()
+    expected = torch.zeros((), dtype=torch.float64)
+    for part, head in HEADS.items():
+        mine = (head.start <= TARGETS) & (head.stop > TARGETS)
+        expected = expected + weights[part] * functional.cross_entropy(
+            logits[mine][:, head],
+            TARGETS[mine] - head.start,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
+    (gradient,) = torch.autograd.grad(expected, logits)
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+    assert torch.allclose(model.logits.grad.double(), gradient, atol=1e-6)
+
+
+def test_validation_metrics_are_those_of_each_part_and_their_mean():
+    task, model = task_of(), Logits()
+    with torch.no_grad():
+        sums = task.validate(model, batch_of([0, 1, 2]))
+        for name, value in task.validate(model, batch_of([3, 4, 5, 6])).items():
+            sums[name] += value
+        metrics = task.validation_metrics(sums)
+        for part, head in HEADS.items():
+            mine = (head.start <= TARGETS) & (head.stop > TARGETS)
+            logits, targets = model.logits[mine][:, head], TARGETS[mine] - head.start
+            loss = functional.cross_entropy(logits, targets).item()
+            right = (logits.argmax(-1) == targets).double().mean().item()
+            assert metrics[f"{part}_loss"] == pytest.approx(loss, rel=1e-6)
+            assert metrics[f"{part}_accuracy"] == pytest.approx(right)
+    for name in ("loss", "accuracy"):
+        assert metrics[name] == pytest.approx(sum(metrics[f"{part}_{name}"] for part in HEADS) / 2)
+
+
+def test_part_without_validation_rows_does_not_count_in_the_mean():
+    task, model = task_of(), Logits()
+    metrics = task.validation_metrics(task.validate(model, batch_of([0, 2])))
+    assert metrics["loss"] == metrics["mood_loss"]
+
+
+def test_baseline_is_the_most_common_label_of_each_part(monkeypatch):
+    monkeypatch.setattr(multi_task, "class_counts", lambda data: np.array([5, 1, 90, 80, 70]))
+    scorer = MultiTaskScorer(None, SimpleNamespace(labels=LABELS))
+    records = pa.table({"label": ["mood/bad", "mood/good", "topic/art", "topic/law"]})
+    assert scorer.baselines(records) == {"accuracy": 0.5}
