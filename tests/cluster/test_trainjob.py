@@ -9,6 +9,8 @@ import time
 from collections import Counter
 
 import pytest
+from kubernetes import client
+from urllib3.exceptions import HTTPError
 
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -123,7 +125,7 @@ def _stop_the_api_server(core):
             time.sleep(30)
         finally:
             subprocess.run(start, shell=True, check=True)
-            _until_it_answers(core)
+            _until_it_is_ready(core)
 
 
 def test_disturbed_run_has_the_weights_of_an_undisturbed_one(launched, disturbed):
@@ -358,13 +360,12 @@ def _change_taints(core, change):
         core.patch_node(node.metadata.name, {"spec": {"taints": change(taints)}})
 
 
-def _until_it_answers(core, seconds=120):
+def _until_it_is_ready(core, seconds=300):
+    """Wait for an API server that starts: it answers before it has all that it needs."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        try:
-            core.list_node()
-        except Exception:
-            time.sleep(1)
-        else:
+        with contextlib.suppress(client.ApiException, HTTPError):
+            core.api_client.call_api("/readyz", "GET", auth_settings=["BearerToken"])
             return
-    raise AssertionError("the API server did not come back")
+        time.sleep(1)
+    raise AssertionError(f"the API server was not ready after {seconds} s")

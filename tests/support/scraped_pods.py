@@ -19,8 +19,11 @@ def scraping(namespace: str, pods: Sequence[str], port: int) -> Iterator[list[Sc
     """Fetch the metrics of each pod that answers, every second; yield them in order."""
     found: list[Scrape] = []
     done = threading.Event()
-    # A client of its own: an exec in another thread changes the client that it uses.
-    core = client.CoreV1Api(client.ApiClient())
+    # A client of its own: an exec in another thread changes the client that it uses. It does not
+    # retry, since the warnings about that would bury a failure's own message.
+    settings = client.Configuration.get_default_copy()
+    settings.retries = False
+    core = client.CoreV1Api(client.ApiClient(settings))
 
     def work() -> None:
         while not done.wait(1):
