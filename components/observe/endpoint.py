@@ -63,21 +63,29 @@ class Endpoint:
             return
         collected = self._round
         yield from self._metrics(environment, start)
-        # The server asks for more only after it has sent this. A client that gave up has nothing.
-        if _has_left(environment[_CONNECTION]):
+        # The server asks for more only after it has sent this.
+        if not _has_read_all(environment[_CONNECTION]):
             return
         with self._changed:
             self._answered = max(self._answered, collected)
             self._changed.notify_all()
 
 
-def _has_left(client: socket.socket) -> bool:
-    """Return whether the other side has closed the connection."""
+def _has_read_all(client: socket.socket) -> bool:
+    """End the answer, and return whether the other side read it before it closed the connection.
+
+    A system that closes a connection with unread data resets it (RFC 2525, section 2.17).
+    """
     readable, _, _ = select.select([client], [], [], 0)
     try:
-        return bool(readable) and not client.recv(1, socket.MSG_PEEK)
+        if readable and not client.recv(1, socket.MSG_PEEK):
+            return False  # It left before it could have the answer.
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(4096):
+            pass
     except OSError:
-        return True
+        return False
+    return True
 
 
 class _Quiet(WSGIRequestHandler):

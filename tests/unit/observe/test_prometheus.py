@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import threading
 import time
@@ -179,7 +180,8 @@ def test_it_waits_at_the_end_for_one_scrape_of_the_final_values(written, serving
     assert not closing.is_alive()
 
 
-def test_client_that_gave_up_does_not_have_the_final_values(written, serving, port):
+@pytest.mark.parametrize("answered", [False, True], ids=["at-once", "with-the-answer-unread"])
+def test_client_that_gave_up_does_not_have_the_final_values(written, serving, port, answered):
     sink = serving(prometheus_linger_seconds=60)
     scrape(port)
     closing = threading.Thread(target=sink.close)
@@ -188,6 +190,8 @@ def test_client_that_gave_up_does_not_have_the_final_values(written, serving, po
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            if answered:
+                assert select.select([client], [], [], 10)[0]
     time.sleep(0.5)
     assert closing.is_alive()
     scrape(port)
