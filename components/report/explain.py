@@ -17,6 +17,7 @@ from steadytrain.components.report.sentences import recovery
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import RunSummary, outcome
 from steadytrain.components.report.words import number, percent
+from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.workspace import Workspace
@@ -150,5 +151,5 @@ def _next(workspace: Workspace, standing: RunSummary, *, running: bool) -> str:
 
 
 def _short(line: str) -> str:
-    first = line.partition("\n")[0]
+    first = on_one_line(line.partition("\n")[0])
     return first if len(first) <= LONGEST else f"{first[: LONGEST - 1]}…"

@@ -29,6 +29,7 @@ from steadytrain.components.report.story import (
 from steadytrain.components.report.timeline import timeline
 from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
 from steadytrain.components.report.words import moment, number, percent
+from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.events.types import (
     DecisionMade,
     StepStarted,
@@ -107,6 +108,7 @@ def _templates(package: str) -> Environment:
     environment = Environment(
         loader=ChoiceLoader(places),
         autoescape=True,
+        finalize=lambda value: without_controls(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -53,6 +54,7 @@ def _compared(expected: Estimate | None, steps: list[TrainingStep]) -> Iterator[
         f"{peak / expected.memory - 1:+.0%}" if expected and peak else "",
     )
     speeds = [event.tokens_per_second for event in steps[-_NEWEST_STEPS:]]
+    speeds = [speed for speed in speeds if math.isfinite(speed)]
     measured = median(speeds) if speeds else 0.0
     span = expected.tokens_per_second if expected else None
     yield Comparison(

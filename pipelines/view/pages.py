@@ -23,6 +23,7 @@ from steadytrain.components.report.curves import Curve, thin
 from steadytrain.components.report.page import content
 from steadytrain.components.report.sentences import amount, describe
 from steadytrain.components.report.words import moment, number
+from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.shared.redaction import redact
 from steadytrain.pipelines import json_output
@@ -146,9 +147,9 @@ def _render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def _without_secrets(value: object) -> object:
-    """Return what a page may show: a message or a log may repeat a secret."""
-    return redact(value) if type(value) is str else value
+def _fit_to_show(value: object) -> object:
+    """Return what a page may show: a message or a log may hold secrets and a terminal's codes."""
+    return redact(without_controls(value)) if type(value) is str else value
 
 
 @cache
@@ -156,7 +157,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("steadytrain.pipelines.view", "."),
         autoescape=True,
-        finalize=_without_secrets,
+        finalize=_fit_to_show,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

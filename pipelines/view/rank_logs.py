@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
+from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.view.source import Source
 
 SHOWN_BYTES: Final = 128 << 10
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-"""Colors of a terminal, and other control characters. Tabs and newlines stay."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def log_text(source: Source, run: str, name: str) -> tuple[str, bool]:
     text = source.read(run, name, start, stamp.size).decode("utf-8", "replace")
     if start:
         text = text.partition("\n")[2]
-    return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n")), start > 0
+    return without_controls(text), start > 0
 
 
 def _attempt(name: str) -> int:

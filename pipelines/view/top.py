@@ -24,6 +24,7 @@ from steadytrain.components.report.sentences import amount, describe
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts
 from steadytrain.components.report.words import moment, number
+from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.shared.redaction import redact
@@ -204,5 +205,4 @@ def _speed(row: Row) -> str:
 
 def _plain(text: str, style: str = "") -> Text:
     """Return text from a run: one line without secrets and without a terminal's control codes."""
-    shown = "".join(sign if sign.isprintable() else " " for sign in text)
-    return Text(redact(shown), style)
+    return Text(redact(on_one_line(text)), style)

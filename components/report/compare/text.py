@@ -9,6 +9,7 @@ from steadytrain.components.report.compare.comparison import Comparison
 from steadytrain.components.report.compare.side_by_side import Row
 from steadytrain.components.report.curves import thin
 from steadytrain.components.report.words import number
+from steadytrain.components.shared.controls import on_one_line
 
 STEPS: Final = 12
 """Steps of a curve that are shown at most. The page and `--json` have more."""
@@ -57,6 +58,5 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Iterator[
 
 
 def _short(text: str) -> str:
-    # A value may hold anything, and a control character would change the terminal.
-    clean = "".join(letter if letter.isprintable() else " " for letter in text)
+    clean = on_one_line(text)
     return clean if len(clean) <= WIDEST else f"{clean[: WIDEST - 1]}…"

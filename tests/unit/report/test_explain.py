@@ -58,7 +58,7 @@ def test_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:
     bare.start_step("train")
     for number in range(1, 13):
         fail(bare, number, 0, 50, "again" if number < 12 else "x" * 999, "retry")
-    bare.fail("train", "TrainingFailed", "first line\nsecond line", "fix it\nor not")
+    bare.fail("train", "TrainingFailed", "first\x1bline\nsecond line", "fix it\nor not")
     lines = explain(bare.workspace)
     assert len(lines) == 10
     assert all(line and "\n" not in line and len(line) <= 300 for line in lines)

@@ -114,6 +114,14 @@ def test_drawings_are_well_formed(page: Page) -> None:
                 assert 0 <= y <= height
 
 
+def test_codes_of_a_terminal_do_not_reach_the_page(bare: Any) -> None:
+    bare.start_step("train")
+    bare.fail("train", "TrainingFailed", "\x1b[31mloss\x1b[0m is\x07 nan", "try\x1b[2J again")
+    page = Page(bare.workspace)
+    assert "loss is nan" in page.html
+    assert not set(page.html) & {"\x1b", "\x07"}
+
+
 def test_hostile_text_is_only_text(hostile: Any, hostile_text: str) -> None:
     page = Page(hostile.workspace)
     assert "<script" not in page.html

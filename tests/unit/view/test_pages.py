@@ -229,6 +229,7 @@ def test_hostile_text_stays_text(client, make_run):
         remedy=HOSTILE,
     )  # fmt: skip
     run.warn(HOSTILE)
+    run.warn("\x1b[31mred\x1b[0m \x07\x1b]0;title\x07 " + SECRET[:9] + "\x1b[m" + SECRET[9:])
     run.emit("rank-0", Validated, attempt=1, step=101, epoch=1.0, metrics={HOSTILE: 0.5}, best=True)
     run.fail("train", HOSTILE, HOSTILE, HOSTILE)
     run.workspace.config.write_text(f"name: {HOSTILE!r}\nother: {HOSTILE!r}\n")
@@ -248,6 +249,8 @@ def test_hostile_text_stays_text(client, make_run):
         check(answer.text)
         assert "<script>alert" not in answer.text
         assert "<img" not in answer.text
+        assert not set(answer.text) & {"\x1b", "\x07"}
+        assert SECRET not in answer.text
         assert "49" not in re.findall(r"\{\{.*?\}\}|&amp;49", answer.text)
 
 
