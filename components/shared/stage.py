@@ -41,6 +41,9 @@ class Stage:
     summary: str = ""
     reused: bool = False
 
+    def begin(self) -> None:
+        self.emit(StepStarted(stage=self.name, environment=dict(environment())))
+
     def emit(self, event: Event) -> None:
         self.stream.emit(event)
 
@@ -97,13 +100,16 @@ def stage(
             with stoppable() as stopping:
                 if holding is not None:
                     held.enter_context(holding)
-                current = _begun(name, workspace, stopping)
+                # Assigned first: a request to stop may come while the start is written.
+                current = Stage(name, workspace, workspace.stream(name), stopping)
+                current.begin()
                 yield current
                 stopping.check()
         except BaseException as error:
             anothers = holding is not None and isinstance(error, RunBusy)
             if current is None and not anothers and not isinstance(error, Stopped):
-                current = _begun(name, workspace, Stopping())
+                current = Stage(name, workspace, workspace.stream(name), Stopping())
+                current.begin()
             if current is not None and not anothers:
                 current.emit(_failure(name, error))
             raise
@@ -112,12 +118,6 @@ def stage(
         finally:
             if current is not None:
                 current.stream.close()
-
-
-def _begun(name: str, workspace: Workspace, stopping: Stopping) -> Stage:
-    current = Stage(name, workspace, workspace.stream(name), stopping)
-    current.emit(StepStarted(stage=name, environment=dict(environment())))
-    return current
 
 
 def _failure(name: str, error: BaseException) -> StepFailed:

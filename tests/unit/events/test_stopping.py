@@ -12,7 +12,8 @@ import pytest
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import Stopped
-from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events import EventStream, read_events
+from steadytrain.components.shared.events.types import StepFailed, StepStarted
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.stopping import STOP_SIGNALS, stop_signals, stoppable
@@ -153,3 +154,18 @@ def test_step_that_never_checks_for_stop_is_not_reported_as_finished(config):
             pass
     told = [event.name for event in read_events(Workspace.of(config).events)]
     assert told == ["step_started", "step_failed"]
+
+
+def test_request_to_stop_while_the_start_is_written_ends_the_step(config, monkeypatch):
+    written = EventStream.emit
+
+    def emit(stream, event):
+        written(stream, event)
+        if isinstance(event, StepStarted):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(EventStream, "emit", emit)
+    with pytest.raises(Stopped), stage(config, "evaluate"):
+        pass
+    events = read_events(Workspace.of(config).events)
+    assert [type(event) for event in events] == [StepStarted, StepFailed]
