@@ -15,7 +15,7 @@ def page() -> str:
         "# Optimizers\n\n"
         "`training.optim` takes these names. State is in bytes for each trained weight: in the "
         "matrices of the layers, and elsewhere (embeddings, head, biases, norms). [Training "
-        "techniques](../guides/techniques.md) says when to use which, and [Compatibility]"
+        "techniques](../techniques/index.md) says when to use which, and [Compatibility]"
         "(compatibility.md) what each does not support.\n"
     )
     heads = ("Name", "State in matrices", "State elsewhere")

@@ -44,6 +44,12 @@ def test_home_page_names_every_guide():
     assert guides == set(re.findall(r"guides/([a-z0-9-]+\.md)", home))
 
 
+def test_overview_names_every_technique():
+    folder = ROOT / "docs" / "techniques"
+    pages = {path.name for path in folder.iterdir()} - {"index.md"}
+    assert pages == set(re.findall(r"\]\(([a-z0-9-]+\.md)\)", (folder / "index.md").read_text()))
+
+
 @pytest.mark.parametrize("page", OTHERS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_measured_figures_are_only_on_the_benchmarks_page(page):
     measured = set(MEASURED.findall(BENCHMARKS.read_text()))
