@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 
 from steadytrain.components.shared.config import RunConfig
@@ -11,6 +11,7 @@ from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.ablation.effects import effects_of
 from steadytrain.components.tune.ablation.table import row, variant_name
 from steadytrain.components.tune.design import SEED, Design, comparisons, variants
+from steadytrain.components.tune.display import aligned
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.study import Study, study_name
 
@@ -60,11 +61,3 @@ def _tables(study: Study) -> Iterator[str]:
             yield from aligned([_HEADER, *(tuple(map(str, astuple(item))) for item in rows)])
     confidence = study.config.ablation.confidence
     yield f"The intervals hold together with a probability of {confidence:.4g}."
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the rows of a table as lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        columns = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        yield "  ".join(columns).rstrip()

@@ -39,6 +39,8 @@ STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
     # steps call for alerts.
     "train": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),
     "tune": (*_ARTIFACTS, *_HUB),
+    # The first step of its pipeline, as preprocess is of the others.
+    "cross-validate": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
     "train-winner": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),
     "evaluate-and-register": _ARTIFACTS,
     "evaluate": _ARTIFACTS,
@@ -64,7 +66,7 @@ STEP_LABELS: Final = {
 }
 """Labels of every step's pod. The network policies select by them."""
 
-SUPERVISING: Final = ("train", "tune", "train-winner")
+SUPERVISING: Final = ("train", "tune", "train-winner", "cross-validate")
 """Steps that supervise training for as long as it takes."""
 
 METRICS_LABEL: Final = ("steadytrain.io/step", "train")

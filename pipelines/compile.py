@@ -15,7 +15,7 @@ from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.written import write_asked
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
 
-Pipeline = Literal["finetune", "retrain", "tune"]
+Pipeline = Literal["finetune", "retrain", "tune", "cross-validate"]
 
 
 def compile_pipeline(
@@ -30,7 +30,8 @@ def compile_pipeline(
     Args:
         path: the YAML file to write; its folder is created.
         tell: called with each warning: something unwise on a server, although nothing breaks.
-        pipeline: the main pipeline, the one that looks for new data first, or the one that tunes.
+        pipeline: the main pipeline, the one that looks for new data first, the one that tunes, or
+            the one that cross-validates.
         fuse: whether one step does everything after training.
 
     Raises:
@@ -45,9 +46,10 @@ def compile_pipeline(
 
         from steadytrain.pipelines.finetune import fused
 
-        module = importlib.import_module(f"steadytrain.pipelines.{pipeline}")
+        name = pipeline.replace("-", "_")
+        module = importlib.import_module(f"steadytrain.pipelines.{name}")
         with fused(fuse):
-            dag = module.pipeline(getattr(module, pipeline))
+            dag = module.pipeline(getattr(module, name))
 
     with _temporary_folder() as folder:
         compiled = Path(folder, "pipeline.yaml")

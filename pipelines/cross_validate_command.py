@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,6 @@ from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
-    from steadytrain.components.tune.study import Study
 
 
 def cross_validate(
@@ -59,15 +57,16 @@ def cross_validate(
 
 
 def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.tune.cross_validation.display import ending, words
     from steadytrain.components.tune.cross_validation.results import results_of, summary
+    from steadytrain.components.tune.cross_validation.write import write_cross_validation
     from steadytrain.components.tune.display import Lines
     from steadytrain.components.tune.driver import study_folder
-    from steadytrain.pipelines.cross_validation_display import ending, words
     from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
     tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
-    study = run_study(config, Lines(tell, words(config)), tell, write=_write)
+    study = run_study(config, Lines(tell, words(config)), tell, write=write_cross_validation)
     results = results_of(study, folder)
     if as_json:
         json_output.show({**summary(study, results), "folder": str(folder)})
@@ -75,19 +74,10 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
         typer.echo("\n".join([*ending(study, results), f"folder  {folder}"]))
 
 
-def _write(study: Study, folder: Path) -> None:
-    from steadytrain.components.tune.cross_validation.page import write_page
-    from steadytrain.components.tune.cross_validation.results import results_of, write_results
-
-    results = results_of(study, folder)
-    write_results(study, results, folder)
-    write_page(study, results, folder)
-
-
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.tune.cross_validation.display import outline
     from steadytrain.components.tune.fold_design import configurations
     from steadytrain.components.tune.study import study_name
-    from steadytrain.pipelines.cross_validation_display import outline
     from steadytrain.pipelines.studies import training_cost
 
     steps = config.tune.budget.trials * config.training.max_steps

@@ -111,10 +111,11 @@ Overrides = Annotated[
     ),
 ]
 Pipeline = Annotated[
-    Literal["finetune", "retrain", "tune"],
+    Literal["finetune", "retrain", "tune", "cross-validate"],
     typer.Option(
         help="Pipeline to run. retrain checks for new data first, and ends early if there is "
-        "none. tune searches for better settings, and trains the winner."
+        "none. tune searches for better settings, and trains the winner. cross-validate trains and "
+        "scores on every fold, and registers nothing."
     ),
 ]
 Host = Annotated[

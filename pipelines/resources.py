@@ -34,6 +34,7 @@ SIZES: Final[Mapping[str, Size]] = {
     "train": Size("1", "2Gi", "16", "64Gi"),
     "tune": Size("1", "2Gi", "16", "64Gi"),
     "train-winner": Size("1", "2Gi", "16", "64Gi"),
+    "cross-validate": Size("1", "2Gi", "16", "64Gi"),
     "evaluate-and-register": Size("1", "2Gi", "8", "32Gi"),
     "evaluate": Size("1", "2Gi", "8", "32Gi"),
     "register": Size("500m", "1Gi", "4", "16Gi"),

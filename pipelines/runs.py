@@ -22,7 +22,7 @@ from steadytrain.pipelines.json_output import moment
 from steadytrain.pipelines.lock import holder
 
 STEPS = (
-    *("begin", "preprocess", "tune", "winner"),
+    *("begin", "preprocess", "tune", "winner", "cross-validate"),
     *("train", "evaluate", "register", "promote", "report"),
 )
 

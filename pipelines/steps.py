@@ -65,6 +65,17 @@ def _tune(config: RunConfig) -> Written:
     return {"best": folder / BEST, "tuning": folder / SUMMARY}
 
 
+def _cross_validate(config: RunConfig) -> Written:
+    from steadytrain.components.tune.cross_validation.results import PREDICTIONS, SUMMARY
+    from steadytrain.components.tune.driver import study_folder
+    from steadytrain.components.tune.fold_design import as_cross_validation
+    from steadytrain.components.tune.step import run_cross_validation
+
+    run_cross_validation(config)
+    folder = study_folder(as_cross_validation(config))
+    return {"summary": folder / SUMMARY, "predictions": folder / PREDICTIONS}
+
+
 def _train(config: RunConfig) -> Written:
     from steadytrain.components.train.step import run_stage
 
@@ -98,6 +109,7 @@ def _report(config: RunConfig) -> Written:
 _STEPS: Mapping[str, Callable[[RunConfig], Written]] = {
     "preprocess": _preprocess,
     "tune": _tune,
+    "cross-validate": _cross_validate,
     "train": _train,
     "evaluate": _evaluate,
     "register": _register,

@@ -28,6 +28,8 @@ RunState = Literal["finished", "failed", "stopped", "unfinished", "resubmitted",
 FIRST_STEP, REPORT_STEP = "begin", "report"
 TUNE_STEP, WINNER_STEP = "tune", "winner"
 """Steps of the pipeline `tune`. The winner is evaluated and registered in a run of its own."""
+FOLDS_STEP = "cross-validate"
+"""The only step of the pipeline `cross-validate`."""
 _ON_REQUEST = {"Stopped", "KeyboardInterrupt", "Pruned"}
 
 
@@ -192,7 +194,7 @@ def _execution(started: StepStarted, event: StepFinished | StepFailed) -> Execut
 
 
 def _complete(facts: Facts, last_stage: str) -> bool:
-    if last_stage in ("promote", WINNER_STEP):
+    if last_stage in ("promote", WINNER_STEP, FOLDS_STEP):
         return True
     if last_stage == TUNE_STEP:
         return bool(facts.setting("tune.seeds") == 0)
@@ -214,6 +216,8 @@ def _at_step(facts: Facts) -> str:
 def _success(facts: Facts, name: str, last: Execution) -> str:
     if last.stage in (TUNE_STEP, WINNER_STEP):
         return f"{name} is tuned: {last.summary}."
+    if last.stage == FOLDS_STEP:
+        return f"{name} is cross-validated: {last.summary}."
     trained = facts.training
     work = f"{name} is trained"
     if trained:

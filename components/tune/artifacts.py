@@ -1,4 +1,4 @@
-"""Pass KFP artifacts to the steps of the pipeline `tune`, and turn their results into artifacts."""
+"""Pass KFP artifacts to the steps that drive a study, and turn their results into artifacts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from typing import Any
 
 from kfp import dsl
 
-from steadytrain.components.shared.config import from_parameters, load
+from steadytrain.components.shared.config import RunConfig, from_parameters, load
+from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.start_run import start_run
 from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.artifacts import publish
 from steadytrain.components.train.launch.task import with_task
+from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.tune.conclude import conclude
+from steadytrain.components.tune.cross_validation.results import PREDICTIONS, results_of
+from steadytrain.components.tune.cross_validation.results import SUMMARY as FOLDS
 from steadytrain.components.tune.driver import study_folder
+from steadytrain.components.tune.fold_design import (
+    AS_IT_IS,
+    as_cross_validation,
+    is_cross_validation,
+)
 from steadytrain.components.tune.page import PAGE
 from steadytrain.components.tune.results import BEST, SUMMARY
-from steadytrain.components.tune.step import run
+from steadytrain.components.tune.step import run, run_cross_validation
 from steadytrain.components.tune.step import train_winner as train_on_seeds
+from steadytrain.components.tune.study import study_name
 
 
 def tune(
@@ -50,6 +61,30 @@ def tune(
     for name in ("trials", "trials_completed", "trials_failed", "steps", "seconds"):
         result.log_metric(name, found[name])
     return config.tune.seeds > 0
+
+
+def cross_validate(
+    *,
+    parameters: Mapping[str, Any],
+    summary: dsl.Artifact,
+    predictions: dsl.Dataset,
+    page: dsl.HTML,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+) -> None:
+    """Run the cross-validate step, the first of its pipeline."""
+    stated = _of_study(from_parameters(**parameters))
+    with owned(stated):
+        start_run(stated, run_tags(str(parameters["job"])))
+    config = with_task(stated, task)
+    study = run_cross_validation(config)
+    folder = study_folder(config)
+    for name, artifact in ((FOLDS, summary), (PREDICTIONS, predictions), (PAGE, page)):
+        shutil.copyfile(folder / name, artifact.path)
+    for metric, mean in results_of(study, folder).means[AS_IT_IS].items():
+        result.log_metric(metric, mean.mean)
+    for name, value in (("runs", len(study.history.trials)), ("failed", study.history.failed)):
+        result.log_metric(name, value)
 
 
 def train_winner(
@@ -81,8 +116,14 @@ def train_winner(
 
 def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
     """Report on the study's run and on its winner's. The page is that of the study's run."""
-    config = from_parameters(**parameters)
+    config = _of_study(from_parameters(**parameters))
     if not Workspace.of(config).events.exists():
         Path(page.path).write_text("<p>No step of the run has started.</p>", encoding="utf-8")
         return
     shutil.copyfile(conclude(config, parameters["job"]), page.path)
+
+
+def _of_study(config: RunConfig) -> RunConfig:
+    """Return the configuration with the name of its study, as `submit` sends it."""
+    whole = as_cross_validation(config) if is_cross_validation(config) else config
+    return config.model_copy(update={"run": study_name(whole)})

@@ -1,4 +1,4 @@
-"""The steps of the pipeline `tune` as KFP sees them."""
+"""The steps of the pipelines `tune` and `cross-validate` as KFP sees them."""
 
 from kfp import dsl
 
@@ -26,6 +26,50 @@ def tune(
         data=data,
         best=best,
         summary=summary,
+        page=page,
+        result=result,
+        task=task,
+    )
+
+
+@dsl.component(
+    base_image=TRAIN_IMAGE, install_kfp_package=False, task_config_passthroughs=PASSED_ON
+)
+def cross_validate(
+    config: str,
+    run: str,
+    output: str,
+    data_source: str,
+    base_model: str,
+    global_batch_size: int,
+    learning_rate: float,
+    num_train_epochs: float,
+    overrides: dict,  # type: ignore[type-arg]  # KFP does not support dict[str, Any]
+    job: str,
+    summary: dsl.Output[dsl.Artifact],
+    predictions: dsl.Output[dsl.Dataset],
+    page: dsl.Output[dsl.HTML],
+    result: dsl.Output[dsl.Metrics],
+    task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
+) -> None:
+    """Prepare the data, and train and score on every fold. Continue if it has begun."""
+    from steadytrain.components.tune import artifacts
+
+    artifacts.cross_validate(
+        parameters={
+            "config": config,
+            "run": run,
+            "output": output,
+            "data_source": data_source,
+            "base_model": base_model,
+            "global_batch_size": global_batch_size,
+            "learning_rate": learning_rate,
+            "num_train_epochs": num_train_epochs,
+            "overrides": overrides,
+            "job": job,
+        },
+        summary=summary,
+        predictions=predictions,
         page=page,
         result=result,
         task=task,
@@ -74,7 +118,7 @@ def report(
     job: str,
     page: dsl.Output[dsl.HTML],
 ) -> None:
-    """Write a page on the study's run and one on its winner's, on success and on failure."""
+    """Write a page on the study's run and one on its winner's, if any: always, also on failure."""
     from steadytrain.components.tune import artifacts
 
     artifacts.report(

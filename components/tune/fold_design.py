@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from steadytrain.components.shared.config import AblationConfig, RunConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.config.space import steps_problem
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.design import without_search
 from steadytrain.components.tune.history import Params, Trial
 from steadytrain.components.tune.space import Fits
@@ -23,6 +24,23 @@ _FOLD: Final = "cross_validation.fold"
 def is_cross_validation(config: RunConfig) -> bool:
     """Return whether a study's configuration is that of a cross-validation."""
     return not config.tune.space and not config.ablation.changes
+
+
+def check_folds(config: RunConfig) -> None:
+    """Check that a configuration asks for a cross-validation, and for no other study.
+
+    Raises:
+        BadInput: it varies fields.
+        ConfigError: the length of a run is not known.
+    """
+    if not is_cross_validation(config):
+        field = "tune.space" if config.tune.space else "ablation.changes"
+        raise BadInput(
+            f"{field} is set, and a cross-validation varies nothing",
+            remedy="leave it out, or name configurations in cross_validation.compare",
+        )
+    if problem := steps_problem(config):
+        raise ConfigError([problem])
 
 
 def as_cross_validation(config: RunConfig) -> RunConfig:

@@ -1,7 +1,8 @@
-"""The tune step, and the step that trains a study's winner."""
+"""The steps that drive a study, and the step that trains its winner."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from steadytrain.components.shared.config import RunConfig
@@ -9,9 +10,13 @@ from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tune.cross_validation import display as of_folds
+from steadytrain.components.tune.cross_validation.results import results_of
+from steadytrain.components.tune.cross_validation.write import write_cross_validation
 from steadytrain.components.tune.display import Lines, ending
 from steadytrain.components.tune.driver import driving, study_folder
 from steadytrain.components.tune.first import first_trials
+from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
 from steadytrain.components.tune.results import WINNER, best_config
 from steadytrain.components.tune.search import search
 from steadytrain.components.tune.study import Study, check_space
@@ -50,10 +55,37 @@ def run(config: RunConfig, data: DataRecord | None = None) -> Study:
         first = partial(first_trials, config)
         study = search(config, log, Lines(_say), _say, first=first, data=data)
         best_of(study)
-        lines = ending(study)
-        for line in lines:
-            _say(line)
-        current.summary = "; ".join(" ".join(line.split()) for line in lines if line)
+        current.summary = _said(ending(study))
+        return study
+
+
+def run_cross_validation(config: RunConfig) -> Study:
+    """Run the cross-validate step. Its lines go to the step's output.
+
+    It prepares the data itself: only the folds of the data are needed, not the data as a whole.
+
+    Raises:
+        BadInput, ConfigError: see `check_folds`.
+        RunBusy: another driver works on the study. This step then reports nothing.
+        SteadytrainError: as for `search`, or no run has finished.
+    """
+    check_folds(config)
+    config = as_cross_validation(config)
+    with driving(config) as log, stage(config, "cross-validate") as current:
+        lines = Lines(_say, of_folds.words(config))
+        study = search(config, log, lines, _say, write=write_cross_validation)
+        results = results_of(study, study_folder(config))
+        _said(of_folds.ending(study, results))
+        if not results.folds:
+            raise SteadytrainError(
+                "no run finished, so no fold has scores",
+                remedy="raise tune.budget, or fix what the failed runs name, and run the same "
+                "command again: the study continues",
+            )
+        current.summary = (
+            f"{len(results.folds)} of {study.tune.budget.trials} runs are scored, on "
+            f"{config.cross_validation.folds} folds"
+        )
         return study
 
 
@@ -82,6 +114,13 @@ def train_winner(config: RunConfig, best: RunConfig, compared: int) -> Trained:
             f"{len(found.trained)}: {record.metric} {record.best_score:.4g}"
         )
         return found
+
+
+def _said(lines: Sequence[str]) -> str:
+    """Print the ending of a study, and return it in one line."""
+    for line in lines:
+        _say(line)
+    return "; ".join(" ".join(line.split()) for line in lines if line)
 
 
 def _say(line: str) -> None:

@@ -16,6 +16,7 @@ from steadytrain.components.shared.kubeflow.connection import Server, connect
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.traceparent import callers_span
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
 from steadytrain.components.tune.study import check_space, study_name
 from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
@@ -53,12 +54,14 @@ class Submission:
         Args:
             source: a preset's name, a file, YAML text, or a RunConfig.
             overrides: "a.b=value" strings, or a mapping with the same content.
-            pipeline: the pipeline that it is for. "tune" names the run as the study.
+            pipeline: the pipeline that it is for. "tune" and "cross-validate" name the run as the
+                study.
             options: the other fields, such as `experiment`.
 
         Raises:
             ConfigError: with every problem in the configuration.
-            BadInput: its output is a folder that pods do not share, or there is nothing to tune.
+            BadInput: its output is a folder that pods do not share, there is nothing to tune, or
+                a cross-validation would have to vary something.
         """
         config = source if isinstance(source, RunConfig) else load(source, overrides)
         check_plugins(config)
@@ -72,6 +75,9 @@ class Submission:
         if pipeline == "tune":
             check_space(config)
             config = config.model_copy(update={"run": study_name(config)})
+        if pipeline == "cross-validate":
+            check_folds(config)
+            config = config.model_copy(update={"run": study_name(as_cross_validation(config))})
         experiment = options.pop("experiment", "") or config.tracking.experiment
         return cls(config, experiment, **options)
 
@@ -136,7 +142,7 @@ def submit(
         source: a preset's name, the path of a YAML file, YAML text, or a RunConfig.
         overrides: "a.b=value" strings, or a mapping with the same content.
         pipeline: "retrain" looks for new data first, and ends early if there is none. "tune"
-            searches for better settings first.
+            searches for better settings first. "cross-validate" trains and scores on every fold.
         host: the server's address (see `connect`).
         namespace: your namespace on a multi-user server.
         experiment: "" means the configuration's `tracking.experiment`.

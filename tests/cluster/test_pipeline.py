@@ -56,6 +56,18 @@ def test_report_is_written_after_a_failed_step(walker, cluster):
     assert "nothing-is-here" in cluster.read(f"{MOUNT_PATH}/runs/failed/report.html")
 
 
+def test_cross_validation_dag_scores_every_fold_and_registers_nothing(cluster, tmp_path):
+    path = compile_pipeline(tmp_path / "folds.yaml", pipeline="cross-validate")
+    walker = Walker(cluster, *read_pipeline(path), job=str(uuid.uuid4()))
+    walker.run(**tiny("folds", "cross_validation.folds=2", "name=validated"))
+    assert set(walker.states.values()) == {"done"}
+    found = json.loads(cluster.read(f"{MOUNT_PATH}/studies/folds/cross-validation.json"))
+    (plain,) = found["configurations"]
+    assert plain["values"]["loss"].keys() == {"0", "1"}
+    assert "is cross-validated" in cluster.read(f"{MOUNT_PATH}/runs/folds/report.html")
+    assert cluster.shell("ls", f"{MOUNT_PATH}/runs/folds/records").split() == ["report.json"]
+
+
 def test_tuning_dag_registers_the_best_of_its_trials(cluster, mlflow, tmp_path):
     path = compile_pipeline(tmp_path / "tune.yaml", pipeline="tune", fuse=True)
     walker = Walker(cluster, *read_pipeline(path), job=str(uuid.uuid4()))

@@ -1,4 +1,4 @@
-"""The tune step in a pod, its trials as TrainJobs, and the loss of the driver's pod."""
+"""Steps that drive a study in a pod, its trials as TrainJobs, and the loss of the driver's pod."""
 
 from __future__ import annotations
 
@@ -134,6 +134,40 @@ def room_for_one_trial(cluster):
         yield
     finally:
         cluster.core.delete_namespaced_resource_quota("one-trial", cluster.namespace)
+
+
+def validate(launched, study, *, pod=""):
+    """Start the cross-validate step: two folds, two at a time."""
+    launched.start(
+        study,
+        pod=pod,
+        step="cross-validate",
+        tune={"budget": {"parallel": 2}},
+        cross_validation={"folds": 2},
+        **SETTINGS,
+    )
+
+
+def predictions(launched, study):
+    """The digest of the out-of-fold predictions."""
+    return launched.cluster.shell("sha256sum", f"{OUTPUT}/studies/{study}/out-of-fold.parquet")[:64]
+
+
+def test_folds_train_at_once_and_survive_the_drivers_pod(launched):
+    validate(launched, "folds", pod="folds-1")
+    for number in (0, 1):
+        launched.until(run_of("folds", number), TrainingStep, lambda _: True)
+    assert jobs_of("folds", launched.cluster.namespace) == {"folds-0000-a1", "folds-0001-a1"}
+    launched.kill("folds-1")
+    validate(launched, "folds", pod="folds-2")
+    phase, log = launched.end("folds-2", 900)
+    assert phase == "Succeeded", log
+    validate(launched, "quiet")
+    phase, log = launched.end("quiet", 900)
+    assert phase == "Succeeded", log
+    assert "fold 1 held out" in log
+    assert predictions(launched, "folds") == predictions(launched, "quiet")
+    assert left(launched, "folds", 2) == left(launched, "quiet", 2) == []
 
 
 def test_trial_sees_no_test_side(launched):

@@ -104,7 +104,7 @@ def test_unknown_run_lists_existing_runs(tmp_path):
 def test_unknown_step_lists_known_steps():
     done = steadytrain("step", "trian", "causal-lm")
     assert done.returncode == 2
-    assert "preprocess, tune, train, evaluate" in done.stderr
+    assert "preprocess, tune, cross-validate, train, evaluate" in done.stderr
 
 
 def test_step_without_its_inputs_says_so(tmp_path):

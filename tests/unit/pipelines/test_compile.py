@@ -152,13 +152,32 @@ def test_tuning_pipeline_trains_and_judges_the_winner_with_the_same_form(tuning,
     assert sources["resolved"]["outputArtifactKey"] == "winner"
 
 
-def test_pods_that_supervise_a_study_are_treated_as_those_that_train(tuning):
-    executors = tuning[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    for name in SUPERVISING[1:]:
-        annotations = executors[f"exec-{name}"]["podMetadata"]["annotations"]
-        assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
-        passed_on = tuning[0]["components"][f"comp-{name}"]["taskConfigPassthroughs"]
-        assert {"field": "KUBERNETES_NODE_SELECTOR"} in passed_on
+@pytest.fixture(scope="module")
+def validating(tmp_path_factory):
+    path = tmp_path_factory.mktemp("folds") / "pipeline.yaml"
+    compile_pipeline(path, pipeline="cross-validate")
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def test_cross_validation_is_one_step_and_a_report_with_the_same_form(validating, spec):
+    executors = validating[0]["deploymentSpec"]["executors"]
+    assert executors.keys() == {"exec-cross-validate", "exec-report"}
+    assert validating[0]["root"]["inputDefinitions"] == spec["root"]["inputDefinitions"]
+    made = validating[0]["components"]["comp-cross-validate"]["outputDefinitions"]["artifacts"]
+    assert made.keys() == {"summary", "predictions", "page", "result"}
+
+
+def test_pods_that_supervise_a_study_are_treated_as_those_that_train(tuning, validating):
+    seen = set()
+    for spec, platform in (tuning, validating):
+        executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        for name in set(SUPERVISING) & {label.removeprefix("exec-") for label in executors}:
+            annotations = executors[f"exec-{name}"]["podMetadata"]["annotations"]
+            assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+            passed_on = spec["components"][f"comp-{name}"]["taskConfigPassthroughs"]
+            assert {"field": "KUBERNETES_NODE_SELECTOR"} in passed_on
+            seen.add(name)
+    assert seen == set(SUPERVISING) - {"train"}
 
 
 def test_component_bodies_only_call_the_package(spec):
@@ -182,7 +201,8 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "fuse"), [("finetune", False), ("retrain", True), ("tune", False)]
+    ("pipeline", "fuse"),
+    [("finetune", False), ("retrain", True), ("tune", False), ("cross-validate", False)],
 )
 def test_each_step_gets_only_its_own_secret_keys(tmp_path, pipeline, fuse):
     """Keys are passed by reference, and each key may be missing."""
@@ -205,7 +225,9 @@ def test_credentials_stay_with_the_steps_that_use_them():
         for key in ("HF_TOKEN", "KF_PIPELINES_ENDPOINT", "STEADYTRAIN_WEBHOOK_URL")
     }
     assert having == {
-        "HF_TOKEN": {"detect-change", "preprocess", "train", "tune", "train-winner"},
+        "HF_TOKEN": {
+            *("detect-change", "preprocess", "train", "tune", "train-winner", "cross-validate"),
+        },
         "KF_PIPELINES_ENDPOINT": {"report"},
         "STEADYTRAIN_WEBHOOK_URL": {"report", "train", "train-winner"},
     }

@@ -156,7 +156,7 @@ def test_correct_pipelines_pass(findings, body):
     assert findings(body) == []
 
 
-@pytest.mark.parametrize("pipeline", ["finetune", "retrain", "tune"])
+@pytest.mark.parametrize("pipeline", ["finetune", "retrain", "tune", "cross-validate"])
 def test_bundled_pipelines_pass(tmp_path, pipeline):
     told = []
     path = compile_pipeline(tmp_path / "pipeline.yaml", told.append, pipeline=pipeline)

@@ -75,6 +75,20 @@ def test_studies_of_one_configuration_are_submitted_under_names_of_their_own():
     assert name(1e-3) == name(1e-3) != name(1e-2)
 
 
+def test_cross_validation_is_submitted_under_the_name_of_its_study():
+    def name(folds):
+        settings = {"output": "/mnt/shared", "training.max_steps": 20}
+        config = load("causal-lm", settings | {"cross_validation.folds": folds})
+        sent = submission.Submission.of(config, pipeline="cross-validate").config
+        return sent.run
+
+    assert name(3) == name(3) != name(4)
+    space = {"tune.space": {"training.learning_rate": {"low": 1e-5, "high": 1e-3}}}
+    config = load("causal-lm", {"output": "/mnt/shared", "training.max_steps": 20} | space)
+    with pytest.raises(BadInput, match=r"tune\.space"):
+        submission.Submission.of(config, pipeline="cross-validate")
+
+
 def test_study_without_a_space_is_rejected_before_anything_is_sent(kfp):
     with pytest.raises(BadInput, match=r"tune\.space"):
         steadytrain.pipelines.submit("causal-lm", [PLACE], pipeline="tune", host=kfp.address)

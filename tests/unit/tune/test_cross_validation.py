@@ -15,11 +15,16 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import steadytrain.components.tune.trials.cluster as runner
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.ablation.paired import estimates
+from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.fold_design import as_cross_validation
 from steadytrain.components.tune.log import MemoryLog
+from steadytrain.components.tune.step import run_cross_validation
 from steadytrain.components.tune.study import Study, study_name
 from steadytrain.components.tune.trials.held_out import LABELS
 from steadytrain.components.tune.trials.place import TrialFolder
@@ -248,3 +253,63 @@ def test_wrong_configuration_is_found_before_anything_starts(compare, field, say
 def test_settings_that_cannot_be_cross_validated_are_an_error(folder, override, says):
     with pytest.raises((BadInput, ConfigError), match=rf"(?s){says}"):
         steadytrain("--set", override)
+
+
+@pytest.fixture
+def step(tmp_path, monkeypatch):
+    """The step of the pipeline, with synthetic trials; returns its configuration."""
+
+    def run(*overrides, world=World()):
+        monkeypatch.setattr(
+            runner, "local_trials", lambda study, parallel: ScoredTrials(study, world)
+        )
+        config = settings_of(f"output={tmp_path}", "run=folds", *overrides)
+        run_cross_validation(config)
+        return config
+
+    return run
+
+
+def test_step_finds_what_the_command_finds(step, told, capsys):
+    folder = study_folder(step())
+    found = json.loads((folder / "cross-validation.json").read_text())
+    assert found["configurations"] == told["configurations"]
+    assert found["comparisons"] == told["comparisons"]
+    assert pq.read_table(folder / "out-of-fold.parquet").num_rows == 3 * FOLDS * RECORDS
+    assert "trial 5: same, fold 1 held out" in capsys.readouterr().out
+
+
+def test_run_of_the_step_is_finished_without_a_registered_model(step):
+    told = outcome(gather(Workspace.of(step())))
+    assert told.state == "finished"
+    assert told.sentence.endswith("is cross-validated: 12 of 12 runs are scored, on 4 folds.")
+
+
+def test_step_without_a_scored_fold_fails_with_a_fix(step):
+    with pytest.raises(SteadytrainError, match="no run finished") as early:
+        step(
+            "tune.max_failed_share=1",
+            world=World(failing=dict.fromkeys(range(12), "user_bug")),
+        )
+    assert "what the failed runs name" in early.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "named"),
+    [
+        (
+            ("tune.space", {"training.learning_rate": {"low": 1e-4, "high": 1e-2}}),
+            BadInput,
+            "tune.space",
+        ),
+        (
+            ("ablation.changes", {"other": {"training.learning_rate": 1e-4}}),
+            BadInput,
+            "ablation.changes",
+        ),
+        ("training.max_steps=-1", ConfigError, "training.max_steps"),
+    ],
+)
+def test_step_rejects_what_is_no_cross_validation(step, override, error, named):
+    with pytest.raises(error, match=named.replace(".", r"\.")):
+        step(override)

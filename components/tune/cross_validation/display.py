@@ -1,4 +1,4 @@
-"""What `steadytrain cross-validate` prints."""
+"""A cross-validation as lines of text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.components.tune.cross_validation.results import Results
 from steadytrain.components.tune.cross_validation.table import compared, interval
+from steadytrain.components.tune.display import aligned
 from steadytrain.components.tune.fold_design import FoldDesign, configurations
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.study import Study, study_name
-from steadytrain.pipelines.ablation_display import aligned
 
 
 def words(config: RunConfig) -> Callable[[Trial], str]:
