@@ -259,9 +259,10 @@ def test_settings_that_cannot_be_cross_validated_are_an_error(folder, override, 
 def step(tmp_path, monkeypatch):
     """The step of the pipeline, with synthetic trials; returns its configuration."""
 
-    def run(*overrides, world=World()):
+    def run(*overrides, world=None):
+        trials = world or World()
         monkeypatch.setattr(
-            runner, "local_trials", lambda study, parallel: ScoredTrials(study, world)
+            runner, "local_trials", lambda study, parallel: ScoredTrials(study, trials)
         )
         config = settings_of(f"output={tmp_path}", "run=folds", *overrides)
         run_cross_validation(config)
