@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import regex
 import torch
 
 from steadytrain.components.memory.structure import layers_of
@@ -18,6 +19,7 @@ from steadytrain.components.shared.errors import BadInput
 _WITHOUT_DECAY: Final = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 _NAMED: Final = 3
 """Names of parameters in an error."""
+_SEARCH_SECONDS: Final = 1
 _UNCHANGED: Final = ParamGroupConfig(match=".")
 
 
@@ -138,7 +140,23 @@ def layer_scales(model: torch.nn.Module, decay: float) -> Mapping[str, float]:
 
 def _group_of(name: str, groups: Sequence[ParamGroupConfig]) -> ParamGroupConfig | None:
     """Return the first entry that matches a name; None if none does."""
-    return next((group for group in groups if re.search(group.match, name)), None)
+    return next((group for group in groups if _matches(group.match, name)), None)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether a pattern is found in a name.
+
+    Raises:
+        BadInput: it takes too long, as some patterns do that repeat what repeats.
+    """
+    try:
+        return regex.search(pattern, name, timeout=_SEARCH_SECONDS) is not None
+    except TimeoutError:
+        raise BadInput(
+            f"training.param_groups: the pattern {pattern!r} takes more than "
+            f"{_SEARCH_SECONDS} s to search the name {name}",
+            remedy="do not repeat what contains a repetition, such as (a+)+",
+        ) from None
 
 
 def _check_used(model: torch.nn.Module, groups: Sequence[ParamGroupConfig]) -> None:
@@ -151,7 +169,7 @@ def _check_used(model: torch.nn.Module, groups: Sequence[ParamGroupConfig]) -> N
         names = [name for name in trained if trained[name] or group.frozen]
         if any(chosen[name] is group for name in names):
             continue
-        earlier = any(re.search(group.match, name) for name in names)
+        earlier = any(_matches(group.match, name) for name in names)
         what = "only what earlier entries match" if earlier else "no parameter"
         raise BadInput(
             f"training.param_groups.{place}.match = {group.match!r}: it matches {what}",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from steadytrain.components.shared import plugins
@@ -68,6 +69,27 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: object, info: ValidationInfo) -> object:
+        """Reject true and false for a number, which Pydantic would take for 1 and 0."""
+        if isinstance(value, bool):
+            types = set(_types(cls.model_fields[info.field_name or ""].annotation))
+            if types & {int, float} and bool not in types:
+                raise ValueError("is true or false, and not a number")
+        return value
+
+
+def _types(annotation: object) -> Iterator[object]:
+    """Yield a type, or the members of a union."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _types(member)
+    else:
+        yield annotation
 
 
 def check_plugins(group: str, names: Iterable[str], *, otherwise: str = "") -> None:

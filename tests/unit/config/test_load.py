@@ -47,6 +47,18 @@ def test_every_problem_is_reported_at_once_with_field_value_and_remedy():
     assert all(problem.remedy for problem in found.values())
 
 
+@pytest.mark.parametrize(
+    "field", ["learning_rate", "max_steps", "save_total_limit", "param_groups.0.unfreeze_at"]
+)
+def test_truth_values_are_no_numbers(field):
+    value = {field: True}
+    if field.startswith("param_groups"):
+        value = {"param_groups": [{"match": ".", "unfreeze_at": True}]}
+    (problem,) = problems({**MINIMAL, "training": value}).values()
+    assert "not a number" in problem.message
+    assert problem.field == f"training.{field}"
+
+
 def test_cross_field_problems_name_both_fields():
     found = problems(
         {**MINIMAL, "training": {"global_batch_size": 6}, "compute": {"nproc_per_node": 4}}

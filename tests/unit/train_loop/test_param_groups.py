@@ -162,6 +162,13 @@ def test_entries_that_do_not_fit_the_model_are_rejected(groups, problem):
         treatments(llama(), training(*groups))
 
 
+def test_pattern_that_would_search_for_years_is_an_error():
+    endless = r"(([a-z_.0]|[a-z_.0])+)+[A-Z]"
+    with pytest.raises(BadInput, match="takes more than 1 s") as error:
+        treatments(llama(), training({"match": endless, "lr_scale": 2}))
+    assert "a repetition" in error.value.remedy
+
+
 def test_layer_decay_needs_layers():
     with pytest.raises(BadInput, match=r"layer_decay = 0\.5: Linear has no list of layers"):
         treatments(torch.nn.Linear(2, 2), training(layer_decay=0.5))
