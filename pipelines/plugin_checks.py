@@ -53,11 +53,10 @@ def check_plugins(config: RunConfig) -> None:
             problems.append(Problem("tracking.sinks", repr(name), error.message, error.remedy))
     if problems:
         raise ConfigError(problems)
-    if config.evaluation.tasks or config.model.adapter.frozen_head != "as_loaded":
-        # Imported late, with pyarrow.
-        from steadytrain.components.tasks.checks import check_task
+    # Imported late, with pyarrow.
+    from steadytrain.components.tasks.checks import check_task
 
-        check_task(config)
+    check_task(config)
 
 
 def _used(config: RunConfig) -> Iterator[tuple[str, str, str]]:

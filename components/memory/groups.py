@@ -63,7 +63,10 @@ def treatments(model: torch.nn.Module, training: TrainingConfig) -> dict[str, Tr
             group.lr_scale * scales.get(name, 1.0),
             group.unfreeze_at or 0.0,
         )
-    if groups and not any(item.unfreeze_at == 0 for item in found.values()):
+    frozen = set(frozen_names(model, training))
+    if groups and not any(
+        item.unfreeze_at == 0 for name, item in found.items() if name not in frozen
+    ):
         raise BadInput(
             "training.param_groups: every parameter is frozen at the first step",
             remedy="leave some parameters trained",

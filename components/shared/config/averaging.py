@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.base import Section, at_odds
 
 
 class AveragingConfig(Section):
@@ -33,6 +33,20 @@ class AveragingConfig(Section):
         description="Weights to select and export: averaged, raw, or the better of the two by "
         "validation.",
     )
+
+    @model_validator(mode="after")
+    def _is_read(self) -> AveragingConfig:
+        fields = type(self).model_fields
+        unread = {"none": set(fields) - {"kind"}, "swa": {"decay", "warmup"}, "ema": set()}
+        for name in sorted(unread[self.kind]):
+            if getattr(self, name) != fields[name].default:
+                raise at_odds(
+                    f"training.averaging.{name}",
+                    getattr(self, name),
+                    f"training.averaging.kind is {self.kind}",
+                    f"set kind to {'ema' if self.kind == 'swa' else 'ema or swa'}, or leave it out",
+                )
+        return self
 
     @property
     def on(self) -> bool:

@@ -34,6 +34,14 @@ _PLAIN_KEY: Final = re.compile("[a-z][a-z_0-9]{0,40}|<<")
 _TAGS: Final = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
+_EXPONENT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+\Z")
+"""A number in YAML 1.2, such as 1e-5. PyYAML implements YAML 1.1, where it is text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that this module's loader would take for a number."""
+
+
 class _Loader(yaml.SafeLoader):
     """Null, booleans, numbers, text, lists, and mappings with text as keys. Dates stay text."""
 
@@ -87,6 +95,10 @@ class _Loader(yaml.SafeLoader):
                 raise ConstructorError(None, None, "a key must be text", key.start_mark)
         # Keys are kept as text: 1 is not a number and yes is not a boolean.
         return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+.0123456789"))
 
 
 def parse(text: str, what: str) -> Any:
@@ -187,10 +199,10 @@ def dump(content: Any, **style: Any) -> str:
     """Return plain data as YAML that reads back equal.
 
     Args:
-        style: further arguments of `yaml.safe_dump`.
+        style: further arguments of `yaml.dump`.
     """
-    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, **style)
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **style)
     # PyYAML writes line separators other than \n unescaped, but reads them back as \n.
     if any(end in text for end in ("\x85", "\u2028", "\u2029")):
-        text = yaml.safe_dump(content, sort_keys=False, **style)
+        text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, **style)
     return text

@@ -33,9 +33,8 @@ from steadytrain.components.shared.config.secrets import (
 from steadytrain.components.shared.config.space import space_problems
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
-_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""Numbers that YAML 1.1 reads as text because they lack a decimal point or an exponent sign:
-3e-4."""
+_TYPE: Final = re.compile(r"function-|constrained-|\w+\[")
+"""Begins what Pydantic puts into a location for the type that it tried: literal['uniform']."""
 _QUOTES: Final = ("'", '"', "|", ">")
 """Characters that begin quoted or block text in YAML."""
 _STUDIES: Final = ("tune.", "ablation.", "cross_validation.compare")
@@ -156,7 +155,9 @@ def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
 def _stand_in(content: dict[str, Any]) -> None:
     """Fill in required fields. Without them, pydantic does not check field combinations."""
     content.setdefault("name", "any")
-    content.setdefault("data", {}).setdefault("source", ["any"])
+    data = content.setdefault("data", {})
+    if not data.get("parts"):
+        data.setdefault("source", ["any"])
     content.setdefault("model", {"base": "any"})
 
 
@@ -211,8 +212,7 @@ def _value(field: str, text: str) -> Any:
         if _holds_text(field) and not text.lstrip().startswith(_QUOTES):
             # YAML would join several lines into one and drop everything after ` #`.
             return text.strip()
-        # YAML 1.1 reads 3e-4 as text, which nobody intends.
-        return float(value) if _NUMBER.fullmatch(value) and not _holds_text(field) else value
+        return value
     if value is None or (isinstance(value, dict | list) and not _holds_text(field)):
         # For text, YAML reads hub: as a mapping.
         return value
@@ -246,7 +246,7 @@ def _version_problems(content: Mapping[str, Any]) -> Iterable[Problem]:
 
 
 def _explain(item: Mapping[str, Any]) -> Problem:
-    location = [part for part in item["loc"] if not str(part).startswith("function-")]
+    location = [part for part in item["loc"] if not _TYPE.match(str(part))]
     field = redact(".".join(map(str, location))) or "configuration"
     kind, message = str(item["type"]), str(item["msg"]).removeprefix("Value error, ")
     named = any(names_a_secret(str(part)) for part in location)

@@ -43,6 +43,7 @@ def write_model(
             shutil.rmtree(leftover, ignore_errors=True)
         unfinished.mkdir(parents=True)
         write(unfinished)
+        _share(unfinished)
         _sync(unfinished)
         fence()
         if target.exists():
@@ -72,6 +73,14 @@ def merged(packager: Packager, module: torch.nn.Module, target: Path) -> torch.n
     whole: torch.nn.Module = packager.load_exported(beside)["model"]
     shutil.rmtree(beside)
     return whole
+
+
+def _share(folder: Path) -> None:
+    """Let everyone read the files whom the umask lets read: safetensors writes for its owner."""
+    allowed = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(path.stat().st_mode | allowed)
 
 
 def _sync(folder: Path) -> None:

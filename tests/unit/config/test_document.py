@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.config.document import parse
+from steadytrain.components.shared.config.document import dump, parse
 from steadytrain.components.shared.errors import BadInput
 
 
@@ -35,3 +35,19 @@ def test_merged_key_may_be_overridden() -> None:
     text = "a: &x {b: 1, c: 2}\nd: &y {<<: *x, b: 3}\ne: {<<: *y}\n"
     content = parse(text, "it")
     assert content["d"] == content["e"] == {"b": 3, "c": 2}
+
+
+@pytest.mark.parametrize("text", ["1e-5", "-2E3", "1.5e3", ".5e+2", "3.e1"])
+def test_number_with_an_exponent_is_a_number(text: str) -> None:
+    assert parse(f"{{a: {text}, b: '{text}', c: {text}x}}", "it") == {
+        "a": float(text),
+        "b": text,
+        "c": f"{text}x",
+    }
+    assert parse(dump({"a": text, "b": float(text)}), "it") == {"a": text, "b": float(text)}
+
+
+def test_options_of_a_schedule_may_have_an_exponent() -> None:
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": "{min_lr: 1e-5}"}
+    config = load("causal-lm", [f"training.{name}={value}" for name, value in options.items()])
+    assert config.training.lr_scheduler_kwargs == {"min_lr": 1e-5}

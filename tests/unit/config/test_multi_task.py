@@ -35,6 +35,12 @@ def test_settings_of_a_part_are_those_of_a_run_with_it_alone():
     assert (mood.labels, mood.split_salt) == (["x", "y"], "s")
 
 
+def test_problem_elsewhere_invents_none_of_the_source():
+    with pytest.raises(ConfigError) as caught:
+        configure(learning_rate=-1)
+    assert [problem.field for problem in caught.value.problems] == ["training.learning_rate"]
+
+
 @pytest.mark.parametrize(
     ("data", "training", "message"),
     [

@@ -60,6 +60,10 @@ def test_a_field_that_nothing_reads_is_an_error():
         configure(distillation={"teacher": "x", "hidden": {"loss": "mse"}})
     with pytest.raises(ConfigError, match=r"distillation\.hidden\.layers.*names no layer"):
         configure(distillation={"teacher": "x", "hidden": {"weight": 1.0, "layers": []}})
+    with pytest.raises(ConfigError) as caught:
+        configure(distillation={"teacher": "x", "hidden": {"weight": 1.0, "layers": [[-1, 0]]}})
+    fields = {problem.field for problem in caught.value.problems}
+    assert fields <= {f"training.distillation.hidden.layers{part}" for part in ("", ".0.0")}
     with pytest.raises(ConfigError, match=r"training\.distillation\.hidden.*nothing reads it"):
         configure(distillation={"hidden": {"weight": 1.0}})
 

@@ -90,3 +90,12 @@ def test_commands_check_before_they_start(tmp_path, monkeypatch, command):
     assert isinstance(ended.exception, ConfigError)
     assert name in str(ended.exception)
     assert not output.exists()
+
+
+@pytest.mark.parametrize("setting", ["training.masking.probability=0.3", "training.dpo.beta=0.2"])
+def test_commands_reject_what_the_task_does_not_learn(tmp_path, setting):
+    output = tmp_path / "output"
+    arguments = ["validate", "causal-lm", "--set", setting, "-o", str(output)]
+    ended = CliRunner().invoke(app, arguments)
+    assert isinstance(ended.exception, ConfigError)
+    assert "the loss of data.task causal_lm does not include it" in str(ended.exception)

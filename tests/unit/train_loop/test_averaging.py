@@ -26,13 +26,18 @@ PART = "component-training.averaging"
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("start", [0, 4])
 @pytest.mark.parametrize(
-    ("kind", "function"), [("ema", get_ema_multi_avg_fn(0.9)), ("swa", get_swa_multi_avg_fn())]
+    ("settings", "function"),
+    [
+        ({"kind": "ema", "decay": 0.9, "warmup": False}, get_ema_multi_avg_fn(0.9)),
+        ({"kind": "swa"}, get_swa_multi_avg_fn()),
+    ],
+    ids=["ema", "swa"],
 )
-def test_average_is_that_of_swa_utils(tmp_path, kind, function, start, every):
+def test_average_is_that_of_swa_utils(tmp_path, settings, function, start, every):
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
     theirs = AveragedModel(model, multi_avg_fn=function)
-    config = AveragingConfig(kind=kind, decay=0.9, warmup=False, every=every)
+    config = AveragingConfig(**settings, every=every)
     ours = WeightAverage(config, start)
     weights = {name: item.detach() for name, item in model.named_parameters()}
     ours.begin(TrainingContext(weights, 0, 1, tmp_path, 1, False, dict, print))
@@ -66,7 +71,9 @@ def checkpoint(bench, step):
 
 
 def averaging(**settings):
-    return {"training": {**EACH_STEP, "averaging": {"kind": "ema", "decay": 0.9, **settings}}}
+    given = {"kind": "ema", **settings}
+    own = {"decay": 0.9} if given["kind"] == "ema" else {}
+    return {"training": {**EACH_STEP, "averaging": {**own, **given}}}
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
@@ -124,6 +131,8 @@ def test_averaging_changes_nothing_that_is_learned(make_bench):
             {"averaging": {"kind": "swa", "start": 9}, "max_steps": 9},
             r"averaging\.start = 9\.0: training\.max_steps is 9, so nothing would be averaged",
         ),
+        ({"averaging": {"kind": "swa", "decay": 0.5}}, r"averaging\.decay.*kind is swa\n.*to ema"),
+        ({"averaging": {"start": 3}}, r"averaging\.start.*kind is none\n.*to ema or swa"),
         (
             {
                 "averaging": {"kind": "ema"},

@@ -155,6 +155,7 @@ def test_groups_keep_their_ratio_through_the_schedule_and_a_lowered_rate():
             r"param_groups\.1\.match = 'up_proj': it matches only what earlier entries match",
         ),
         ([{"match": ".", "unfreeze_at": 3}], "every parameter is frozen at the first step"),
+        ([{"match": ".", "frozen": True}], "every parameter is frozen at the first step"),
     ],
 )
 def test_entries_that_do_not_fit_the_model_are_rejected(groups, problem):
