@@ -60,8 +60,10 @@ def landscape_chart(found: LandscapeRecord) -> str:
     if not finite:
         return ""
     shades = Shades.of(finite)
-    parts = [*_squares(found, shades), *_contours(found, shades), _middle(), *_axes(found)]
-    parts += _bar(shades)
+    # Crisp edges, so that no background shines through between two squares.
+    squares = "".join([*_squares(found, shades), *_bar()])
+    parts = [f'<g shape-rendering="crispEdges">{squares}</g>', *_contours(found, shades)]
+    parts += [_middle(), *_axes(found), *_scale(shades)]
     return (
         f'<svg class="chart landscape" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="Loss landscape. {landscape_words(found)}">{"".join(parts)}</svg>'
@@ -117,7 +119,6 @@ def _squares(found: LandscapeRecord, shades: Shades) -> Iterator[str]:
                     f"<title>{place}: not finite</title></path>"
                 )
             else:
-                # Slightly larger, so that no background shows between two squares.
                 yield (
                     f'<rect x="{x:.1f}" y="{y:.1f}" width="{size + 0.3:.1f}" '
                     f'height="{size + 0.3:.1f}" fill="{_color(shades(loss))}">'
@@ -223,7 +224,7 @@ def _axes(found: LandscapeRecord) -> Iterator[str]:
     )
 
 
-def _bar(shades: Shades) -> Iterator[str]:
+def _bar() -> Iterator[str]:
     count = 48
     height = _SIDE / count
     for index in range(count):
@@ -232,6 +233,9 @@ def _bar(shades: Shades) -> Iterator[str]:
             f'<rect x="{_BAR}" y="{y:.1f}" width="{_BAR_WIDTH}" height="{height + 0.3:.1f}" '
             f'fill="{_color((index + 0.5) / count)}"/>'
         )
+
+
+def _scale(shades: Shades) -> Iterator[str]:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _TOP + _SIDE * (1 - share) + 4
         yield _text(_BAR + _BAR_WIDTH + 5, y, _number(shades.loss(share)), "start")

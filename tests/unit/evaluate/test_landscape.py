@@ -397,7 +397,7 @@ def test_drawing_is_valid_and_says_its_numbers(height):
     assert ("log scale" in drawn) == (height >= 1e4)
     assert "nan" not in drawn
     assert "inf" not in drawn.replace("not finite", "")
-    squares = [item for item in picture if item.tag == "rect" and len(item)]
+    squares = [item for item in picture.iter("rect") if len(item)]
     assert len(squares) == 223
     corner, middle = (item.get("fill") for item in (squares[0], squares[111]))
     assert (corner == middle) == (height == 0)
