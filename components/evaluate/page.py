@@ -8,6 +8,12 @@ from html import escape
 import numpy as np
 import pyarrow as pa
 
+from steadytrain.components.evaluate.landscape_chart import (
+    LANDSCAPE_COLUMNS,
+    landscape_chart,
+    landscape_rows,
+    landscape_words,
+)
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.records import EvaluationRecord
 
@@ -22,6 +28,8 @@ table { border-collapse: collapse; } th, td { padding: .3rem .7rem; text-align: 
   td.text { text-align: left; } td.text { font: 12px/1.4 ui-monospace, monospace;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } .note { color: #5b6976; }
+.chart { display: block; width: 100%; max-width: 32rem; } .chart text { fill: #5b6976;
+  font-size: 11.5px; } .broken-point { color: #b3261e; }
 """
 
 
@@ -45,6 +53,7 @@ def evaluation_page(
         _classes(evaluation),
         _confusion(evaluation),
         _slices(evaluation),
+        _landscape(evaluation),
         _worst(scores, records),
     ]
     return (
@@ -121,6 +130,18 @@ def _slices(evaluation: EvaluationRecord) -> str:
         for slice_name, values in evaluation.slices.items()
     ]
     return _section("Slices", ["slice", *map(_plain, names)], rows)
+
+
+def _landscape(evaluation: EvaluationRecord) -> str:
+    found = evaluation.landscape
+    if found is None:
+        return ""
+    heading = "Loss by distance from the trained weights"
+    return (
+        f"<h2>Loss landscape</h2>{landscape_chart(found)}"
+        f'<p class="note">{landscape_words(found)}; {found.records:,} test records.</p>'
+        + _section(heading, LANDSCAPE_COLUMNS, landscape_rows(found))
+    )
 
 
 def _worst(scores: pa.Table, records: pa.Table) -> str:

@@ -42,8 +42,11 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
             "the test side has no records to evaluate the model on",
             remedy="raise data.test_share, or give more data",
         )
-    records = pa.Table.from_batches(batches)
-    limit = config.evaluation.max_examples
+    return sampled(pa.Table.from_batches(batches), config.evaluation.max_examples)
+
+
+def sampled(records: pa.Table, limit: int | None) -> pa.Table:
+    """Return the records, or the `limit` of them whose ids have the smallest hashes, in order."""
     if limit is None or limit >= records.num_rows:
         return records
     hashes = [

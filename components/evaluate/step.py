@@ -44,6 +44,7 @@ from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
     GateRecord,
+    LandscapeRecord,
     TrainRecord,
 )
 from steadytrain.components.shared.registry.verdict import decided_about
@@ -212,6 +213,7 @@ def _evaluation(
         )
         if config.evaluation.robustness
         else {},
+        landscape=_landscape(current, config, task, trained_model(train), records),
     )
     store.remember(key, evaluation, files)
     return evaluation, table
@@ -233,6 +235,26 @@ def _task_results(
     for remark in results.remarks:
         current.emit(Warned(stage=current.name, message=remark))
     return results
+
+
+def _landscape(
+    current: Stage, config: RunConfig, task: OpenTask, folder: Path, records: pa.Table
+) -> LandscapeRecord | None:
+    """Measure the loss around the trained weights if it is configured."""
+    settings = config.evaluation.landscape
+    if not settings.on:
+        return None
+    # Here, because importing it imports torch.
+    from steadytrain.components.evaluate.landscape import measure_landscape
+
+    total = settings.scorings
+    return measure_landscape(
+        config,
+        task,
+        folder,
+        records,
+        lambda done: current.progress("measuring the loss landscape", done, total, "points"),
+    )
 
 
 def _write(path: Path, table: pa.Table) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steadytrain.components.memory.buckets import bucket_values
+from steadytrain.components.memory.factored import factored_values
 from steadytrain.components.memory.frozen import (
     frozen_width,
     head_block,
@@ -108,6 +109,8 @@ def states(shape: Shape, setting: Setting) -> States:
     weights, gradients = weight_bytes(shape, setting), trained * FP32
     kept, matrices = optimizer_spec(setting.optim), matrix_share(shape, setting)
     state = int(trained * kept.device_bytes(matrices))
+    if kept.factored:
+        state += FP32 * factored_values(shape, setting)
     if setting.deepspeed:
         # It keeps its own 32-bit weights, whatever the model computes with.
         state += FP32 * trained

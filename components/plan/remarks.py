@@ -38,6 +38,15 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             f"{power(high)} for fine-tuning this model; it is unchanged"
         )
     yield from _slow_network(job, choice)
+    landscape = job.config.evaluation.landscape
+    if landscape.on:
+        passes = landscape.scorings * -(-landscape.records // job.config.evaluation.batch_size)
+        yield (
+            f"evaluation.landscape: the evaluate step scores {landscape.records} test records "
+            f"{landscape.scorings} times: {passes:,} forward passes of evaluation.batch_size "
+            f"{job.config.evaluation.batch_size}, more if texts are longer than the model reads, "
+            "and one more copy of the weights in memory"
+        )
     share = job.config.training.warmup_steps
     if job.given("training.warmup_steps") and share < 1 and not 0.05 <= share <= 0.1:
         yield (

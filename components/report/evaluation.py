@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steadytrain.components.report.class_figures import class_figures
+from steadytrain.components.report.landscape import landscape_section
 from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.records import EvaluationRecord, GateRecord, Interval
 
@@ -57,6 +58,7 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
             (name, number(value)) for name, value in record.baselines.items() if name not in shown
         ],
         "figures": class_figures(record),
+        "landscape": landscape_section(record),
         "classes": _table(record.per_class, columns),
         "slices": _table(record.slices, slice_columns),
         "matrix": _matrix(record) if len(record.labels) <= MATRIX_CLASSES else None,

@@ -191,6 +191,39 @@ class TaskScore(Record):
     examples: int
 
 
+class LandscapeRing(Record):
+    """The loss at the points of a grid that are about equally far from its middle.
+
+    distance: the larger of the two steps' sizes.
+    lowest, mean, highest: of the finite losses; None if there is none.
+    """
+
+    distance: float
+    lowest: float | None
+    mean: float | None
+    highest: float | None
+    not_finite: int
+
+
+class LandscapeRecord(Record):
+    """The loss of a model on a square grid around its trained weights.
+
+    records: number of test records that the loss is taken on.
+    seed: of the two random directions.
+    steps: along each direction; 0 is in the middle.
+    losses: one row per step along the second direction, with one value per step along the first, in
+        nats per target; None if not finite.
+    profile: the same by distance, from the middle outwards.
+    """
+
+    records: int
+    radius: float
+    seed: int
+    steps: list[float]
+    losses: list[list[float | None]]
+    profile: list[LandscapeRing]
+
+
 class EvaluationRecord(Record):
     """The candidate's results on the test side.
 
@@ -206,6 +239,7 @@ class EvaluationRecord(Record):
     tasks: results of lm-eval tasks, by TASK/METRIC.
     robustness: metrics under an attack on the embeddings ("attack") and with typing errors
         ("character_noise"), as far as they are configured.
+    landscape: the loss around the trained weights, if it is configured.
     answers: absolute path of the result for each document of those tasks (Parquet); "" without
         tasks.
     """
@@ -226,6 +260,7 @@ class EvaluationRecord(Record):
     tasks: dict[str, TaskScore] = {}
     answers: str = ""
     robustness: dict[str, dict[str, Interval]] = {}
+    landscape: LandscapeRecord | None = None
 
 
 class Subject(Record):

@@ -176,12 +176,11 @@ SGD: Final = OptimizerSpec(
 )
 ADAFACTOR: Final = OptimizerSpec(
     build=_adafactor,
-    # Of a matrix, one value for each row and column, and of a vector, one for each weight: next to
-    # nothing for each weight of a model.
     tensors=tuple(
         StateTensor(name, 0.0, same_shape=False) for name in ("row_var", "col_var", "variance")
     ),
     scalars=("step",),
+    factored=True,
     unsupported=_NORMS,
     options=AdafactorOptions,
 )

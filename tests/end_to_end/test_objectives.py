@@ -306,6 +306,25 @@ def test_two_ranks_compare_and_validate_the_same_pairs(tmp_path, paired, shards)
         assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4)
 
 
+@pytest.mark.long
+def test_killed_run_on_single_texts_ends_with_the_same_weights(tmp_path):
+    """Both passes of a text differ by dropout alone, so its draws must be restored too."""
+    rows = [
+        {"input_ids": row["input_ids"], "lengths": [len(row["input_ids"])]}
+        for row in class_rows(68, classes=8)
+    ]
+    schema = pa.schema({name: pa.list_(pa.int32()) for name in ("input_ids", "lengths")})
+    data = write_data(tmp_path / "data", rows[:60], rows[60:], task="text_embedding", schema=schema)
+    recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": None}
+    recipe["batch_contrastive"] = {"rows": 4, "temperature": 0.05}
+    sections = {"training": recipe, "model": {"config": BERT}}
+    whole = run(tmp_path / "whole", data, sections)
+    killed = run(tmp_path / "killed", data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+    other = {**sections, "training": {**recipe, "seed": 7}}
+    assert weights_digest(run(tmp_path / "other", data, other)) != weights_digest(whole)
+
+
 @pytest.fixture(scope="module")
 def easy_first(texts, tmp_path_factory):
     """Return the sections of a run with a curriculum, and the run."""

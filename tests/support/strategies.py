@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,24 @@ def train(
     micro_batch: int = MICRO_BATCH,
     resume: Path | None = None,
     device: str = "cpu",
+    resumed: Callable[[Training], None] | None = None,
     **sections: Any,
 ) -> dict[int, float]:
-    """Train on this rank; return the losses by step on rank 0."""
+    """Train on this rank; return the losses by step on rank 0.
+
+    Args:
+        resumed: called with what was restored, before training.
+    """
     rank, world = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
     data = write_data(folder / f"data-{rank}", language_rows(60), language_rows(7, seed=1))
     bench = Bench.make(
         folder,
         data,
-        **{"training": RECIPE, **sections},
-        compute={"nproc_per_node": world, "device": device},
+        **{
+            "training": RECIPE,
+            "compute": {"nproc_per_node": world, "device": device},
+            **sections,
+        },
     )
     for state in (AcceleratorState, GradientState):
         state._reset_state()
@@ -67,11 +75,30 @@ def train(
     training = Training(parts, store, Reporter(stream, 1), StopRequests(None))
     if resume is not None:
         training.resume(Checkpoint.at(resume))
+    if resumed is not None:
+        resumed(training)
     assert training.run() == "finished"
     if rank == 0:
         training.export(bench.workspace.model)
     parts.accelerator.wait_for_everyone()
     return losses_of(bench.workspace) if rank == 0 else {}
+
+
+def go_on(folder: Path, checkpoint: Path, sections: dict[str, Any]) -> None:
+    """Continue on these ranks with DDP; write what rank 0 restored of compression, and its losses.
+
+    The file `found.json` has the names of the restored tensors, the settings, and the losses.
+    """
+    restored: dict[str, Any] = {}
+
+    def look(training: Training) -> None:
+        strategy = training.parts.strategy
+        tensors = [piece.name for piece in strategy.pieces().get("compression", [])]
+        restored.update(tensors=tensors, settings=strategy.settings().get("compression"))
+
+    found = train(folder, "ddp", resume=checkpoint, resumed=look, **sections)
+    if found:
+        (folder / "found.json").write_text(json.dumps({**restored, "losses": found}))
 
 
 def middle(folder: Path) -> Path:

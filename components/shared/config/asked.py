@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.evaluation import EvaluationConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
@@ -29,6 +30,9 @@ class Combination(Protocol):
 
     @property
     def data(self) -> DataConfig: ...
+
+    @property
+    def evaluation(self) -> EvaluationConfig: ...
 
     @property
     def model(self) -> ModelConfig: ...
@@ -65,6 +69,9 @@ def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
     yield from _by_adapter(config.model.adapter)
     if config.data.parts:
         yield "data.parts", "data.parts", ", ".join(config.data.parts)
+    if config.evaluation.landscape.on:
+        field, points = "evaluation.landscape", config.evaluation.landscape.points
+        yield field, f"{field}.points", str(points)
     if config.model.framework != "pytorch":
         yield "another framework", "model.framework", config.model.framework
     if config.recovery.min_nodes is not None:

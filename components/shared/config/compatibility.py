@@ -94,6 +94,7 @@ RULES: Final = (
         for other in ("another order", "training.curriculum")
     ),
     Rule("data.parts", "another framework", "only pytorch trains a head for each part"),
+    Rule("evaluation.landscape", "another framework", "only weights of pytorch can be moved"),
     *(
         Rule(f"training.{name}", "training.distillation", _REPLACES)
         for name in ("r_drop", "focal_loss", "class_weights")

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.adversarial import AttackConfig
 from steadytrain.components.shared.config.base import Section, at_odds, check_plugins
+from steadytrain.components.shared.config.landscape import LandscapeConfig
 
-_ROBUSTNESS: Final = ("attack", "character_noise")
+_MEASURED_IF_ON: Final = ("attack", "character_noise", "landscape")
 
 
 class EvaluationConfig(Section):
@@ -37,6 +38,7 @@ class EvaluationConfig(Section):
         description="Share of the characters of each test text that get a typing error, to measure "
         "the metrics of a classifier once more. 0 turns it off.",
     )
+    landscape: LandscapeConfig = LandscapeConfig()
     tasks: list[Annotated[str, Field(min_length=1)]] = Field(
         default=[],
         description="lm-eval tasks for a language model: paths of YAML files, or names of "
@@ -61,11 +63,11 @@ class EvaluationConfig(Section):
 def identifying_evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies an evaluation of a dumped EvaluationConfig.
 
-    Measurements of robustness count only if they are on.
+    Measurements of robustness, and the loss landscape, count only if they are on.
     """
-    known = {name: evaluation[name] for name in _ROBUSTNESS if name in evaluation}
-    on = EvaluationConfig.model_validate(known).robustness
-    off = set(_ROBUSTNESS) - set(on)
+    known = {name: evaluation[name] for name in _MEASURED_IF_ON if name in evaluation}
+    found = EvaluationConfig.model_validate(known)
+    off = set(_MEASURED_IF_ON) - {*found.robustness, *(["landscape"] if found.landscape.on else [])}
     return {name: value for name, value in evaluation.items() if name not in off}
 
 

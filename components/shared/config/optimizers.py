@@ -78,6 +78,8 @@ class OptimizerSpec:
     title: what plans call it; "" means the name under which it is registered.
     options: called with `training.optim_args` as keyword arguments when a configuration is
         validated; raises an exception if it does not take them. `build` reads them in `training`.
+    factored: whether it keeps, in 32 bits, one value for each row and column of a matrix, and one
+        for each weight of a vector. Their `StateTensor` has 0 bytes.
     separates_matrices: whether it updates the matrices of the model's layers in another way than
         embeddings, head, biases and norms; see `Build`.
     evaluated: returns the weight to validate and export, from a trained weight, the tensors of its
@@ -95,6 +97,7 @@ class OptimizerSpec:
     allocate: Callable[[Any, Any], None] | None = None
     title: str = ""
     options: Callable[..., Any] = plugins.no_options
+    factored: bool = False
     separates_matrices: bool = False
     evaluated: Callable[[Any, Mapping[str, Any], TrainingConfig], Any] | None = None
 

@@ -57,6 +57,7 @@ CONTENT = {
         },
         "gate": {"max_slice_regression": 0.02},
     },
+    "evaluation.landscape": {"evaluation": {"landscape": {"points": 3}}},
     "training.order balanced": {"training": {"order": "balanced"}},
     "another order": {"training": {"order": "balanced"}},
     "training.layer_decay": {"training": {"layer_decay": 0.9}},

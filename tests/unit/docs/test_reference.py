@@ -48,6 +48,7 @@ WITHOUT_UNIT = {
     "max_word_shift",
     "near_duplicate_threshold",
     "probability",
+    "radius",
     "rank",
     "reduction_factor",
     "schema_version",

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from steadytrain.components.memory.buckets import LARGEST_BUCKET
 from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.states import states
-from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.config import AdapterConfig, TrainingConfig
+from steadytrain.components.shared.config.optimizers import optimizer_spec
 
 from support.memory_truth import (
     Case,
@@ -179,6 +182,61 @@ def test_zero_stages_shard_what_the_paper_says(strategy, shared):
     if strategy in ("zero2", "zero3"):
         expected += 2 * LARGEST_BUCKET
     assert held.weights + held.gradients + held.optimizer == pytest.approx(expected, rel=1e-6)
+
+
+SIZES = {"vocab_size": 2000, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 2000,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "tie_word_embeddings": True,
+}
+MIXTRAL = {
+    **SIZES,
+    "model_type": "mixtral",
+    "intermediate_size": 96,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 2,
+}
+LLAMA = {**SIZES, "model_type": "llama", "intermediate_size": 160, "num_key_value_heads": 2}
+BERT = {**SIZES, "model_type": "bert", "intermediate_size": 160, "max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels", "kind", "close"),
+    [
+        (LLAMA, 0, "none", 0),
+        (GPT2, 0, "none", 0),
+        (LLAMA, 0, "lora", 0),
+        (BERT, 3, "none", 0.03),
+        # Its pooler gets adapters too.
+        (BERT, 3, "lora", 0.05),
+        (MIXTRAL, 0, "none", 0.2),
+    ],
+)
+def test_factored_state_is_what_adafactor_keeps(architecture, labels, kind, close):
+    adapter = AdapterConfig(kind=kind, rank=4)
+    setting = Setting(length=16, optim="adafactor", adapter=adapter, cuda=False)
+    model = random_model(architecture, setting, labels)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    training = TrainingConfig(optim="adafactor", learning_rate=1e-3)
+    optimizer = optimizer_spec("adafactor").build([{"params": trained}], training, scaled=False)
+    for parameter in trained:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = sum(
+        tensor.numel() * tensor.element_size()
+        for state in optimizer.state.values()
+        for name, tensor in state.items()
+        if name != "step" and torch.is_tensor(tensor)
+    )
+    found = states(shape_of(architecture, labels=labels), setting).optimizer
+    assert found == pytest.approx(kept, rel=close, abs=0)
+    assert found > 0
 
 
 def test_offloaded_state_is_on_the_host():

@@ -102,6 +102,19 @@ def test_learning_rate_outside_the_rule_stays_with_a_remark(make_plan):
     assert "warmup_steps = 0.3 is outside" in told
 
 
+def test_plan_says_how_often_a_landscape_scores_the_sample(make_plan):
+    landscape = {"points": 5, "records": 20}
+    (remark,) = (
+        text
+        for text in make_plan("t4", model__base=SMALL, evaluation__landscape=landscape).remarks
+        if "landscape" in text
+    )
+    # 25 points, each with three batches of up to eight records.
+    assert "scores 20 test records 25 times: 75 forward passes" in remark
+    plain = make_plan("t4", model__base=SMALL).remarks
+    assert not any("landscape" in text for text in plain)
+
+
 def test_cpu_run_sees_that_the_plan_is_for_a_gpu(make_plan):
     plan = make_plan("t4", model__base=SMALL, compute__device="cpu")
     assert "compute.device = cpu is unchanged" in plan.remarks[0]

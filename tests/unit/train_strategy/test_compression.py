@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from safetensors.torch import load_file
 
@@ -9,7 +11,9 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.train.checkpoint import Checkpoint
 
-from support.strategies import MIDDLE, RECIPE, Case, middle, on_two_ranks
+from support.forked import on_ranks
+from support.selected import each
+from support.strategies import MIDDLE, RECIPE, STEPS, Case, go_on, middle, on_two_ranks
 from support.training import LLAMA
 
 MINIMAL = {"name": "tiny", "data": {"source": ["x"]}, "model": {"config": LLAMA}}
@@ -80,6 +84,34 @@ def test_each_rank_saves_the_error_that_it_carries(losses, folder):
     assert len(first) == len(second) > 0
     assert not any(one.equal(other) for one, other in zip(first, second, strict=True))
     assert saved.state()["compression"] == {"iteration": MIDDLE, "world_size": 2}
+
+
+@pytest.mark.slow
+@each("ranks", [1, 2, 4], few=[4])
+def test_other_ranks_start_without_what_these_carried(losses, folder, tmp_path, ranks):
+    """One rank is what two nodes with a rank each leave when a node is lost."""
+    powersgd = {"training": {**RECIPE, "gradient_compression": KINDS["powersgd"]}}
+    if ranks == 1:
+        powersgd["compute"] = {"nodes": 2, "nproc_per_node": 1, "device": "cpu"}
+        powersgd["recovery"] = {"min_nodes": 1}
+    on_ranks(ranks, go_on, tmp_path, middle(folder / "powersgd" / "whole"), powersgd)
+    found = json.loads((tmp_path / "found.json").read_text())
+    whole = {step: loss for step, loss in losses["powersgd"]["whole"].items() if int(step) > MIDDLE}
+    if ranks == 2:
+        assert any(name.startswith("error-0-") for name in found["tensors"])
+        assert found["losses"] == whole
+        return
+    assert found["tensors"] == []
+    # The weights continue; PowerSGD's steps do too, so it compresses at once.
+    first = str(MIDDLE + 1)
+    assert found["losses"][first] == pytest.approx(whole[first], rel=1e-5)
+    assert found["losses"] == pytest.approx(whole, rel=0.2)
+    assert found["losses"] != whole
+    assert found["settings"] == (None if ranks == 1 else {"iteration": MIDDLE, "world_size": ranks})
+    if ranks > 1:
+        last = Checkpoint.at(tmp_path / "runs/tiny/checkpoints" / f"step-{STEPS:08d}")
+        carried = {name.rpartition("-")[0] for name in last.tensors("compression")}
+        assert carried == {"p", "q", *(f"error-{rank}" for rank in range(ranks))}
 
 
 @pytest.mark.parametrize(
