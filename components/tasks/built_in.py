@@ -24,6 +24,7 @@ CAUSAL_LM: Final = Task(
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
     objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss"}),
+    grades=True,
 )
 # Only the choice of target tokens differs, and preprocessing makes it.
 SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)
@@ -50,6 +51,7 @@ MASKED_LM: Final = Task(
     scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer"),
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
     objectives=frozenset({"masking"}),
+    grades=True,
 )
 TEXT_EMBEDDING: Final = Task(
     encoder=TextPairEncoder,
@@ -76,6 +78,7 @@ SEQUENCE_CLASSIFICATION: Final = Task(
         }
     ),
     robustness=True,
+    grades=True,
 )
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,
@@ -83,4 +86,5 @@ MULTI_TASK: Final = Task(
     scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
     objectives=frozenset({"multi_task"}),
+    grades=True,
 )
