@@ -207,6 +207,7 @@ class Task:
     reference: whether the loss compares the model with a frozen copy of model.base.
     robustness: whether its test records have a `text`, and its scorer `score_attacked`.
     grades: whether its training part has `load_reference` and `row_losses`.
+    cuttable: whether it learns from any part of a document as from a whole one.
     contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
         micro-batch, whose number is `training.batch_contrastive.rows`.
     """
@@ -222,6 +223,7 @@ class Task:
     robustness: bool = False
     contrasts: bool = False
     grades: bool = False
+    cuttable: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

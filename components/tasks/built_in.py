@@ -25,15 +25,17 @@ CAUSAL_LM: Final = Task(
     language_model=True,
     objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss"}),
     grades=True,
+    cuttable=True,
 )
-# Only the choice of target tokens differs, and preprocessing makes it.
-SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)
+# Only the choice of target tokens differs, and preprocessing makes it. An answer needs its prompt.
+SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder, cuttable=False)
 DENOISING: Final = replace(
     CAUSAL_LM,
     encoder=DenoisedTextEncoder,
     training=late(f"{_TASKS}.denoising:Denoising"),
     scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer"),
     objectives=CAUSAL_LM.objectives | {"denoising"},
+    cuttable=False,
 )
 PREFERENCE: Final = Task(
     encoder=PreferenceEncoder,

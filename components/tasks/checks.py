@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import ConfigError, Problem
 from steadytrain.components.tasks.registry import load_task, open_encoder
@@ -88,6 +89,10 @@ def _curriculum(config: RunConfig) -> Iterator[Problem]:
     if by == "loss":
         if not load_task(task).grades:
             why = f"data.task {task} has no loss of a row alone under another model"
+    elif by == CUTS:
+        if not load_task(task).cuttable:
+            why = f"data.task {task} does not learn from parts of its documents"
+            remedy = "use data.task causal_lm, or leave training.curriculum out"
     elif open_encoder(config.data).packed:
         why = (
             f"data.task {task} packs several documents into a row, which is neither short nor "

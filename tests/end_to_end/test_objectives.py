@@ -49,6 +49,10 @@ def objectives(tmp_path_factory):
         # The teacher is wider, so a projection is trained too.
         "hidden": {"distillation": {"teacher": teacher, "hidden": hidden}},
         "contrastive": {"contrastive": {"weight": 0.5}},
+        "sequence length": {
+            "curriculum": {"by": "sequence_length", "start": 0.1, "over": 0.8, "pacing": "linear"}
+        },
+        "difficulty": {"curriculum": {"by": "loss", "model": teacher, "over": 0.8}},
     }
 
 
@@ -418,6 +422,16 @@ def test_two_ranks_match_one_and_resume_exactly(losses, objectives, strategy):
             assert loss == own["whole"][step], (name, step)
         for step, loss in own["from_single"].items():
             assert loss == pytest.approx(single[int(step)], rel=1e-4), (name, step)
+
+
+@pytest.mark.parametrize("name", ["sequence length", "difficulty"])
+def test_smaller_micro_batches_learn_the_same_from_packed_rows(tmp_path, losses, objectives, name):
+    sections = {"training": {**RECIPE, **objectives[name]}}
+    halved = train_alone(tmp_path / "halved", **sections, micro_batch=1)
+    whole = losses[name, "single"]
+    assert halved == pytest.approx(whole, rel=1e-5)
+    plain = train_alone(tmp_path / "plain", training=RECIPE)
+    assert plain != pytest.approx(whole, rel=1e-3)
 
 
 def test_killed_mixture_ends_with_the_same_weights(tmp_path):

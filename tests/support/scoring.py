@@ -67,10 +67,15 @@ def bench_of(
     return Bench.make(folder, data, model={"config": fields}, training=recipe)
 
 
-def scored(bench: Bench, watch: Watch | None = None) -> Losses:
-    """Return each row's loss, from the model or from the file."""
+def fresh() -> None:
+    """Forget the accelerator of an earlier run in this process."""
     for state in (AcceleratorState, GradientState):
         state._reset_state()
+
+
+def scored(bench: Bench, watch: Watch | None = None) -> Losses:
+    """Return each row's loss, from the model or from the file."""
+    fresh()
     rows = Rows([bench.data.path(name) for name in bench.data.sides["train"].shards])
     watch = watch or Watch()
     return row_losses(bench.config, bench.data, rows, make_accelerator(bench.config), watch)

@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds, complete_address
 
+CUTS: Final = "sequence_length"
+"""The kind that cuts documents instead of ordering records."""
 _NEEDED: Final = {"column": "column", "loss": "model"}
 """The field that a kind of curriculum needs, and no other one reads."""
 _MEANING: Final = {
@@ -20,10 +22,11 @@ _MEANING: Final = {
 class CurriculumConfig(Section):
     """Training begins with the easiest records, and soon draws from all (Bengio et al. 2009)."""
 
-    by: Literal["none", "length", "loss", "column"] = Field(
+    by: Literal["none", "length", "loss", "column", "sequence_length"] = Field(
         "none",
         description="What makes a record difficult. length: its tokens; loss: the loss of "
-        "training.curriculum.model; column: a number in the data; none: there is no curriculum.",
+        "training.curriculum.model; column: a number in the data; none: there is no curriculum. "
+        "sequence_length: its length, so early steps cut documents into shorter ones.",
     )
     column: str | None = Field(
         None, min_length=1, description="Column with the difficulty, a number. Only for by: column."
@@ -36,12 +39,16 @@ class CurriculumConfig(Section):
     )
     pacing: Literal["linear", "root", "step"] = Field(
         "root",
-        description="How the share of records grows from start to 1. linear: evenly; root: as a "
-        "square root, so that each new record stays new for longer (Platanios et al. 2019); step: "
-        "at once, at the end.",
+        description="How the share of records, or of the length, grows from start to 1. linear: "
+        "evenly; root: as a square root, so that each new record stays new for longer (Platanios "
+        "et al. 2019); step: at once, at the end.",
     )
     start: float = Field(
-        0.2, gt=0, lt=1, description="Share of the easiest records that the first step draws from."
+        0.2,
+        gt=0,
+        lt=1,
+        description="Share of the easiest records that the first step draws from. With "
+        "sequence_length: of data.sequence_length, at which it cuts.",
     )
     over: float = Field(
         0.5,
@@ -53,6 +60,11 @@ class CurriculumConfig(Section):
     def on(self) -> bool:
         """Whether there is a curriculum."""
         return self.by != "none"
+
+    @property
+    def orders(self) -> bool:
+        """Whether it is an order of the records."""
+        return self.by not in ("none", CUTS)
 
     @field_validator("model")
     @classmethod

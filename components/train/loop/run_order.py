@@ -1,10 +1,11 @@
-"""The order of a run: the configured one, of a mixture, or of a curriculum."""
+"""What a run learns when: its order, and how long its documents are."""
 
 from __future__ import annotations
 
 from accelerate import Accelerator
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of
@@ -12,6 +13,7 @@ from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.mixture import mixture_of
 from steadytrain.components.train.loop.order import Order, order_of
 from steadytrain.components.train.loop.row_losses import Watch, row_losses
+from steadytrain.components.train.loop.sequence_length import SequenceLength
 
 
 def run_order(
@@ -39,7 +41,7 @@ def run_order(
     order = order_of(rows, task, training)
     if training.multi_task.sampling != "size":
         return mixture_of(rows.values("label"), data.labels, training.multi_task, training.seed)
-    if not training.curriculum.on:
+    if not training.curriculum.orders:
         return order
     if training.curriculum.by == "loss":
         difficulty = row_losses(config, data, rows, accelerator, watch)
@@ -50,6 +52,23 @@ def run_order(
         difficulty,
         training.curriculum,
         seed=training.seed,
+        batch=training.global_batch_size,
+        steps=training.curriculum.steps(steps),
+    )
+
+
+def sequences_of(config: RunConfig, data: DataRecord, *, steps: int) -> SequenceLength | None:
+    """Return what cuts the documents of early steps; None if nothing does.
+
+    Args:
+        steps: of the full training run.
+    """
+    training = config.training
+    if training.curriculum.by != CUTS:
+        return None
+    return SequenceLength(
+        training.curriculum,
+        data.sequence_length or config.data.sequence_length,
         batch=training.global_batch_size,
         steps=training.curriculum.steps(steps),
     )

@@ -33,8 +33,9 @@ from steadytrain.components.train.loop.optim import OptimizerBuilder, build_sche
 from steadytrain.components.train.loop.order import Order
 from steadytrain.components.train.loop.phases import Phases
 from steadytrain.components.train.loop.row_losses import Watch
-from steadytrain.components.train.loop.run_order import run_order
+from steadytrain.components.train.loop.run_order import run_order, sequences_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
+from steadytrain.components.train.loop.sequence_length import SequenceLength
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
@@ -48,6 +49,7 @@ class Parts:
     recipe: decisions that determine what is learned, each with its reason.
     steps: optimizer steps of the full training run.
     sequence_length: longest row in tokens; 0 if the data do not specify it.
+    sequences: cuts the documents of early steps; None if nothing does.
     remarks: what the task does slower than it could, and why.
     groups: how parameters are trained, if not all alike.
     joined: when the ranks had found each other, in Unix seconds.
@@ -68,6 +70,7 @@ class Parts:
     steps: int
     skipped_batches: Sequence[int] = ()
     sequence_length: int = 0
+    sequences: SequenceLength | None = None
     remarks: Sequence[str] = ()
     groups: Sequence[Group] = ()
     joined: float = 0.0
@@ -161,6 +164,7 @@ def set_up(
         steps=steps,
         skipped_batches=skipped_batches,
         sequence_length=data.sequence_length,
+        sequences=sequences_of(config, data, steps=steps),
         remarks=remarks,
         groups=groups,
         joined=joined,
