@@ -29,7 +29,7 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
     """
     address, hidden = config.training.distillation.teacher, config.training.distillation.hidden
     if address is not None:
-        teacher = _teacher(address, label_count(config))
+        teacher = _shape(address, label_count(config), "training.distillation.teacher")
         found = companion_of(teacher, half=half, length=length)
         return _matched(found, (shape, teacher), hidden, half=half) if hidden.on else found
     if not load_task(config.data.task).reference:
@@ -72,14 +72,28 @@ def _matched(
     )
 
 
+def grader_of(config: RunConfig, *, half: bool, length: int) -> Companion | None:
+    """Return what a curriculum's reference model needs while it scores rows; None without one.
+
+    Args:
+        half, length: as for `companion_of`.
+
+    Raises:
+        BadInput: its architecture is unknown, or can't be built here.
+    """
+    address = config.training.curriculum.model
+    if address is None:
+        return None
+    shape = _shape(address, label_count(config), "training.curriculum.model")
+    return companion_of(shape, half=half, length=length)
+
+
 @functools.cache
-def _teacher(address: str, labels: int) -> Shape:
+def _shape(address: str, labels: int, field: str) -> Shape:
     try:
         return any_shape(architecture_of(ModelConfig(base=address)), labels)
     except BadInput as error:
-        raise BadInput(
-            f"training.distillation.teacher = {address!r}: {error.message}", remedy=error.remedy
-        ) from error
+        raise BadInput(f"{field} = {address!r}: {error.message}", remedy=error.remedy) from error
 
 
 def companion_of(shape: Shape, *, half: bool, length: int) -> Companion:

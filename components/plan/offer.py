@@ -8,6 +8,7 @@ from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_s
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import length_of
 from steadytrain.components.sizing.machine import Workload
+from steadytrain.components.sizing.scoring import scoring_of
 from steadytrain.components.sizing.time_cost import Span, Speed, hours, preemptions
 
 
@@ -37,7 +38,10 @@ def offer_of(job: Workload, choice: Choice, speed: Speed) -> Offer:
     """Return the offer for the job's GPU with a choice."""
     gpu, ranks, span = job.machine.gpu, job.machine.ranks, speed.tokens_per_second
     length = length_of(job.config, job.global_batch)
-    needed = None if length.tokens is None else hours(span, length.tokens)
+    needed = None
+    if length.tokens is not None:
+        scoring = scoring_of(job, choice)
+        needed = hours(span, length.tokens + ((scoring and scoring.tokens) or 0.0))
     price, spot = gpu.usd_per_hour, gpu.spot_usd_per_hour
     if job.config.compute.price_per_hour is not None:
         price = job.config.compute.price_per_hour / ranks

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from steadytrain.components.memory.frozen import frozen_problems
 from steadytrain.components.sizing.fit import Choice, works
 from steadytrain.components.sizing.machine import Machine, Workload
+from steadytrain.components.sizing.scoring import scoring_of
 
 
 def problems(job: Workload, choice: Choice) -> Iterator[str]:
@@ -21,6 +22,13 @@ def problems(job: Workload, choice: Choice) -> Iterator[str]:
         yield _too_many(job)
     if not choice.fits_gpu:
         yield _too_much(job, choice)
+    scoring = scoring_of(job, choice)
+    if scoring is not None and scoring.memory > choice.usable:
+        yield (
+            f"training.curriculum.model needs {scoring.memory / 1e9:.1f} GB to score the rows, and "
+            f"{choice.usable / 1e9:.1f} of {gpu.name}'s {gpu.memory_gb:g} GB are usable; use a "
+            "smaller model, or a column with its losses (by: column)"
+        )
     yield from frozen_problems(job.shape, choice.setting.adapter)
     if not choice.fits_host:
         yield _too_much_of_the_host(job, choice)

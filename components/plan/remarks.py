@@ -13,7 +13,8 @@ from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.learned import learned_otherwise
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.recipe import rates
-from steadytrain.components.sizing.time_cost import by_table
+from steadytrain.components.sizing.scoring import scoring_of
+from steadytrain.components.sizing.time_cost import by_table, hours
 
 _ETHERNET: Final = 10e9 / 8
 """Bytes per second of a slow network between nodes: 10 Gbit/s. The real one is not known."""
@@ -37,6 +38,7 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             f"training.learning_rate = {power(rate)} is outside the rule's {power(low)} to "
             f"{power(high)} for fine-tuning this model; it is unchanged"
         )
+    yield from _scoring(job, choice)
     yield from _slow_network(job, choice)
     landscape = job.config.evaluation.landscape
     if landscape.on:
@@ -53,6 +55,23 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             f"training.warmup_steps = {share:g} is outside the rule's 5 to 10 % of the steps; "
             "it is unchanged"
         )
+
+
+def _scoring(job: Workload, choice: Choice) -> Iterator[str]:
+    """Say how long a curriculum's reference model takes."""
+    scoring = scoring_of(job, choice)
+    if scoring is None:
+        return
+    need = f"needs {scoring.memory / 1e9:.1f} GB, and is gone before the first step"
+    if scoring.tokens is None:
+        yield f"training.curriculum.model {need}; the hours leave out its pass over the rows"
+        return
+    span = hours(by_table(job, choice).tokens_per_second, scoring.tokens)
+    yield (
+        f"training.curriculum.model {need}; its pass over the rows takes "
+        f"{duration(span.low * 3600)} to {duration(span.high * 3600)} of the hours, once for all "
+        "runs with this model and these data"
+    )
 
 
 def _slow_network(job: Workload, choice: Choice) -> Iterator[str]:

@@ -95,7 +95,8 @@ def find_model(config: RunConfig) -> Model:
         BadInput: the model needs code that may not run, its folder lacks configuration or weights,
             its tokenizer cannot be read or has different tokens, sequences are too long for it, its
             head is too narrow to quantize, or it has no dropout where model.dropout sets it; or
-            the teacher of a distillation is not there, or has other tokens or too few layers.
+            the teacher of a distillation or the reference model of a curriculum is not there, or
+            has other tokens, or the teacher has too few layers.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
@@ -116,28 +117,19 @@ def find_model(config: RunConfig) -> Model:
         _check_vocabulary(config, model, base)
     if config.training.distillation.teacher:
         _check_teacher(config, config.training.distillation.teacher, model)
+    if config.training.curriculum.model:
+        address = config.training.curriculum.model
+        _check_other(config, address, "training.curriculum.model", model)
     return model
 
 
 def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
     field = "training.distillation.teacher"
-    teacher = resolve_model(address, config)
-    known = Model(_read_config(teacher, field), None)
-    _check_length(config, known, field)
+    known = _check_other(config, address, field, model)
     hidden = config.training.distillation.hidden
     if hidden.on and model.layers and known.layers:
         layer_pairs(hidden.layers, model.layers, known.layers)
     size = known.vocab_size
-    own = (teacher / "tokenizer_config.json").is_file()
-    with foreign(f"{field}: {teacher} has tokens that cannot be used", _REMEDY):
-        tokens = load_tokenizer(teacher, field).get_vocab() if own else {}
-        given = load_tokenizer(model.tokenizer, field).get_vocab() if model.tokenizer else {}
-    if any(given.get(token) != index for token, index in tokens.items()):
-        raise BadInput(
-            f"{field} = {address!r}: its tokens are not those of the student",
-            remedy=f"use its tokenizer and a student without one (model.tokenizer={address}), or "
-            "a student of the same family",
-        )
     both_known = size is not None and model.vocab_size is not None
     if load_task(config.data.task).language_model and both_known and size != model.vocab_size:
         raise BadInput(
@@ -145,6 +137,24 @@ def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
             remedy="use a teacher and a student with the same vocabulary, such as two sizes of one "
             "family of models",
         )
+
+
+def _check_other(config: RunConfig, address: str, field: str, model: Model) -> Model:
+    """Check that another model can read the rows of this one. Return it."""
+    folder = resolve_model(address, config)
+    known = Model(_read_config(folder, field), None)
+    _check_length(config, known, field)
+    own = (folder / "tokenizer_config.json").is_file()
+    with foreign(f"{field}: {folder} has tokens that cannot be used", _REMEDY):
+        tokens = load_tokenizer(folder, field).get_vocab() if own else {}
+        given = load_tokenizer(model.tokenizer, field).get_vocab() if model.tokenizer else {}
+    if any(given.get(token) != index for token, index in tokens.items()):
+        raise BadInput(
+            f"{field} = {address!r}: its tokens are not those of the model that trains",
+            remedy=f"use its tokenizer and a model without one (model.tokenizer={address}), or "
+            "a model of the same family",
+        )
+    return known
 
 
 def _check_length(config: RunConfig, model: Model, field: str = "the model") -> None:

@@ -30,6 +30,16 @@ def teacher_content(config: RunConfig) -> str:
     return content_of(teacher, config) if teacher else ""
 
 
+def grader_content(config: RunConfig) -> str:
+    """Return `content_of` for the reference model of a curriculum; "" if there is none.
+
+    Raises:
+        BadInput, StorageError: the same as `content_of`.
+    """
+    model = config.training.curriculum.model
+    return content_of(model, config) if model else ""
+
+
 def note_base(folder: Path, config: RunConfig) -> None:
     """Write a note beside adapters that identifies their base model."""
     content = {"address": config.model.base, "content": base_content(config)}

@@ -3,6 +3,7 @@
 <output>/
   data/<fingerprint>/     packed data, tokenizer, data card, quarantine; never changed
   reuse/<step>/<key>      outputs that may be reused
+  losses/<key>.arrow      each row's loss under a curriculum's reference model
   learned/<key>.json      settings that fit in a device's memory
   mlflow.db, mlartifacts/ the default tracking store (shared/tracking/store.py)
   runs/<run>/
@@ -159,6 +160,11 @@ class Workspace:
     def prepared(self) -> Path:
         """Folders of prepared data, shared by all runs."""
         return self.output / "data"
+
+    @property
+    def losses(self) -> Path:
+        """Files with each training row's loss under a reference model, shared by all runs."""
+        return self.output / "losses"
 
     def learned(self, fingerprint: str) -> Path:
         return self.output / "learned" / f"{fingerprint}.json"

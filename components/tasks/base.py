@@ -111,6 +111,29 @@ class TrainingTask(Protocol):
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         """Run the forward pass and return the summed loss."""
 
+    def load_reference(self, address: str, field: str) -> torch.nn.Module:
+        """Load another model of the same kind: frozen, in evaluation mode, in host memory.
+
+        Optional, like `row_losses`: a curriculum by loss needs both, and `Task.grades`. From then
+        on, `collate` returns what this model takes.
+
+        Args:
+            field: names the address in errors.
+
+        Raises:
+            BadInput: the model cannot be used with this data.
+        """
+
+    def row_losses(
+        self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the loss of each row, summed over its targets: (rows,), in nats.
+
+        Args:
+            model: from `load_reference`.
+            counts: number of targets of each row, at least 1.
+        """
+
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         """Return sums over a micro-batch, which add up across batches and ranks.
 
@@ -183,6 +206,8 @@ class Task:
     sequences: sequences of up to `data.sequence_length` tokens in a row, for plans.
     reference: whether the loss compares the model with a frozen copy of model.base.
     robustness: whether its test records have a `text`, and its scorer `score_attacked`.
+    grades: whether its training part has `load_reference` and `row_losses`.
+    cuttable: whether it learns from any part of a document as from a whole one.
     contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
         micro-batch, whose number is `training.batch_contrastive.rows`.
     """
@@ -197,6 +222,8 @@ class Task:
     reference: bool = False
     robustness: bool = False
     contrasts: bool = False
+    grades: bool = False
+    cuttable: bool = False
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

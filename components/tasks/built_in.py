@@ -24,15 +24,18 @@ CAUSAL_LM: Final = Task(
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
     objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss"}),
+    grades=True,
+    cuttable=True,
 )
-# Only the choice of target tokens differs, and preprocessing makes it.
-SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder)
+# Only the choice of target tokens differs, and preprocessing makes it. An answer needs its prompt.
+SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder, cuttable=False)
 DENOISING: Final = replace(
     CAUSAL_LM,
     encoder=DenoisedTextEncoder,
     training=late(f"{_TASKS}.denoising:Denoising"),
     scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer"),
     objectives=CAUSAL_LM.objectives | {"denoising"},
+    cuttable=False,
 )
 PREFERENCE: Final = Task(
     encoder=PreferenceEncoder,
@@ -50,6 +53,7 @@ MASKED_LM: Final = Task(
     scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer"),
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
     objectives=frozenset({"masking"}),
+    grades=True,
 )
 TEXT_EMBEDDING: Final = Task(
     encoder=TextPairEncoder,
@@ -76,6 +80,7 @@ SEQUENCE_CLASSIFICATION: Final = Task(
         }
     ),
     robustness=True,
+    grades=True,
 )
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,
@@ -83,4 +88,5 @@ MULTI_TASK: Final = Task(
     scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
     objectives=frozenset({"multi_task"}),
+    grades=True,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -28,6 +28,7 @@ from steadytrain.components.tasks.hidden_states import (
     comparing,
     comparing_part,
 )
+from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.loss_request import Contrast, request_loss
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
@@ -110,6 +111,20 @@ class CausalLanguageModel(TextTraining):
             self.by_document = False
         self.teacher = Teacher(model, settings, comparing_part(student))
         return remarks
+
+    def load_reference(self, address: str, field: str) -> torch.nn.Module:
+        from steadytrain.components.tasks.fused_head import fuse_head
+
+        model = super().load_reference(address, field)
+        self.packed = keeps_documents_apart(model, len(self.tokenizer))
+        fuse_head(model)
+        self.by_document = not attend_by_document(model, len(self.tokenizer))
+        return model
+
+    def row_losses(
+        self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
+    ) -> torch.Tensor:
+        return -likelihoods_of(partial(token_logits, model, batch), batch["targets"], counts)
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         if self.by_document:

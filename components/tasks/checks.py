@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import ConfigError, Problem
 from steadytrain.components.tasks.registry import load_task, open_encoder
@@ -76,21 +77,32 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     if training.order == BALANCED and not open_encoder(config.data).labeled:
         why = f"data.task {task} has no labels to balance"
         yield Problem("training.order", BALANCED, why, "use training.order seeded")
-    if training.curriculum.by == "length" and load_task(task).contrasts:
-        yield Problem(
-            "training.curriculum.by",
-            "length",
-            f"data.task {task} compares texts with a random sample of others, of any length",
-            "use a column, or leave training.curriculum out",
+    yield from _curriculum(config)
+
+
+def _curriculum(config: RunConfig) -> Iterator[Problem]:
+    """Yield why the rows of the task have no such difficulty."""
+    task, by = config.data.task, config.training.curriculum.by
+    if by == "none":
+        return
+    why, remedy = "", "use a column, or leave training.curriculum out"
+    if by == "loss":
+        if not load_task(task).grades:
+            why = f"data.task {task} has no loss of a row alone under another model"
+    elif by == CUTS:
+        if not load_task(task).cuttable:
+            why = f"data.task {task} does not learn from parts of its documents"
+            remedy = "use data.task causal_lm, or leave training.curriculum out"
+    elif open_encoder(config.data).packed:
+        why = (
+            f"data.task {task} packs several documents into a row, which is neither short nor "
+            "has a value of its own"
         )
-    if training.curriculum.on and open_encoder(config.data).packed:
-        yield Problem(
-            "training.curriculum.by",
-            repr(training.curriculum.by),
-            f"data.task {task} packs several documents into a row, which is neither easy nor "
-            "difficult",
-            "leave training.curriculum out",
-        )
+        remedy = "use by: loss, or leave training.curriculum out"
+    elif by == "length" and load_task(task).contrasts:
+        why = f"data.task {task} compares texts with a random sample of others, of any length"
+    if why:
+        yield Problem("training.curriculum.by", by, why, remedy)
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:

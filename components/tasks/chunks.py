@@ -27,6 +27,9 @@ QUANTIZED_BLOCK: Final = 64
 HEAD_BITS: Final = {"4bit": 4 + 32 / QUANTIZED_BLOCK, "8bit": 8 + 32 / QUANTIZED_BLOCK}
 """Bits per value of a quantized head, including its share of the 32-bit scale."""
 
+SCORED_TOKENS: Final = 8192
+"""Most tokens with padding, unless a row alone has more, that a reference model scores at once."""
+
 
 def check_head_width(width: int, bits: str) -> None:
     """Reject a head whose rows don't split into blocks that share a scale.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
+from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.masking import Masking
 from steadytrain.components.tasks.models import build
@@ -65,6 +66,18 @@ class MaskedLanguageModel(TextTraining):
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         return LossSum(masked_loss(model, batch, self.config.training.label_smoothing_factor))
 
+    def load_reference(self, address: str, field: str) -> torch.nn.Module:
+        from steadytrain.components.tasks.fused_head import fuse_head
+
+        model = super().load_reference(address, field)
+        fuse_head(model)
+        return model
+
+    def row_losses(
+        self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
+    ) -> torch.Tensor:
+        return -likelihoods_of(partial(masked_logits, model, batch), batch["targets"], counts)
+
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return {"loss": masked_loss(model, batch).item(), "weight": self.weight(batch)}
 
@@ -80,11 +93,18 @@ class MaskedLanguageModelPackager(TransformersPackager):
     pipeline = "fill-mask"
 
 
+def masked_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the logits of a micro-batch, or what the head is requested to return instead."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    logits: torch.Tensor = model(**inputs).logits
+    return logits
+
+
 def masked_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     """Return the summed cross-entropy of a micro-batch's masked tokens, in nats."""
     targets = batch["targets"]
     with request_loss(targets, smoothing) as request:
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        logits = masked_logits(model, batch)
     if request.loss is not None:
         # The model's wrappers attached their backward work to this output, not to `request.loss`.
         found: torch.Tensor = logits

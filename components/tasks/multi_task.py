@@ -6,7 +6,7 @@ classes. A text is compared with the classes of its own part alone, as if there 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -48,6 +48,14 @@ class MultiTaskClassification(SequenceClassification):
         losses = smoothed_losses(logits, targets, self.config.training.label_smoothing_factor)
         weights = self.weights.to(targets.device)
         return LossSum((losses * weights[owners[targets]]).sum())
+
+    def row_losses(
+        self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
+    ) -> torch.Tensor:
+        del counts
+        targets = batch["targets"]
+        owners = self.owners.to(targets.device)
+        return smoothed_losses(within_parts(class_logits(model, batch), targets, owners), targets)
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         targets = batch["targets"]

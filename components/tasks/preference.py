@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,10 +19,9 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel, token_logits
 from steadytrain.components.tasks.documents import attend_by_document
 from steadytrain.components.tasks.eval_mode import eval_mode
-from steadytrain.components.tasks.fused_likelihood import Comparison, summed_by_document
-from steadytrain.components.tasks.loss_request import request_likelihoods
+from steadytrain.components.tasks.fused_likelihood import Comparison
+from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.models import load_frozen
-from steadytrain.components.tasks.packing import IGNORED
 
 
 class PreferenceTraining(CausalLanguageModel):
@@ -137,17 +137,8 @@ def document_likelihoods(
 
     Only the loss is differentiable, and once.
     """
-    with request_likelihoods(batch["targets"], batch["counts"], comparison) as request:
-        logits = token_logits(model, batch)
-    if request.found is not None:
-        # The model's wrappers attached their backward work to this output, not to `request.found`.
-        return request.found if comparison is None else logits
-    targets = batch["targets"].flatten()
-    kept = (targets != IGNORED).nonzero().squeeze(1)
-    chosen = logits.flatten(0, 1)[kept].float()
-    nats = -functional.cross_entropy(chosen, targets[kept], reduction="none")
-    sums = summed_by_document(nats, batch["counts"])
-    return sums if comparison is None else comparison(sums).float()
+    forward = partial(token_logits, model, batch)
+    return likelihoods_of(forward, batch["targets"], batch["counts"], comparison)
 
 
 @contextlib.contextmanager

@@ -69,11 +69,23 @@ class SequenceClassification(TextTraining):
             found = load_frozen(
                 Auto, settings.teacher, FIELD, self.config, self.data, self.tokenizer
             )
-            check_labels(found, self.data.labels, settings.teacher)
+            check_labels(found, self.data.labels, settings.teacher, FIELD)
             self.teacher = Teacher(found, settings, comparing_part(model))
         if self.criterion.r_drop:
             check_drops(model, R_DROP, self.criterion.r_drop)
         return super().ready(model)
+
+    def load_reference(self, address: str, field: str) -> torch.nn.Module:
+        model = super().load_reference(address, field)
+        check_labels(model, self.data.labels, address, field)
+        return model
+
+    def row_losses(
+        self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
+    ) -> torch.Tensor:
+        del counts
+        logits = class_logits(model, batch)
+        return functional.cross_entropy(logits, batch["targets"], reduction="none")
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         return collate_padded(rows, self.pad_token_id)

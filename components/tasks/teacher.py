@@ -88,8 +88,11 @@ def check_vocabulary(teacher: Any, student: Any, address: str | None) -> None:
         )
 
 
-def check_labels(teacher: Any, labels: list[str], address: str | None) -> None:
+def check_labels(teacher: Any, labels: list[str], address: str | None, field: str) -> None:
     """Check that a classifier has the labels of the data, in the same order.
+
+    Args:
+        field: names the address in errors.
 
     Raises:
         BadInput: it does not.
@@ -98,7 +101,7 @@ def check_labels(teacher: Any, labels: list[str], address: str | None) -> None:
     theirs = [names.get(index) for index in range(teacher.config.num_labels)]
     if theirs != labels:
         raise BadInput(
-            f"{FIELD} = {address!r}: its labels are {', '.join(map(str, theirs))}, and the data's "
+            f"{field} = {address!r}: its labels are {', '.join(map(str, theirs))}, and the data's "
             f"are {', '.join(labels)}",
-            remedy="train the teacher on these labels, or name them in its order in data.labels",
+            remedy="train that model on these labels, or name them in its order in data.labels",
         )

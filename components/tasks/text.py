@@ -48,6 +48,14 @@ class TextTraining:
     def build_model(self) -> torch.nn.Module:
         raise NotImplementedError
 
+    def load_reference(self, address: str, field: str) -> torch.nn.Module:
+        import transformers
+
+        from steadytrain.components.tasks.models import load_frozen
+
+        auto = getattr(transformers, self.auto)
+        return load_frozen(auto, address, field, self.config, self.data, self.tokenizer)
+
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         del model
         return ()

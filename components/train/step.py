@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from steadytrain.components.shared import plugins, webhook
-from steadytrain.components.shared.base_model import base_content, teacher_content
+from steadytrain.components.shared.base_model import (
+    base_content,
+    grader_content,
+    teacher_content,
+)
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import identifying_data
 from steadytrain.components.shared.config.model import identifying_model
@@ -193,7 +197,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
         config.compute.model_dump(mode="json", exclude={"price_per_hour", "pods"}),
         plugin_code(config) | strategy_code(config),
         base_content(config),
-        *filter(None, [teacher_content(config)]),
+        *filter(None, [teacher_content(config), grader_content(config)]),
         code=TRAINING_CODE,
     )
 

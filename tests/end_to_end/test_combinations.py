@@ -37,6 +37,10 @@ KILLED = {
             "lr_scheduler_kwargs": {"factor": 0.5, "patience": 0, "threshold": 0.5},
         },
     ),
+    "sequence_length": (
+        1,
+        {"curriculum": {"by": "sequence_length", "start": 0.125, "pacing": "linear", "over": 0.8}},
+    ),
     "compression": (2, {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}}),
 }
 
@@ -56,7 +60,7 @@ class KillsOnce:
         pass
 
 
-@selected.each("name", KILLED, few=("groups",))
+@selected.each("name", KILLED, few=("groups", "sequence_length"))
 def test_killed_run_ends_with_the_same_weights(tmp_path, data, name):
     ranks, technique = KILLED[name]
 
@@ -89,7 +93,7 @@ def test_killed_run_ends_with_the_same_weights(tmp_path, data, name):
 def check(folder, count):
     seed = int(os.environ.get("STEADYTRAIN_COMBINATIONS_SEED", random.randrange(10**6)))
     print(f"STEADYTRAIN_COMBINATIONS_SEED={seed}")
-    combinations = sample(seed, count)
+    combinations = sample(seed, count, folder)
     shared = train_on_two(folder / "shared", combinations)
     failures = []
     for number, (combination, two) in enumerate(zip(combinations, shared, strict=True)):

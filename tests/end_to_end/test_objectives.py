@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.shared.events.types import CheckpointSaved, Validated
+from steadytrain.components.shared.events.types import CheckpointSaved, Validated, WorkProgress
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
 from support import selected
@@ -49,6 +49,10 @@ def objectives(tmp_path_factory):
         # The teacher is wider, so a projection is trained too.
         "hidden": {"distillation": {"teacher": teacher, "hidden": hidden}},
         "contrastive": {"contrastive": {"weight": 0.5}},
+        "sequence length": {
+            "curriculum": {"by": "sequence_length", "start": 0.1, "over": 0.8, "pacing": "linear"}
+        },
+        "difficulty": {"curriculum": {"by": "loss", "model": teacher, "over": 0.8}},
     }
 
 
@@ -68,7 +72,11 @@ class KillsOnce:
 
 
 def run(folder, data, sections, *, killed=False, ranks=1, strategy="auto"):
-    """Train to the end under the supervisor; return the run's workspace."""
+    """Train to the end under the supervisor; return the run's workspace.
+
+    Args:
+        killed: whether to kill the run once, or the sink that does it.
+    """
     bench = Bench.make(
         folder,
         data,
@@ -82,8 +90,9 @@ def run(folder, data, sections, *, killed=False, ranks=1, strategy="auto"):
         recovery={"backoff_seconds": 0},
     )
     launcher = ForkedLauncher(ranks)
-    outcome = train(bench, launcher=launcher, sinks=[KillsOnce(launcher)] if killed else [])
-    assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
+    kills = KillsOnce if killed is True else killed
+    outcome = train(bench, launcher=launcher, sinks=[kills(launcher)] if kills else [])
+    assert (outcome.outcome, outcome.attempts) == ("finished", 1 + bool(kills)), outcome
     return bench.workspace
 
 
@@ -357,6 +366,50 @@ def test_smaller_micro_batches_follow_the_same_curriculum(tmp_path, texts, easy_
     assert losses_of(run(tmp_path, texts, halved)) == pytest.approx(losses_of(whole), rel=1e-5)
 
 
+class KillsWhileScoring(KillsOnce):
+    """Kills rank 0 when it begins to score the rows."""
+
+    def emit(self, event):
+        if isinstance(event, WorkProgress) and not self.done:
+            self.done = True
+            self.launcher.kill(0)
+
+
+@pytest.fixture(scope="module")
+def learned_first(texts, classified, tmp_path_factory):
+    """Return the sections of a run with a curriculum by a model's loss, and the run."""
+    teacher = classified[0]["training"]["distillation"]["teacher"]
+    recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": 4}
+    recipe["curriculum"] = {"by": "loss", "model": teacher, "start": 0.2, "over": 0.7}
+    sections = {"training": recipe, "model": {"config": STILL}}
+    return sections, run(tmp_path_factory.mktemp("learned"), texts, sections)
+
+
+@pytest.mark.parametrize("sink", [KillsWhileScoring, KillsOnce])
+def test_killed_run_scores_the_rows_once(tmp_path, texts, learned_first, sink):
+    sections, whole = learned_first
+    killed = run(tmp_path, texts, sections, killed=sink)
+    assert weights_digest(killed) == weights_digest(whole)
+    done = [event.done for event in events_of(killed, WorkProgress)]
+    assert done == ([0, 60] if sink is KillsOnce else [0, 0, 60])
+
+
+@selected.each("shards", ["ddp", "fsdp", "zero3"], few=["ddp"])
+def test_two_ranks_score_the_rows_like_one(tmp_path, texts, learned_first, shards):
+    sections, whole = learned_first
+    shared = run(tmp_path, texts, sections, ranks=2, strategy=shards)
+    (ours,), (theirs,) = (list(each.losses.iterdir()) for each in (shared, whole))
+    assert (ours.name, ours.read_bytes()) == (theirs.name, theirs.read_bytes())
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+
+
+@pytest.mark.long
+def test_smaller_micro_batches_follow_the_losses(tmp_path, texts, learned_first):
+    sections, whole = learned_first
+    halved = {**sections, "training": {**sections["training"], "micro_batch_size": 2}}
+    assert losses_of(run(tmp_path, texts, halved)) == pytest.approx(losses_of(whole), rel=1e-5)
+
+
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero3")
 
 
@@ -388,6 +441,16 @@ def test_two_ranks_match_one_and_resume_exactly(losses, objectives, strategy):
             assert loss == own["whole"][step], (name, step)
         for step, loss in own["from_single"].items():
             assert loss == pytest.approx(single[int(step)], rel=1e-4), (name, step)
+
+
+@pytest.mark.parametrize("name", ["sequence length", "difficulty"])
+def test_smaller_micro_batches_learn_the_same_from_packed_rows(tmp_path, losses, objectives, name):
+    sections = {"training": {**RECIPE, **objectives[name]}}
+    halved = train_alone(tmp_path / "halved", **sections, micro_batch=1)
+    whole = losses[name, "single"]
+    assert halved == pytest.approx(whole, rel=1e-5)
+    plain = train_alone(tmp_path / "plain", training=RECIPE)
+    assert plain != pytest.approx(whole, rel=1e-3)
 
 
 def test_killed_mixture_ends_with_the_same_weights(tmp_path):

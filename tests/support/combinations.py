@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 
 from support import strategies
 from support.forked import on_ranks
+from support.scoring import save
 from support.training import LLAMA
 
 STEPS: Final = 12
@@ -27,6 +29,8 @@ _RECIPE: Final = {
     "save_steps": 1,
     "save_total_limit": STEPS,
 }
+_GRADER: Final = "GRADER"
+"""Stands for the address of a reference model."""
 _AXES: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "optim": {
         name: {"optim": name}
@@ -76,6 +80,11 @@ _AXES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "bf16": {"gradient_compression": {"kind": "bf16"}},
         "powersgd": {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}},
     },
+    "curriculum": {
+        "none": {},
+        "loss": {"curriculum": {"by": "loss", "model": _GRADER}},
+        "sequence_length": {"curriculum": {"by": "sequence_length", "over": 0.8}},
+    },
     "groups": {
         "none": {},
         "layer decay": {"layer_decay": 0.7},
@@ -106,14 +115,21 @@ class Combination:
         return f"{' + '.join((*self.chosen, self.strategy))}, killed at {self.killed_at}"
 
 
-def sample(seed: int, count: int) -> list[Combination]:
-    """Return permitted combinations, the same for the same seed."""
+def sample(seed: int, count: int, folder: Path) -> list[Combination]:
+    """Return permitted combinations, the same for the same seed.
+
+    Args:
+        folder: for a reference model.
+    """
     generator, found = random.Random(seed), []
+    grader = save(folder / "grader", AutoModelForCausalLM, LLAMA)
     while len(found) < count:
         chosen = tuple(generator.choice(sorted(values)) for values in _AXES.values())
         strategy = generator.choice(_STRATEGIES)
         parts = zip(_AXES.values(), chosen, strict=True)
         training = _RECIPE | {k: v for values, name in parts for k, v in values[name].items()}
+        if training.get("curriculum", {}).get("model"):
+            training["curriculum"] = {**training["curriculum"], "model": grader}
         if permitted(training, strategy):
             found.append(Combination(chosen, strategy, training, generator.randint(*_KILLED)))
     return found

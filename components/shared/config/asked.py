@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from steadytrain.components.shared.config.compute import ComputeConfig
+from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.evaluation import EvaluationConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
@@ -17,6 +18,7 @@ from steadytrain.components.shared.config.training import TrainingConfig
 
 FROZEN: Final = "training.param_groups frozen"
 UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
+CUT: Final = f"training.curriculum.by {CUTS}"
 COMPRESSION: Final = "training.gradient_compression"
 OPTIM: Final = "training.optim"
 STRATEGY: Final = "compute.strategy"
@@ -125,7 +127,8 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
     if training.class_weights.kind == "balanced":
         yield "training.class_weights balanced", "training.class_weights.kind", "balanced"
     if training.curriculum.on:
-        yield "training.curriculum", "training.curriculum.by", training.curriculum.by
+        name = "training.curriculum" if training.curriculum.orders else CUT
+        yield name, "training.curriculum.by", training.curriculum.by
     if training.multi_task.sampling != "size":
         field = "training.multi_task.sampling"
         yield field, field, training.multi_task.sampling

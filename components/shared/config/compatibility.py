@@ -21,6 +21,7 @@ from steadytrain.components.shared.config.asked import (
     Combination,
     asked_by,
 )
+from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.objectives import OBJECTIVES
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
@@ -73,6 +74,7 @@ RULES: Final = (
             "layer_decay",
             "gradient_compression",
             "curriculum",
+            f"curriculum.by {CUTS}",
         )
     ),
     Rule(

@@ -24,7 +24,10 @@ from steadytrain.components.shared.config.base import (
     check_plugins,
 )
 from steadytrain.components.shared.config.compression import CompressionConfig
-from steadytrain.components.shared.config.curriculum import CurriculumConfig
+from steadytrain.components.shared.config.curriculum import (
+    CurriculumConfig,
+    identifying_curriculum,
+)
 from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
@@ -468,4 +471,6 @@ def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "distillation" in found:
         found["distillation"] = identifying_distillation(found["distillation"])
+    if "curriculum" in found:
+        found["curriculum"] = identifying_curriculum(found["curriculum"])
     return found

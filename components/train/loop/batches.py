@@ -39,6 +39,8 @@ def take_share(parts: Parts, step: int) -> RankBatches:
         drawn(parts.task, parts.train[index], place, training=True)
         for index, place in zip(indices, own, strict=True)
     ]
+    if (cut := parts.sequences) is not None:
+        rows = [cut.cut(row, place) for row, place in zip(rows, own, strict=True)]
     micro = parts.batch.micro_batch_size
     batches = [parts.task.collate(part) for part in micro_batches(rows, micro)]
     weight = sum(map(parts.task.weight, batches))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.heartbeat import FINISHING
+from steadytrain.components.train.heartbeat import FINISHING, STARTING
 from steadytrain.components.train.loop.process import RankProcess, serve
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Rank(RankProcess):
         from steadytrain.components.train.loop.latency import latency_is_known, measure_latency
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
+        from steadytrain.components.train.loop.row_losses import StoppedScoring, Watch
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
         from steadytrain.components.train.loop.usage import Usage
@@ -47,16 +48,26 @@ class Rank(RankProcess):
         stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
         if config.training.torch_compile and keep_compiled(workspace.compiled):
             self.compiled = workspace.compiled
-        parts = set_up(
-            config,
-            self.data,
-            spec.batch,
-            skipped_batches=spec.skipped_batches,
-            recipe=spec.recipe,
-        )
+        reporter = Reporter(stream, spec.attempt)
+        try:
+            parts = set_up(
+                config,
+                self.data,
+                spec.batch,
+                skipped_batches=spec.skipped_batches,
+                recipe=spec.recipe,
+                watch=Watch(
+                    beat=partial(self.heartbeat.beat, STARTING),
+                    flags=self.requests.flags,
+                    progress=reporter.scored,
+                    warn=reporter.warn,
+                ),
+            )
+        except StoppedScoring as stop:
+            reporter.close()
+            return stop.outcome
         parts.heartbeat = self.heartbeat
         parts.usage = Usage(workspace, spec.attempt, self.number)
-        reporter = Reporter(stream, spec.attempt)
         limited = config.tune.constraints.latency_ms is not None
         if limited and self.number == 0 and not latency_is_known(workspace):
             reporter.latency(parts, measure_latency(config, parts.accelerator.device))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,6 +18,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
     Validated,
+    WorkProgress,
 )
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.gpu import gpu_use
@@ -61,6 +64,16 @@ class Reporter(Emitter):
         super().__init__(stream, attempt)
         self.tokens = 0
         self._window = _Window()
+        self._scored = -math.inf
+
+    def scored(self, done: int, total: int) -> None:
+        """Report how many rows a reference model has scored, at most once per second."""
+        now = time.monotonic()
+        if done == total or now - self._scored >= 1:
+            self._scored = now
+            self.emit(
+                WorkProgress(stage="train", work="scoring", done=done, total=total, unit="rows")
+            )
 
     def started(self, parts: Parts, progress: Progress) -> None:
         self.emit(

@@ -28,13 +28,14 @@ from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.compiled import compile_layers
-from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.mixture import mixture_of
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
-from steadytrain.components.train.loop.order import Order, order_of
+from steadytrain.components.train.loop.order import Order
 from steadytrain.components.train.loop.phases import Phases
+from steadytrain.components.train.loop.row_losses import Watch
+from steadytrain.components.train.loop.run_order import run_order, sequences_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
+from steadytrain.components.train.loop.sequence_length import SequenceLength
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
@@ -48,6 +49,7 @@ class Parts:
     recipe: decisions that determine what is learned, each with its reason.
     steps: optimizer steps of the full training run.
     sequence_length: longest row in tokens; 0 if the data do not specify it.
+    sequences: cuts the documents of early steps; None if nothing does.
     remarks: what the task does slower than it could, and why.
     groups: how parameters are trained, if not all alike.
     joined: when the ranks had found each other, in Unix seconds.
@@ -68,6 +70,7 @@ class Parts:
     steps: int
     skipped_batches: Sequence[int] = ()
     sequence_length: int = 0
+    sequences: SequenceLength | None = None
     remarks: Sequence[str] = ()
     groups: Sequence[Group] = ()
     joined: float = 0.0
@@ -106,6 +109,7 @@ def set_up(
     *,
     skipped_batches: Sequence[int] = (),
     recipe: Sequence[Decision] = (),
+    watch: Watch = Watch(),  # noqa: B008  immutable
 ) -> Parts:
     """Build this rank's model, optimizer, schedule and data.
 
@@ -114,9 +118,11 @@ def set_up(
         skipped_batches: global batches to skip, in ascending order.
         recipe: the decisions of an earlier attempt. If empty, they are made here, from the
             configuration and rules.
+        watch: what this rank does while a curriculum's reference model scores the rows.
 
     Raises:
         BadInput: device, precision, model or data do not work together.
+        StoppedScoring: the ranks were asked to stop while that model scored the rows.
         CannotRecompute: the model has no activation checkpointing, and the configuration does not
             ask for it.
     """
@@ -128,18 +134,8 @@ def set_up(
     opened = OpenTask(config, data)
     task = opened.training
     rows = _rows(data, "train")
-    order, steps = order_of(rows, task, training), total_steps(training, len(rows))
-    if training.multi_task.sampling != "size":
-        order = mixture_of(rows.values("label"), data.labels, training.multi_task, training.seed)
-    if training.curriculum.on:
-        order = Curriculum(
-            order,
-            difficulty_of(rows, training.curriculum, getattr(task, "padded", "")),
-            training.curriculum,
-            seed=training.seed,
-            batch=training.global_batch_size,
-            steps=training.curriculum.steps(steps),
-        )
+    steps = total_steps(training, len(rows))
+    order = run_order(config, data, rows, task, accelerator, watch, steps=steps)
     module = build_module(config, task)
     groups = grouped(module, training)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
@@ -168,6 +164,7 @@ def set_up(
         steps=steps,
         skipped_batches=skipped_batches,
         sequence_length=data.sequence_length,
+        sequences=sequences_of(config, data, steps=steps),
         remarks=remarks,
         groups=groups,
         joined=joined,

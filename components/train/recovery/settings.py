@@ -6,7 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.base_model import base_content, teacher_content
+from steadytrain.components.shared.base_model import (
+    base_content,
+    grader_content,
+    teacher_content,
+)
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.model import identifying_model
 from steadytrain.components.shared.config.strategies import AUTO
@@ -50,6 +54,7 @@ _MEANING = {
     "data.fingerprint": " (the data differ, or another version of steadytrain prepared them)",
     "base.content": " (the files of model.base have changed)",
     "teacher.content": " (the files of training.distillation.teacher have changed)",
+    "grader.content": " (the files of training.curriculum.model have changed)",
 }
 MAY_DIFFER = (
     f"{', '.join([*(f'training.{name}' for name in NEUTRAL), *FREE_FIELDS])}, and all of "
@@ -60,7 +65,7 @@ MAY_DIFFER = (
 def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     """Return a digest of everything that determines the final weights.
 
-    For the base model and the teacher, the content counts, not the address.
+    For the base model, the teacher and a curriculum's model, the content counts, not the address.
 
     Raises:
         BadInput, StorageError: the content of one of them cannot be determined.
@@ -73,6 +78,8 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
         model["base"] = base_content(config)
     if teacher := teacher_content(config):
         training["distillation"]["teacher"] = teacher
+    if grader := grader_content(config):
+        training["curriculum"]["model"] = grader
     code = plugin_code(config)
     return value_digest([data.fingerprint, model, training, *([code] if code else [])])
 
@@ -125,6 +132,8 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
         found["base"] = {"content": base_content(config)}
     if teacher := teacher_content(config):
         found["teacher"] = {"content": teacher}
+    if grader := grader_content(config):
+        found["grader"] = {"content": grader}
     return found | {"plugins": plugin_code(config) | strategy_code(config)}
 
 

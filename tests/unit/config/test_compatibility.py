@@ -47,6 +47,9 @@ CONTENT = {
     "training.class_weights balanced": {"training": {"class_weights": {"kind": "balanced"}}},
     "training.adversarial": {"training": {"adversarial": {"kind": "fgm"}}},
     "training.curriculum": {"training": {"curriculum": {"by": "length"}}},
+    "training.curriculum.by sequence_length": {
+        "training": {"curriculum": {"by": "sequence_length"}}
+    },
     "training.multi_task.sampling": {"training": {"multi_task": {"sampling": "temperature"}}},
     "training.multi_task": {"training": {"multi_task": {"sampling": "temperature"}}},
     "data.parts": {

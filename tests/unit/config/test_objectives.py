@@ -23,7 +23,7 @@ from steadytrain.components.sizing.strategy import options
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks import checks, registry
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.teacher import check_labels, check_vocabulary
+from steadytrain.components.tasks.teacher import FIELD, check_labels, check_vocabulary
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.fallbacks import fallbacks_for, next_fallback
 from steadytrain.components.train.recovery.settings import inputs_digest, refused, settings
@@ -98,18 +98,25 @@ def test_a_task_without_the_objective_rejects_it(monkeypatch):
         check_task(configure(distillation={"teacher": "x"}))
 
 
-def test_a_run_is_not_continued_with_another_teacher_at_the_same_address(tmp_path):
-    teacher = tmp_path / "teacher"
+@pytest.mark.parametrize(
+    ("field", "section"),
+    [
+        ("distillation.teacher", lambda model: {"distillation": {"teacher": model}}),
+        ("curriculum.model", lambda model: {"curriculum": {"by": "loss", "model": model}}),
+    ],
+)
+def test_a_run_is_not_continued_with_another_model_at_the_same_address(tmp_path, field, section):
+    model = tmp_path / "model"
     fields = {**LLAMA, "vocab_size": VOCABULARY}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(teacher)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(model)
     data = write_data(tmp_path / "data", [], [], tokenizer=False)
-    config = configure(distillation={"teacher": str(teacher)})
+    config = configure(**section(str(model)))
     before, digest = settings(config, data), inputs_digest(config, data)
-    content = json.loads((teacher / "config.json").read_text())
-    (teacher / "config.json").write_text(json.dumps({**content, "rms_norm_eps": 1e-3}))
+    content = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**content, "rms_norm_eps": 1e-3}))
     assert inputs_digest(config, data) != digest
     (change,) = refused(before, settings(config, data))
-    assert "files of training.distillation.teacher have changed" in change
+    assert f"files of training.{field} have changed" in change
 
 
 def model_of(size):
@@ -125,8 +132,8 @@ def test_a_teacher_with_other_labels_is_rejected():
     fields = {**LLAMA, "vocab_size": 64, "id2label": {0: "b", 1: "a"}}
     teacher = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**fields))
     with pytest.raises(BadInput, match="its labels are b, a, and the data's are a, b"):
-        check_labels(teacher, ["a", "b"], "there")
-    check_labels(teacher, ["b", "a"], "there")
+        check_labels(teacher, ["a", "b"], "there", FIELD)
+    check_labels(teacher, ["b", "a"], "there", FIELD)
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -107,5 +107,27 @@ def test_preprocessing_checks_the_teacher(tmp_path):
     with pytest.raises(BadInput, match=r"32: training\.distillation\.teacher takes at most 16"):
         find_model(prepared_for(tmp_path / "short", tmp_path / "tokens"))
     write_tokenizer(tmp_path / "teacher", VOCABULARY + 5)
-    with pytest.raises(BadInput, match="its tokens are not those of the student"):
+    with pytest.raises(BadInput, match="its tokens are not those of the model that trains"):
         find_model(prepared_for(tmp_path / "teacher", tmp_path / "tokens"))
+
+
+def test_preprocessing_checks_a_curriculums_model(tmp_path):
+    write_tokenizer(tmp_path / "tokens")
+    model_of(LLAMA, 1).save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+
+    def config(name):
+        found = prepared_for(tmp_path / "model", tmp_path / "tokens").model_dump(mode="json")
+        curriculum = {"by": "loss", "model": str(tmp_path / name)}
+        return from_mapping({**found, "training": {"curriculum": curriculum}})
+
+    find_model(config("model"))
+    with pytest.raises(BadInput, match="no folder"):
+        find_model(config("absent"))
+    with pytest.raises(BadInput, match=r"training\.curriculum\.model: .* has no config\.json"):
+        find_model(config("tokens"))
+    write_tokenizer(tmp_path / "model", VOCABULARY + 5)
+    with pytest.raises(
+        BadInput, match=r"training\.curriculum\.model = .* its tokens are not those"
+    ):
+        find_model(config("model"))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.curriculum import CurriculumConfig
+from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.difficulty import DIFFICULTY
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
@@ -98,6 +99,7 @@ def test_curriculum_that_cannot_be_followed_is_an_error():
         "training.curriculum.over": ["training.curriculum.over=50", "training.max_steps=40"],
         "training.curriculum.by": ["training.curriculum.by=column"],
         "training.curriculum.column": ["training.curriculum.column=hard"],
+        "training.curriculum.model": ["training.curriculum.model=hub:other"],
     }
     for field, overrides in found.items():
         with pytest.raises(ConfigError) as caught:
@@ -114,7 +116,16 @@ def test_option_without_a_curriculum_is_an_error(option):
     assert "training.curriculum.by" in problem.remedy
 
 
+def test_curriculum_by_loss_needs_a_model():
+    with pytest.raises(ConfigError, match=r"training\.curriculum\.model is missing"):
+        load("sequence-classification", ["training.curriculum.by=loss"])
+    fields = ["training.curriculum.by=loss", "training.curriculum.model=hub:"]
+    with pytest.raises(ConfigError, match="names nothing"):
+        load("sequence-classification", fields)
+
+
 def test_packed_rows_are_rejected_with_the_reason():
+    check_task(load("causal-lm", ["training.curriculum={by: loss, model: hub:other}"]))
     with pytest.raises(ConfigError, match="packs several documents into a row"):
         check_task(load("causal-lm", ["training.curriculum.by=length"]))
     check_task(load("sequence-classification", ["training.curriculum.by=length"]))
@@ -125,6 +136,7 @@ def test_only_a_curriculum_changes_a_runs_identity():
     assert load("sequence-classification", ["training.curriculum.by=none"]).run_id == plain.run_id
     found = load("sequence-classification", ["training.curriculum.by=length"])
     assert found.run_id != plain.run_id
+    assert "model" not in identifying(found.training.model_dump(mode="json"))["curriculum"]
 
 
 def test_column_of_the_data_decides_and_the_task_does_not_see_it(tmp_path):

@@ -1,0 +1,202 @@
+"""Score the training rows with a reference model, for a curriculum by loss.
+
+All ranks share the work. What a row's loss depends on is fixed: rows are scored in batches that
+their lengths and indices alone determine, never the micro-batch or the number of ranks. So two
+ranks find what one does, and a run that continues finds what it found before.
+
+The model is gone before the one that trains is built.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+from steadytrain.components.shared.base_model import grader_content
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import TrainingTask
+from steadytrain.components.tasks.chunks import SCORED_TOKENS
+from steadytrain.components.tasks.registry import OpenTask, task_code
+from steadytrain.components.train.loop.control import OUTCOMES
+from steadytrain.components.train.loop.data import Rows, drawn, share
+from steadytrain.components.train.loop.stored_losses import Losses, StoredLosses
+
+FIELD: Final = "training.curriculum.model"
+_ROWS: Final = 32
+"""Most rows of a batch."""
+_ROUND: Final = 4
+"""Batches that each rank scores until all exchange their losses."""
+_SAVE_SECONDS: Final = 30.0
+"""How long rank 0 keeps losses until it writes them to the file."""
+_VERSION: Final = 1
+"""Changes when equal inputs give other losses."""
+
+
+class StoppedScoring(Exception):
+    """The ranks were asked to stop while they scored rows. What they had is stored."""
+
+    def __init__(self, outcome: AttemptOutcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a rank does while it scores.
+
+    beat: records a sign of life.
+    flags: returns 1 for each of `OUTCOMES` that this rank was asked for.
+    progress: reports rows done and all rows, on rank 0.
+    warn: reports something odd, on rank 0.
+    """
+
+    beat: Callable[[], None] = lambda: None
+    flags: Callable[[], list[int]] = lambda: [0] * len(OUTCOMES)
+    progress: Callable[[int, int], None] = lambda _done, _total: None
+    warn: Callable[[str], None] = lambda _message: None
+
+
+def row_losses(
+    config: RunConfig, data: DataRecord, rows: Rows, accelerator: Accelerator, watch: Watch
+) -> Losses:
+    """Return the mean loss of each row's targets under `training.curriculum.model`, (rows,).
+
+    They come from the file of an earlier attempt or run if there is one. All ranks get the same.
+
+    Raises:
+        BadInput: the model cannot be used with this data, or a loss is not finite.
+        StoppedScoring: the ranks were asked to stop.
+        StorageError: the losses cannot be stored.
+    """
+    stored = StoredLosses(LocalStorage(Workspace.of(config).losses), _key(config, data), len(rows))
+    found = _read(stored, accelerator, watch)
+    if np.isnan(found).any():
+        found = _Scoring(config, data, rows, accelerator, watch).complete(found, stored)
+    return found
+
+
+def _key(config: RunConfig, data: DataRecord) -> str:
+    """Return the digest of all that determines the losses."""
+    training = config.training
+    return value_digest(
+        [
+            _VERSION,
+            grader_content(config),
+            data.fingerprint,
+            config.data.task,
+            task_code(config.data.task),
+            # What is drawn from a row.
+            training.masking.model_dump(mode="json"),
+            training.denoising.model_dump(mode="json"),
+            "bf16" if training.bf16 else "fp16" if training.fp16 else "fp32",
+        ]
+    )
+
+
+def _read(stored: StoredLosses, accelerator: Accelerator, watch: Watch) -> Losses:
+    """Return what the file has, as rank 0 finds it: another rank may see an older file."""
+    content: list[Any] = [None]
+    if accelerator.is_main_process:
+        content[0], damage = stored.read()
+        if damage:
+            watch.warn(f"the rows' losses are computed again: {damage}")
+    broadcast_object_list(content)
+    found: Losses = content[0]
+    return found
+
+
+class _Scoring:
+    """One pass over the rows that have no loss yet."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: DataRecord,
+        rows: Rows,
+        accelerator: Accelerator,
+        watch: Watch,
+    ) -> None:
+        self.address = str(config.training.curriculum.model)
+        self.rows, self.accelerator, self.watch = rows, accelerator, watch
+        # A task of its own, because it prepares batches for its model.
+        self.task: TrainingTask = OpenTask(config, data).training
+
+    def complete(self, found: Losses, stored: StoredLosses) -> Losses:
+        """Fill in what is missing."""
+        accelerator, watch = self.accelerator, self.watch
+        batches = [batch for batch in self._batches() if np.isnan(found[batch]).any()]
+        model = self.task.load_reference(self.address, FIELD).to(accelerator.device)
+        ranks, written = accelerator.num_processes, time.monotonic()
+        for start in range(0, len(batches), _ROUND * ranks):
+            watch.progress(int(np.isfinite(found).sum()), len(found))
+            part = batches[start : start + _ROUND * ranks]
+            mine = share(range(len(part)), accelerator.process_index, ranks)
+            own = [self._score(model, part[number]) for number in mine]
+            told = gather_object([(own, watch.flags())])
+            scored = [losses for losses, _ in told for losses in losses]
+            for batch, losses in zip(part, scored, strict=True):
+                found[batch] = losses
+            self._check(found, part)
+            votes = [any(flags[place] for _, flags in told) for place in range(len(OUTCOMES))]
+            asked = [name for name, vote in zip(OUTCOMES, votes, strict=True) if vote]
+            late = time.monotonic() - written > _SAVE_SECONDS
+            if accelerator.is_main_process and (asked or late):
+                stored.write(found)
+                written = time.monotonic()
+            if asked:
+                raise StoppedScoring(asked[0])
+        if accelerator.is_main_process:
+            stored.write(found)
+        watch.progress(len(found), len(found))
+        del model
+        if accelerator.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return found
+
+    def _batches(self) -> list[list[int]]:
+        """Return the rows of each batch: rows of similar length together, the longest first."""
+        padded = getattr(self.task, "padded", "")
+        each = self.rows.lengths(padded) if padded else map(self.task.cost, self.rows)
+        costs = np.array([*each])
+        found: list[list[int]] = []
+        for row in np.argsort(-costs, kind="stable").tolist():
+            first = costs[found[-1][0]] if found else 0
+            if not found or len(found[-1]) == _ROWS or (len(found[-1]) + 1) * first > SCORED_TOKENS:
+                found.append([])
+            found[-1].append(row)
+        return found
+
+    @torch.no_grad()
+    def _score(self, model: torch.nn.Module, indices: Sequence[int]) -> list[float]:
+        """Return the mean loss of each row of a batch."""
+        self.watch.beat()
+        task, device = self.task, self.accelerator.device
+        rows = [drawn(task, self.rows[index], index, training=False) for index in indices]
+        counts = [task.weight(task.collate([row])) for row in rows]
+        batch = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in task.collate(rows).items()
+        }
+        sums: list[float] = task.row_losses(model, batch, counts).double().tolist()
+        return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
+
+    def _check(self, found: Losses, batches: Sequence[Sequence[int]]) -> None:
+        for batch in batches:
+            if not np.isfinite(found[batch]).all():
+                raise BadInput(
+                    f"{FIELD} = {self.address!r}: its loss of a training row is not finite",
+                    remedy="use another model, or train in float32 or bf16",
+                )
