@@ -73,6 +73,8 @@ SEQUENCE_CLASSIFICATION: Final = Task(
             "focal_loss",
             "class_weights",
             "adversarial",
+            "mixup",
+            "augmentation",
         }
     ),
     robustness=True,
@@ -82,5 +84,5 @@ MULTI_TASK: Final = Task(
     training=late(f"{_TASKS}.multi_task:MultiTaskClassification"),
     scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
-    objectives=frozenset({"multi_task"}),
+    objectives=frozenset({"multi_task", "augmentation"}),
 )

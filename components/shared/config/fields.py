@@ -35,6 +35,8 @@ _UNITS = {
     "dropout.attention": "share, 0 to 1",
     "dropout.classifier": "share, 0 to 1",
     "character_noise": "share, 0 to 1",
+    "augmentation.deletion": "share, 0 to 1",
+    "augmentation.swap": "share, 0 to 1",
     "adversarial.steps": "steps of the search",
     "attack.steps": "steps of the search",
     "_epochs": "epochs",

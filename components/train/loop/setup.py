@@ -129,6 +129,8 @@ def set_up(
     task = opened.training
     rows = _rows(data, "train")
     order, steps = order_of(rows, task, training), total_steps(training, len(rows))
+    if training.augmentation.on:
+        rows.check_texts()
     if training.multi_task.sampling != "size":
         order = mixture_of(rows.values("label"), data.labels, training.multi_task, training.seed)
     if training.curriculum.on:
