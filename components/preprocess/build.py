@@ -36,6 +36,7 @@ from steadytrain.components.preprocess.tokenizer import (
     copy_tokenizer,
     train_tokenizer,
 )
+from steadytrain.components.shared.added_columns import added_columns
 from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
@@ -101,6 +102,7 @@ class _Builder:
         chosen = self.config.cross_validation
         self.folds = 0 if chosen.fold is None else chosen.folds
         self.difficulty = self.config.training.curriculum.column
+        self.added = added_columns(self.config.training)
 
     def build(self) -> DataRecord:
         try:
@@ -225,7 +227,7 @@ class _Builder:
                 encoder=self.encoder,
                 rows=rows,
                 records=("test", "train") if self.folds else ("test",),
-                difficulty=self.difficulty is not None,
+                added=self.added,
             )
             for part in self.spool.written()
         ]
@@ -257,7 +259,7 @@ class _Builder:
         if self.encoder.packed:
             capacity = self.data.sequence_length
             return write_packed(side, parts, self.folder, capacity=capacity, documents=documents)
-        schema = row_schema(self.encoder, difficulty=self.difficulty is not None)
+        schema = row_schema(self.encoder, self.added)
         return write_rows(side, parts, self.folder, schema=schema, documents=documents)
 
     def _divide(self, names: list[str]) -> list[FoldRecord]:

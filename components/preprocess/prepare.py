@@ -20,7 +20,7 @@ from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry, entry_of
 from steadytrain.components.preprocess.split import ID_BYTES, SIDES
 from steadytrain.components.preprocess.spool import read_part
-from steadytrain.components.shared.difficulty import DIFFICULTY
+from steadytrain.components.shared.added_columns import DIFFICULTY, TEXT
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.encoding.base import (
     Content,
@@ -40,6 +40,7 @@ _FACTS: Final = [
 ]
 """Columns of a part's file before those of the encoder: the content hash, and two counts."""
 
+_ADDED: Final[dict[str, pa.DataType]] = {DIFFICULTY: pa.float64(), TEXT: pa.string()}
 _TEXT_AT_ONCE: Final = 1 << 20
 _SAMPLES: Final = 3
 
@@ -50,7 +51,7 @@ class PartJob:
 
     spool, output: folders.
     records: the sides whose raw records are stored.
-    difficulty: whether rows have their record's difficulty.
+    added: the columns that the training recipe adds to rows.
     """
 
     part: Path
@@ -59,7 +60,7 @@ class PartJob:
     encoder: Encoder
     rows: RowEncoder
     records: tuple[Side, ...]
-    difficulty: bool
+    added: tuple[str, ...]
 
 
 @dataclass
@@ -166,13 +167,16 @@ def _encode_side(
 
 
 def _part_schema(job: PartJob) -> pa.Schema:
-    return pa.schema([*_FACTS, *row_schema(job.encoder, difficulty=job.difficulty)])
+    return pa.schema([*_FACTS, *row_schema(job.encoder, job.added)])
 
 
-def row_schema(encoder: Encoder, *, difficulty: bool) -> pa.Schema:
-    """Return the columns of prepared rows that are not packed."""
-    more = [pa.field(DIFFICULTY, pa.float64())] if difficulty else []
-    return pa.schema([*encoder.schema, *more])
+def row_schema(encoder: Encoder, added: Sequence[str]) -> pa.Schema:
+    """Return the columns of prepared rows that are not packed.
+
+    Args:
+        added: names of columns that the training recipe adds.
+    """
+    return pa.schema([*encoder.schema, *(pa.field(name, _ADDED[name]) for name in added)])
 
 
 def _by_size(rows: pa.Table) -> Iterator[pa.Table]:

@@ -85,6 +85,7 @@ def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) ->
         task_code(config.data.task),
         0 if chosen.fold is None else chosen.folds,
         config.training.curriculum.column,
+        config.training.augmentation.on,
         code=DATA_CODE,
     )
 

@@ -99,7 +99,8 @@ class TrainingTask(Protocol):
     def collate(self, rows: Sequence[Row]) -> Batch:
         """Return a micro-batch of rows.
 
-        A thread calls this one step ahead, so it must not use global random number generators.
+        A thread calls this one step ahead, so it must not use global random number generators. With
+        `training.mixup`, each row also has `mixup.PARTNER` and `mixup.SHARE`.
         """
 
     def weight(self, batch: Batch) -> int:

@@ -77,6 +77,8 @@ SEQUENCE_CLASSIFICATION: Final = Task(
             "focal_loss",
             "class_weights",
             "adversarial",
+            "mixup",
+            "augmentation",
         }
     ),
     robustness=True,
@@ -87,6 +89,6 @@ MULTI_TASK: Final = Task(
     training=late(f"{_TASKS}.multi_task:MultiTaskClassification"),
     scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
-    objectives=frozenset({"multi_task"}),
+    objectives=frozenset({"multi_task", "augmentation"}),
     grades=True,
 )

@@ -20,6 +20,18 @@ _LEAST = 1e-12
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """The second target of rows that are mixtures of two examples.
+
+    targets: (rows), int64.
+    shares: (rows), float32, of the first target in the loss. The rest is the second one's.
+    """
+
+    targets: torch.Tensor
+    shares: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Criterion:
     """How logits are compared with the targets.
 
@@ -51,18 +63,25 @@ class Criterion:
         """Whether it is cross-entropy with smoothing."""
         return not (self.gamma or self.r_drop) and self.weights is None
 
-    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, logits: torch.Tensor, targets: torch.Tensor, mixed: Mixed | None = None
+    ) -> torch.Tensor:
         """Return the loss, summed over the examples, in nats.
 
         Args:
             logits: (rows, classes), float32.
             targets: (rows), int64.
+            mixed: what else the rows are; None if each has one target.
         """
-        if self.plain:
+        if self.plain and mixed is None:
             return functional.cross_entropy(
                 logits, targets, reduction="sum", label_smoothing=self.smoothing
             )
-        found = self._on_targets(logits, targets).sum()
+        losses = self._on_targets(logits, targets)
+        if mixed is not None:
+            others = self._on_targets(logits, mixed.targets)
+            losses = mixed.shares * losses + (1 - mixed.shares) * others
+        found = losses.sum()
         if not self.r_drop:
             return found
         first, second = (logits[start::2].log_softmax(1) for start in (0, 1))

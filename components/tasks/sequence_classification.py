@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.tasks.augmentation import augmented
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
-from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
+from steadytrain.components.tasks.criterion import Criterion, Mixed, in_pairs, twice
 from steadytrain.components.tasks.distillation import taught_loss
 from steadytrain.components.tasks.drops import R_DROP, check_drops
 from steadytrain.components.tasks.hidden_states import (
@@ -20,7 +22,9 @@ from steadytrain.components.tasks.hidden_states import (
     comparing,
     comparing_part,
 )
+from steadytrain.components.tasks.mixup import PARTNER, SHARE, mixed_batch, mixing
 from steadytrain.components.tasks.models import build, load_frozen
+from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.class_balance import class_weights
 from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels
@@ -34,6 +38,7 @@ class SequenceClassification(TextTraining):
     auto = "AutoModelForSequenceClassification"
     padded = "input_ids"
     teacher: Teacher | None = None
+    embedding: torch.nn.Module | None = None
 
     @cached_property
     def criterion(self) -> Criterion:
@@ -61,7 +66,7 @@ class SequenceClassification(TextTraining):
         if self.config.training.distillation.hidden.on:
             attach_comparison(model, self.config)
 
-    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+    def ready(self, model: Any) -> Sequence[str]:
         from transformers import AutoModelForSequenceClassification as Auto
 
         settings = self.config.training.distillation
@@ -73,6 +78,8 @@ class SequenceClassification(TextTraining):
             self.teacher = Teacher(found, settings, comparing_part(model))
         if self.criterion.r_drop:
             check_drops(model, R_DROP, self.criterion.r_drop)
+        if self.config.training.mixup.on:
+            self.embedding = model.get_input_embeddings()
         return super().ready(model)
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
@@ -87,8 +94,30 @@ class SequenceClassification(TextTraining):
         logits = class_logits(model, batch)
         return functional.cross_entropy(logits, batch["targets"], reduction="none")
 
+    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+        """Return the row with the tokens of an augmented text, which depends on the place alone."""
+        config = self.config.training
+        if not (training and config.augmentation.on):
+            return row
+        random = generator_of(config.seed, f"augmentation {place}")
+        text = augmented(row[TEXT], config.augmentation, random)
+        ids = self._tokens(text) if text != row[TEXT] else ()
+        return {**row, "input_ids": ids} if len(ids) else row
+
+    def _tokens(self, text: str) -> Sequence[int]:
+        """Return a text's tokens, as preprocessing does."""
+        encoded = self.tokenizer(
+            text, truncation=True, max_length=self.data.sequence_length, verbose=False
+        )
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
     def collate(self, rows: Sequence[Row]) -> Batch:
-        return collate_padded(rows, self.pad_token_id)
+        batch = collate_padded(rows, self.pad_token_id)
+        if PARTNER not in rows[0]:
+            return batch
+        partners = collate_padded([row[PARTNER] for row in rows], self.pad_token_id)
+        return mixed_batch(batch, partners, [row[SHARE] for row in rows], self.pad_token_id)
 
     def weight(self, batch: Batch) -> int:
         return len(batch["targets"])
@@ -102,12 +131,12 @@ class SequenceClassification(TextTraining):
         # The teacher comes first: the student's activations do not exist yet.
         teaching = self.teacher.teach(class_output, batch) if self.teacher else None
         comparison = teaching.comparison if teaching else None
-        with comparing(comparison, _token_shares(batch)):
+        with comparing(comparison, _token_shares(batch)), mixing(self.embedding, batch):
             given = class_output(model, batch, states=contrast.on or comparison is not None)
         logits = given.logits.float()
         if teaching is None:
             order = in_pairs if self.criterion.r_drop else _unchanged
-            total = self.criterion(order(logits), order(targets))
+            total = self.criterion(order(logits), order(targets), _mixed(batch, order))
         else:
             total = taught_loss(logits, targets, teaching, smoothing)
         if contrast.on:
@@ -177,6 +206,13 @@ def _token_shares(batch: Batch) -> torch.Tensor:
     """Return the share of each token in its row, (rows, length), float32; 0 for padding."""
     mask: torch.Tensor = batch["attention_mask"].float()
     return mask / mask.sum(1, keepdim=True)
+
+
+def _mixed(batch: Batch, order: Callable[[torch.Tensor], torch.Tensor]) -> Mixed | None:
+    """Return the second targets of mixtures; None if the micro-batch has none."""
+    if "shares" not in batch:
+        return None
+    return Mixed(order(batch["partner_targets"]), order(batch["shares"]))
 
 
 def _unchanged(rows: torch.Tensor) -> torch.Tensor:

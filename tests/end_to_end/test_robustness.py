@@ -7,19 +7,21 @@ import pytest
 from support import selected
 from support.forked import ForkedLauncher, train
 from support.training import (
-    CLASSES,
     GPT2,
+    TEXTS,
     Bench,
     class_rows,
     language_rows,
     losses_of,
     weights_digest,
+    with_texts,
     write_data,
 )
 from support.weight_digests import BERT, RECIPE, KillsOnce
 
 MODEL = {"config": BERT, "dropout": {"hidden": 0.2, "attention": 0.1, "classifier": 0.3}}
 STILL = {"config": BERT, "dropout": {"hidden": 0.0, "attention": 0.0, "classifier": 0.0}}
+CHANGES = {"deletion": 0.2, "swap": 0.2, "character_noise": 0.1}
 TRAINING = {
     "r_drop": {
         "r_drop": {"weight": 1.0},
@@ -30,6 +32,16 @@ TRAINING = {
     "fgm": {"adversarial": {"kind": "fgm"}},
     "pgd": {"adversarial": {"kind": "pgd", "steps": 2}},
     "freelb": {"adversarial": {"kind": "freelb", "norm": "linf", "epsilon": 0.05}},
+    "augmentation": {"augmentation": CHANGES},
+    "mixup": {
+        "mixup": {"alpha": 0.4},
+        "augmentation": CHANGES,
+        "r_drop": {"weight": 1.0},
+        "focal_loss": {"gamma": 2.0},
+        "label_smoothing_factor": 0.1,
+        "class_weights": {"kind": "given", "given": {"a": 1, "b": 2, "c": 0.5}},
+    },
+    "mixup, attacked": {"mixup": {"alpha": 1.0}, "adversarial": {"kind": "pgd", "steps": 2}},
 }
 """The fields of `training`, by the technique that they show."""
 
@@ -38,10 +50,10 @@ TRAINING = {
 def classified(tmp_path_factory):
     return write_data(
         tmp_path_factory.mktemp("classified"),
-        class_rows(60),
-        class_rows(8, seed=1),
+        with_texts(class_rows(60)),
+        with_texts(class_rows(8, seed=1)),
         task="sequence_classification",
-        schema=CLASSES,
+        schema=TEXTS,
         labels=["a", "b", "c"],
     )
 
@@ -68,7 +80,7 @@ def run(folder, data, training, *, killed=False, ranks=1, strategy="auto", model
     return bench.workspace
 
 
-@selected.each("name", list(TRAINING), few=["r_drop"])
+@selected.each("name", list(TRAINING), few=["r_drop", "mixup"])
 def test_killed_run_ends_with_the_same_weights(tmp_path, classified, name):
     whole = run(tmp_path / "whole", classified, TRAINING[name])
     killed = run(tmp_path / "killed", classified, TRAINING[name], killed=True)

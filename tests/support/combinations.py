@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.tasks.checks import check_task
 
 from support import strategies
 from support.forked import on_ranks
@@ -75,6 +76,14 @@ _AXES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "label smoothing": {"label_smoothing_factor": 0.1},
         "contrastive": {"contrastive": {"weight": 0.5}},
     },
+    # A classifier's. The rest is of a language model.
+    "regularization": {
+        "none": {},
+        "mixup": {"mixup": {"alpha": 0.4}},
+        "augmentation": {
+            "augmentation": {"deletion": 0.2, "swap": 0.2, "character_noise": 0.1},
+        },
+    },
     "compression": {
         "none": {},
         "bf16": {"gradient_compression": {"kind": "bf16"}},
@@ -111,6 +120,11 @@ class Combination:
         """Whether two ranks exchange less than complete gradients, so they learn a bit else."""
         return "gradient_compression" in self.training
 
+    @property
+    def classifies(self) -> bool:
+        """Whether it trains a classifier."""
+        return _classifies(self.training)
+
     def __str__(self) -> str:
         return f"{' + '.join((*self.chosen, self.strategy))}, killed at {self.killed_at}"
 
@@ -136,20 +150,29 @@ def sample(seed: int, count: int, folder: Path) -> list[Combination]:
 
 
 def permitted(training: dict[str, Any], strategy: str) -> bool:
-    """Return whether the compatibility table permits a combination."""
-    content = {"name": "tiny", "data": {"source": ["x"]}, "model": {"config": LLAMA}}
+    """Return whether the compatibility table, and the task, permit a combination."""
+    task = "sequence_classification" if _classifies(training) else "causal_lm"
+    content = {
+        "name": "tiny",
+        "data": {"source": ["x"], "task": task},
+        "model": {"config": LLAMA},
+    }
     compute = {"strategy": strategy, "nproc_per_node": 2, "device": "cpu"}
     try:
-        from_mapping({**content, "training": training, "compute": compute})
+        check_task(from_mapping({**content, "training": training, "compute": compute}))
     except ConfigError:
         return False
     return True
 
 
+def _classifies(training: dict[str, Any]) -> bool:
+    return "mixup" in training or "augmentation" in training
+
+
 def train_alone(folder: Path, combination: Combination) -> dict[str, dict[int, float]]:
     """Train on this rank: from start to end, from the kill on, and with a halved micro-batch."""
     alone = {k: v for k, v in combination.training.items() if k != "gradient_compression"}
-    sections = {"training": alone}
+    sections: dict[str, Any] = {"training": alone, "classifies": combination.classifies}
     whole = strategies.train(folder / "whole", **sections)
     return {
         "whole": whole,
@@ -186,7 +209,11 @@ def _killed(folder: Path, combination: Combination) -> Path:
 
 def _train_each(folder: Path, combinations: tuple[Combination, ...]) -> None:
     for number, combination in enumerate(combinations):
-        own, sections = folder / str(number), {"training": combination.training}
+        own = folder / str(number)
+        sections: dict[str, Any] = {
+            "training": combination.training,
+            "classifies": combination.classifies,
+        }
         found = {"whole": strategies.train(own / "whole", combination.strategy, **sections)}
         start = _killed(own, combination)
         found["resumed"] = strategies.train(

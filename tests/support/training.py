@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 from safetensors.torch import load_file
 
+from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.data import MULTI_TASK
@@ -83,6 +84,7 @@ PACKED = pa.schema(
     ]
 )
 CLASSES = pa.schema([("input_ids", pa.list_(pa.int32())), ("label", pa.int64())])
+TEXTS = pa.schema([*CLASSES, (TEXT, pa.string())])
 
 
 def packed_row(lengths: Sequence[int], generator: np.random.Generator) -> dict[str, Any]:
@@ -124,6 +126,11 @@ def class_rows(count: int, *, classes: int = 3, seed: int = 0) -> list[dict[str,
         ids[: len(ids) // 2 + 1] = 2 + label
         rows.append({"input_ids": ids.tolist(), "label": label})
     return rows
+
+
+def with_texts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of classes with the texts that `write_tokenizer`'s tokenizer reads so."""
+    return [{**row, TEXT: " ".join(f"w{token}" for token in row["input_ids"])} for row in rows]
 
 
 def write_data(

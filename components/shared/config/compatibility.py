@@ -99,11 +99,17 @@ RULES: Final = (
     Rule("evaluation.landscape", "another framework", "only weights of pytorch can be moved"),
     *(
         Rule(f"training.{name}", "training.distillation", _REPLACES)
-        for name in ("r_drop", "focal_loss", "class_weights")
+        for name in ("r_drop", "focal_loss", "class_weights", "mixup")
     ),
     Rule("training.contrastive", "training.r_drop", _TWICE),
     Rule("training.batch_contrastive", "training.r_drop", _TWICE),
     Rule("training.r_drop", "training.adversarial", "both passes would need the same perturbation"),
+    Rule("training.batch_contrastive", "training.mixup", "a mixture of two texts has no one class"),
+    Rule(
+        "training.monitor.noise_scale",
+        "training.mixup",
+        "it needs independent micro-batches, and mixtures share texts",
+    ),
     Rule("training.averaging", "exporting component", "both replace the exported weights"),
     *(
         Rule(setting, "adapters", "adapters freeze the model's own weights, and only they learn")

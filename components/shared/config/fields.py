@@ -37,6 +37,8 @@ _UNITS = {
     "character_noise": "share, 0 to 1",
     "landscape.points": "points",
     "landscape.records": "records",
+    "augmentation.deletion": "share, 0 to 1",
+    "augmentation.swap": "share, 0 to 1",
     "adversarial.steps": "steps of the search",
     "attack.steps": "steps of the search",
     "_epochs": "epochs",

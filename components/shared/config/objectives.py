@@ -11,7 +11,9 @@ from typing import Any, Final, Literal
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
+from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.config.base import Section, at_odds, complete_address
+from steadytrain.components.shared.config.mixup import MixupConfig
 from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objective import ObjectiveConfig
 from steadytrain.components.shared.config.regularization import (
@@ -237,6 +239,8 @@ OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "focal_loss": FocalLossConfig,
     "class_weights": ClassWeightsConfig,
     "adversarial": AdversarialConfig,
+    "mixup": MixupConfig,
+    "augmentation": AugmentationConfig,
     "dpo": DpoConfig,
     "masking": MaskingConfig,
     "multi_task": MultiTaskConfig,

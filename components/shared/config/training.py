@@ -16,6 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
+from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.config.averaging import AveragingConfig
 from steadytrain.components.shared.config.base import (
     PlainJson,
@@ -28,6 +29,7 @@ from steadytrain.components.shared.config.curriculum import (
     CurriculumConfig,
     identifying_curriculum,
 )
+from steadytrain.components.shared.config.mixup import MixupConfig
 from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
@@ -188,6 +190,8 @@ class TrainingConfig(Section):
     focal_loss: FocalLossConfig = FocalLossConfig()
     class_weights: ClassWeightsConfig = ClassWeightsConfig()
     adversarial: AdversarialConfig = AdversarialConfig()
+    mixup: MixupConfig = MixupConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
     dpo: DpoConfig = DpoConfig()
     masking: MaskingConfig = MaskingConfig()
     multi_task: MultiTaskConfig = MultiTaskConfig()
@@ -435,6 +439,11 @@ class TrainingConfig(Section):
                 f"training.max_steps is {self.max_steps}, so nothing would be averaged",
                 "use fewer steps, or a share of all steps below 1",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _mixes_two_texts(self) -> TrainingConfig:
+        self.mixup.check_partners(self.global_batch_size)
         return self
 
     @model_validator(mode="after")

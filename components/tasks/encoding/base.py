@@ -34,7 +34,7 @@ class Content:
 class EncodedRow:
     """A row to train on.
 
-    values: by column of `Encoder.schema`.
+    values: by column of `Encoder.schema`, and of those in `added_columns` that the task supports.
     tokens: tokens in it, or other units of work.
     targets: number of its targets: what the loss is divided by.
     """

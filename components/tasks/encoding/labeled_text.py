@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import (
     Content,
@@ -84,19 +85,31 @@ class LabeledTextRows:
             verbose=False,
         )
         pieces: dict[int, list[list[int]]] = {}
+        firsts: dict[int, Any] = {}
         owners = encoded["overflow_to_sample_mapping"]
-        for owner, ids in zip(owners, encoded["input_ids"], strict=True):
+        found = zip(owners, encoded["input_ids"], encoded.encodings, strict=True)
+        for owner, ids, encoding in found:
             pieces.setdefault(owner, []).append(ids)
+            firsts.setdefault(owner, encoding)
         special = tokenizer.num_special_tokens_to_add()
         return [
-            self._record(str(record.label), pieces[index], special)
+            self._record(record, pieces[index], firsts[index], special)
             for index, record in enumerate(records)
         ]
 
-    def _record(self, label: str, pieces: list[list[int]], special: int) -> EncodedRecord | Defect:
+    def _record(
+        self, record: Content, pieces: list[list[int]], first: Any, special: int
+    ) -> EncodedRecord | Defect:
+        label, text = str(record.label), record.text
         if label not in self.indices:
             return Defect("label_unseen_in_training", f"label {label[:80]!r}")
-        values = {"input_ids": np.array(pieces[0], np.int32), "label": self.indices[label]}
+        if len(pieces) > 1:
+            text = text[: max(end for _, end in first.offsets)]
+        values = {
+            "input_ids": np.array(pieces[0], np.int32),
+            "label": self.indices[label],
+            TEXT: text,
+        }
         return EncodedRecord(
             special + sum(len(ids) - special for ids in pieces),
             [EncodedRow(values, len(pieces[0]), targets=1)],

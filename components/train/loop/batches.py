@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from steadytrain.components.sizing.batch import batch_at
-from steadytrain.components.tasks.base import Batch
+from steadytrain.components.tasks.base import Batch, Row
+from steadytrain.components.tasks.mixup import PARTNER, SHARE
 from steadytrain.components.train.loop.data import drawn, micro_batches, share
+from steadytrain.components.train.loop.partners import partners_of
 from steadytrain.components.train.loop.setup import Parts
 
 
@@ -31,16 +34,30 @@ class RankBatches:
 
 def take_share(parts: Parts, step: int) -> RankBatches:
     """Return this rank's micro-batches of the global batch of `step`, on the CPU."""
-    size = parts.config.training.global_batch_size
-    position = batch_at(step, parts.skipped_batches) * size
-    indices = share(parts.order.take(position, size), parts.rank, parts.world_size)
-    own = share(range(position, position + size), parts.rank, parts.world_size)
-    rows = [
-        drawn(parts.task, parts.train[index], place, training=True)
-        for index, place in zip(indices, own, strict=True)
-    ]
+    training = parts.config.training
+    size, mixup = training.global_batch_size, training.mixup
+    number = batch_at(step, parts.skipped_batches)
+    indices = parts.order.take(number * size, size)
+
+    def rows_at(places: Sequence[int]) -> list[Row]:
+        """Return the rows at places of the global batch."""
+        return [
+            drawn(parts.task, parts.train[indices[place]], number * size + place, training=True)
+            for place in places
+        ]
+
+    own = share(range(size), parts.rank, parts.world_size)
+    rows = rows_at(own)
     if (cut := parts.sequences) is not None:
-        rows = [cut.cut(row, place) for row, place in zip(rows, own, strict=True)]
+        rows = [cut.cut(row, number * size + place) for row, place in zip(rows, own, strict=True)]
+    if mixup.on:
+        mixed = partners_of(number, size, alpha=mixup.alpha, seed=training.seed)
+        others = rows_at([mixed.places[place] for place in own])
+        shares = [mixed.shares[place] for place in own]
+        rows = [
+            {**row, PARTNER: other, SHARE: part}
+            for row, other, part in zip(rows, others, shares, strict=True)
+        ]
     micro = parts.batch.micro_batch_size
     batches = [parts.task.collate(part) for part in micro_batches(rows, micro)]
     weight = sum(map(parts.task.weight, batches))

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from steadytrain.components.shared.added_columns import DIFFICULTY
 from steadytrain.components.shared.config.curriculum import CurriculumConfig
-from steadytrain.components.shared.difficulty import DIFFICULTY
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import Order

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from steadytrain.components.shared.added_columns import DIFFICULTY, TEXT
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.difficulty import DIFFICULTY
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.base import Row, TrainingTask
 from steadytrain.components.train.loop.mapped_column import MappedColumn
 
@@ -62,6 +63,18 @@ class Rows(Sequence[Row]):
     def values(self, column: str) -> npt.NDArray[Any]:
         """Return the number of each row in a column, with the column's type."""
         return np.concatenate([np.from_dlpack(batch.column(column)) for batch in self.batches])
+
+    def check_texts(self) -> None:
+        """Check that rows have the texts that augmentation changes.
+
+        Raises:
+            DataError: the data were prepared without them.
+        """
+        if TEXT not in self.columns:
+            raise DataError(
+                "the data were prepared without training.augmentation, so rows have no texts",
+                remedy="run the preprocess step again",
+            )
 
     def check_used(self) -> None:
         """Check the used record batches again: they may have changed on disk since they were read.

@@ -134,6 +134,8 @@ def set_up(
     opened = OpenTask(config, data)
     task = opened.training
     rows = _rows(data, "train")
+    if training.augmentation.on:
+        rows.check_texts()
     steps = total_steps(training, len(rows))
     order = run_order(config, data, rows, task, accelerator, watch, steps=steps)
     module = build_module(config, task)

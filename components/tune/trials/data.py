@@ -115,4 +115,6 @@ def data_path(study: Path, config: RunConfig) -> Path:
     fields |= config.cross_validation.identifying()
     if column := config.training.curriculum.column:
         fields["difficulty"] = column
+    if config.training.augmentation.on:
+        fields["texts"] = True
     return trials_of(study) / "data" / f"{value_digest(fields)}.json"

@@ -46,6 +46,8 @@ CONTENT = {
     },
     "training.class_weights balanced": {"training": {"class_weights": {"kind": "balanced"}}},
     "training.adversarial": {"training": {"adversarial": {"kind": "fgm"}}},
+    "training.mixup": {"training": {"mixup": {"alpha": 0.4}}},
+    "training.augmentation": {"training": {"augmentation": {"swap": 0.1}}},
     "training.curriculum": {"training": {"curriculum": {"by": "length"}}},
     "training.curriculum.by sequence_length": {
         "training": {"curriculum": {"by": "sequence_length"}}

@@ -8,7 +8,10 @@ from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.parts import part_of
+from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.loop.data import Rows
 
 from support.data import read_table, sentence, write_jsonl
@@ -69,6 +72,23 @@ def test_a_text_of_two_parts_is_on_one_side(configure):
     assert all(each == {"mood", "topic"} for each in shared)
     train = Rows([record.path(name) for name in record.sides["train"].shards])
     assert len(train) == record.sides["train"].documents
+
+
+def test_rows_of_all_parts_have_texts_to_augment(configure):
+    config = configure()
+    augmentation = AugmentationConfig(deletion=0.3)
+    training = config.training.model_copy(update={"augmentation": augmentation})
+    config = config.model_copy(update={"training": training})
+    record = run(config)
+    rows = Rows([record.path(name) for name in record.sides["train"].shards])
+    rows.check_texts()
+    task = OpenTask(config, record).training
+    shorter = dict.fromkeys(("mood", "topic"), 0)
+    for place, row in enumerate(rows):
+        drawn = task.draw(row, place, training=True)
+        part = part_of(record.labels[drawn["label"]])
+        shorter[part] += len(drawn["input_ids"]) < len(row["input_ids"])
+    assert min(shorter.values()) > 50
 
 
 def test_given_labels_of_a_part_keep_their_order(configure):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.preprocess.step import run
+from steadytrain.components.shared.added_columns import DIFFICULTY
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.config.training import identifying
-from steadytrain.components.shared.difficulty import DIFFICULTY
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of, share_at

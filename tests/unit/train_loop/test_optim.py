@@ -56,6 +56,8 @@ OURS_ALONE = {
     "focal_loss",
     "class_weights",
     "adversarial",
+    "mixup",
+    "augmentation",
     "dpo",
     "masking",
     "multi_task",

@@ -117,6 +117,7 @@ NOT_ALONE = {
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
     *("training.r_drop", "training.focal_loss", "training.class_weights"),
     *("training.adversarial", "training.dpo", "training.masking"),
+    *("training.mixup", "training.augmentation"),
     "training.multi_task",
     "training.denoising",
     *("training.param_groups", "training.gradient_compression"),

@@ -1,0 +1,82 @@
+"""Random changes of a training text that leave its label as it is.
+
+Random deletion and random swap of words: Wei and Zou 2019, "EDA: Easy Data Augmentation Techniques
+for Boosting Performance on Text Classification Tasks". Typing errors: `noise.with_typos`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from steadytrain.components.shared.config.augmentation import AugmentationConfig
+from steadytrain.components.tasks.noise import with_typos
+
+_SPACES: Final = re.compile(r"(\s+)")
+
+
+def augmented(text: str, config: AugmentationConfig, random: np.random.Generator) -> str:
+    """Return the text, changed by one of the configured operations, or as it is.
+
+    Args:
+        config: with at least one operation.
+    """
+    if random.random() >= config.probability:
+        return text
+    names = list(config.operations)
+    name = names[random.integers(len(names))]
+    return _OPERATIONS[name](text, config.operations[name], random)
+
+
+def with_deletions(text: str, share: float, random: np.random.Generator) -> str:
+    """Return the text without some of its words, each with the white space before it.
+
+    One word stays at least.
+
+    Args:
+        share: probability of each word.
+    """
+    words, spaces = _parts(text)
+    kept = random.random(len(words)) >= share
+    if len(words) and not kept.any():
+        kept[random.integers(len(words))] = True
+    left = "".join(spaces[place] + words[place] for place in np.flatnonzero(kept))
+    return left + spaces[-1]
+
+
+def with_swaps(text: str, share: float, random: np.random.Generator) -> str:
+    """Return the text after exchanges of two random words. The white space stays where it is.
+
+    Args:
+        share: exchanges per word; their number is rounded at random, so that it is right on
+            average.
+    """
+    words, spaces = _parts(text)
+    if len(words) < 2:
+        return text
+    for _ in range(int(share * len(words) + random.random())):
+        one, other = random.choice(len(words), 2, replace=False)
+        words[one], words[other] = words[other], words[one]
+    return "".join(map("".join, zip(spaces, [*words, ""], strict=True)))
+
+
+def _parts(text: str) -> tuple[list[str], list[str]]:
+    """Return the words, and the white space before each and after the last one."""
+    found = _SPACES.split(text)
+    # The pattern splits words, which come first, from the spaces between them.
+    words, spaces = found[::2], ["", *found[1::2], ""]
+    if not words[0]:
+        del words[0], spaces[0]
+    if words and not words[-1]:
+        del words[-1], spaces[-1]
+    return words, spaces
+
+
+_OPERATIONS: Final[Mapping[str, Callable[[str, float, np.random.Generator], str]]] = {
+    "deletion": with_deletions,
+    "swap": with_swaps,
+    "character_noise": with_typos,
+}
