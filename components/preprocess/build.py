@@ -170,7 +170,9 @@ class _Builder:
             if len(mine) < 2:
                 raise DataError(
                     f"the training side{of} has {len(mine)} different labels ({', '.join(mine)}), "
-                    "and at least two are needed",
+                    "and at least two are needed; "
+                    f"{(findings.codes != KEPT).sum():,} of all records are left out "
+                    "as duplicates, or because equal texts have different labels",
                     remedy=f"give data with more classes, or check data.{where}columns.label",
                 )
         for alike in alike_labels(reading.labels.values()):

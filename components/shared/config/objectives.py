@@ -79,7 +79,7 @@ class DistillationConfig(ObjectiveConfig):
     )
     temperature: float = Field(
         2.0,
-        gt=0,
+        ge=0.01,
         description="Divides the logits of teacher and student before they are compared.",
     )
     weight: float = Field(

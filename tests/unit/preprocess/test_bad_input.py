@@ -204,6 +204,16 @@ def test_one_label_is_not_enough(tmp_path: Path, configure: Any) -> None:
     assert "1 different labels (a)" in error.message
 
 
+def test_equal_texts_with_different_labels_are_why_no_label_is_left(
+    tmp_path: Path, configure: Any
+) -> None:
+    rows = [{"text": "the same", "label": "ab"[number % 2]} for number in range(20)]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    error = refused(configure(path, **CLASSES), DataError)
+    assert "0 different labels" in error.message
+    assert "20 of all records are left out as duplicates" in error.message
+
+
 def test_column_with_a_distinct_label_per_record(
     tmp_path: Path, configure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
