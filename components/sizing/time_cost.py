@@ -34,6 +34,26 @@ THE_TABLE: Final = "the table"
 
 
 @dataclass(frozen=True)
+class _OnLogits:
+    """Elementwise work on each logit of a language model, as FLOPs that take as long.
+
+    plain: of cross-entropy. focal_loss, r_drop: what these do in addition, block by block.
+    """
+
+    plain: float
+    focal_loss: float
+    r_drop: float
+
+
+_ON_A_CPU: Final = _OnLogits(1100, 550, 1270)
+"""Fitted to two models with different vocabularies (tests/bench/test_robust_training.py). A GPU's
+ratio of arithmetic to bandwidth is about the same in 32 bits."""
+_ON_A_GPU: Final = _OnLogits(550, 3850, 7700)
+"""An assumption: 10, 70 and 140 bytes of memory traffic, counted from the operators, and 55 FLOPs
+in the time of a byte, as of an A100 with 312 TFLOPS at 35 % utilization and 2 TB/s."""
+
+
+@dataclass(frozen=True)
 class Span:
     """An interval with a low and a high end."""
 
@@ -80,7 +100,8 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     2022, "PaLM", appendix B). Frozen weights need no gradients, which saves a third. Recomputing
     activations adds a forward pass (Korthikanti et al. 2022, section 5), and so does a teacher.
     R-Drop passes each token twice, and adversarial training several times. Its search for a
-    perturbation needs no gradients of weights.
+    perturbation needs no gradients of weights. What R-Drop and the focal loss do with the logits of
+    a language model counts as the FLOPs that take as long.
     """
     matrices = shape.layers * (sum(matrix.size for matrix in shape.matrices) + shape.used)
     head = shape.hidden * (shape.labels or shape.vocabulary)
@@ -91,7 +112,24 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
     teacher = setting.companion.flops if setting.companion else 0.0
     own = units * forward + setting.passes * adapters
+    own += _on_logits(shape, setting, own)
     return setting.copies * own + (setting.passes + setting.ascents) * teacher
+
+
+def _on_logits(shape: Shape, setting: Setting, products: float) -> float:
+    """Return what R-Drop or the focal loss add for the logits of a token, in FLOPs.
+
+    The utilization that speeds are from includes what the plain loss does with its logits, so the
+    same FLOPs take longer by that share.
+
+    Args:
+        products: FLOPs of the token's matrix products.
+    """
+    if shape.labels or not setting.differentiates:
+        return 0.0
+    each = _ON_A_GPU if setting.cuda and setting.half else _ON_A_CPU
+    added = shape.vocabulary * (each.r_drop if setting.copies > 1 else each.focal_loss)
+    return added * products / (products + shape.vocabulary * each.plain)
 
 
 Timing = Callable[[Workload, Choice], Speed]

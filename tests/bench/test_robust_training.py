@@ -73,6 +73,7 @@ LANGUAGE = {
     [
         ("sequence_classification", BERT, CLASSIFIER),
         ("causal_lm", LLAMA, LANGUAGE),
+        ("causal_lm", {**LLAMA, "vocab_size": 32_768, "hidden_size": 96}, LANGUAGE),
     ],
 )
 def test_cost_of_techniques(task: str, architecture: dict[str, Any], techniques: dict[str, Any]):

@@ -80,6 +80,26 @@ def test_the_plan_counts_both_passes(labels):
     assert flops_per_token(shape, two_passes) == 2 * flops_per_token(shape, plain)
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "hidden", "copies", "measured"),
+    [(8192, 192, 1, 1.15), (8192, 192, 2, 2.63), (32_768, 96, 1, 1.28), (32_768, 96, 2, 3.44)],
+)
+def test_the_plan_counts_the_work_on_a_language_models_logits(vocabulary, hidden, copies, measured):
+    """Measured by tests/bench/test_robust_training.py: CPU time relative to the plain loss."""
+    fields = {"vocab_size": vocabulary, "hidden_size": hidden, "num_attention_heads": 6}
+    fields |= {"num_hidden_layers": 4, "intermediate_size": 512, "num_key_value_heads": 6}
+    shape = shape_of({**LLAMA, **fields})
+    plain = Setting(length=128, micro_batch=8, cuda=False)
+    own = replace(plain, copies=copies, differentiates=True)
+    found = flops_per_token(shape, own) / flops_per_token(shape, plain)
+    assert found == pytest.approx(measured, rel=0.05)
+    # In 16 bits, a GPU has less bandwidth for its arithmetic, and a classifier has no such logits.
+    on_gpu = replace(own, cuda=True, precision="bf16")
+    assert flops_per_token(shape, on_gpu) > flops_per_token(shape, own)
+    labeled = shape_of({**LLAMA, **fields}, labels=3)
+    assert flops_per_token(labeled, own) == copies * flops_per_token(labeled, plain)
+
+
 def test_given_weights_are_those_of_the_labels():
     content = {
         "name": "tiny",

@@ -11,7 +11,13 @@ import pytest
 
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.events.types import Validated
-from steadytrain.components.shared.records import CalibrationBin, Interval, TaskScore
+from steadytrain.components.shared.records import (
+    CalibrationBin,
+    Interval,
+    LandscapeRecord,
+    LandscapeRing,
+    TaskScore,
+)
 
 from support.written_run import Writer, data_card
 
@@ -22,6 +28,17 @@ CLASSES_CARD = data_card(
     {label: 90 + 170 * index for index, label in enumerate(CLASSES)},
     leakage=12,
     unknown_label=3,
+)
+LANDSCAPE = LandscapeRecord(
+    records=64,
+    radius=1.0,
+    seed=0,
+    steps=[-1.0, 0.0, 1.0],
+    losses=[[8.25, 5.125, None], [4.5, 2.25, 4.75], [7.5, 5.5, 9.375]],
+    profile=[
+        LandscapeRing(distance=0.0, lowest=2.25, mean=2.25, highest=2.25, not_finite=0),
+        LandscapeRing(distance=1.0, lowest=4.5, mean=6.4286, highest=9.375, not_finite=1),
+    ],
 )
 HOSTILE = "</pre></script><script>alert('x')</script><img src=x onerror=\"y()\">&amp;{{ 7*7 }}"
 
@@ -72,6 +89,7 @@ def language_model(make_config: Callable[..., RunConfig]) -> Writer:
         tasks={
             "cloze/acc": TaskScore(value=0.4375, stderr=0.0312, greater_is_better=True, examples=96)
         },
+        landscape=LANDSCAPE,
         slices={
             "asyncio": {"loss": 2.31, "examples": 44},
             "email": {"loss": 2.18, "examples": 61},

@@ -314,3 +314,16 @@ def test_noise_scale_is_drawn_next_to_the_batch_size(language_model) -> None:
         )  # fmt: skip
     training = Page(language_model.workspace).sections["training"]
     assert "critical batch size 60 at step 30; global batch size 32 at step 30" in training
+
+
+@pytest.mark.parametrize("page", ["language_model"], indirect=True)
+def test_landscape_is_a_picture_with_words_and_numbers(page: Page) -> None:
+    (chart,) = [item for item in page.named("svg") if "landscape" in (item["class"] or "")]
+    assert chart["role"] == "img"
+    words = "Loss 2.25 at the trained weights, 4.5 to 9.375 at a distance of 1"
+    assert words in (chart["aria-label"] or "")
+    section = page.sections["evaluation"]
+    assert words in section
+    assert "not finite at 1 of 9 points" in section
+    assert "6.429" in section
+    assert "1, -1: not finite" in section
