@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,20 +38,17 @@ def take_share(parts: Parts, step: int) -> RankBatches:
     number = batch_at(step, parts.skipped_batches)
     indices = parts.order.take(number * size, size)
 
-    def rows_at(places: Sequence[int]) -> list[Row]:
-        """Return the rows at places of the global batch."""
-        return [
-            drawn(parts.task, parts.train[indices[place]], number * size + place, training=True)
-            for place in places
-        ]
+    def row_at(place: int) -> Row:
+        """Return the row at a place of the global batch."""
+        at, cut = number * size + place, parts.sequences
+        row = drawn(parts.task, parts.train[indices[place]], at, training=True)
+        return row if cut is None else cut.cut(row, at)
 
     own = share(range(size), parts.rank, parts.world_size)
-    rows = rows_at(own)
-    if (cut := parts.sequences) is not None:
-        rows = [cut.cut(row, number * size + place) for row, place in zip(rows, own, strict=True)]
+    rows = [row_at(place) for place in own]
     if mixup.on:
         mixed = partners_of(number, size, alpha=mixup.alpha, seed=training.seed)
-        others = rows_at([mixed.places[place] for place in own])
+        others = [row_at(mixed.places[place]) for place in own]
         shares = [mixed.shares[place] for place in own]
         rows = [
             {**row, PARTNER: other, SHARE: part}

@@ -107,6 +107,7 @@ def shares_of(task, world, micro, step=0):
             train=rows,
             task=task,
             batch=BatchSettings(micro),
+            sequences=None,
         )
         for batch in take_share(parts, step).batches:
             found += zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True)

@@ -68,6 +68,7 @@ def shares_of(*, world, micro, step=3, skipped=()):
             task=Listing(),
             train=rows,
             batch=BatchSettings(micro),
+            sequences=None,
         )
         taken = take_share(parts, step)
         assert all(len(batch["rows"]) <= micro for batch in taken.batches)
