@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
@@ -49,7 +50,7 @@ class _Task:
 
 def _parts(task: _Task) -> Any:
     return SimpleNamespace(
-        config=SimpleNamespace(training=SimpleNamespace(global_batch_size=BATCH)),
+        config=SimpleNamespace(training=TrainingConfig(global_batch_size=BATCH)),
         accelerator=SimpleNamespace(device=torch.device("cpu")),
         task=task,
         order=RowOrder(ROWS, seed=3),
@@ -59,6 +60,7 @@ def _parts(task: _Task) -> Any:
         batch=BatchSettings(2),
         steps=STEPS,
         skipped_batches=(),
+        sequences=None,
     )
 
 
