@@ -61,6 +61,7 @@ def _parts(task: _Task) -> Any:
         sequences=None,
         steps=STEPS,
         skipped_batches=(),
+        sequences=None,
     )
 
 

@@ -19,8 +19,10 @@ from transformers import (
 from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.loop import row_losses as scoring
 from steadytrain.components.train.loop.control import OUTCOMES
+from steadytrain.components.train.loop.main import Rank
 from steadytrain.components.train.loop.row_losses import StoppedScoring, Watch
 
 from support.forked import on_ranks
@@ -29,6 +31,7 @@ from support.scoring import (
     PARTS,
     bench_of,
     classes,
+    fresh,
     language,
     save,
     score_on_rank,
@@ -165,6 +168,19 @@ def test_stopped_scoring_continues_where_it_was(tmp_path, monkeypatch):
     found = scored(bench, watch)
     assert done[3:] == [24, 32, 40, 48, 56, 64, 70]
     assert found.tolist() == scored(classes(tmp_path / "whole")).tolist()
+
+
+def test_rank_that_is_asked_to_stop_while_it_scores_leaves(tmp_path):
+    bench = classes(tmp_path)
+    fresh()
+    rank = Rank(AttemptFolder(bench.attempt()))
+    rank.requests.received.add("preempted")
+    assert rank.run() == "preempted"
+    assert rank.training is None
+    (file,) = bench.workspace.losses.iterdir()
+    kept = file.read_bytes()
+    assert bench.train_here(2).progress.step == 6
+    assert file.read_bytes() == kept
 
 
 def test_killed_scoring_keeps_what_was_written(tmp_path, monkeypatch):
