@@ -86,7 +86,8 @@ def answered(
     del store
     if accelerator.device.type == "cuda":
         torch.cuda.empty_cache()
-    return _Answers(paths)
+    with _computed_again():
+        return _Answers(paths)
 
 
 def folder_of(config: RunConfig, data: DataRecord, student: Any) -> Path:
