@@ -145,8 +145,8 @@ def test_cost_of_objectives(tmp_path):
             planned(setting),
         )
         print(
-            f"\n{name}: x {ratio:.2f} of CPU time; {measured / 1e6:.0f} MB at the peak, "
-            f"{expected / 1e6:.0f} by the formula"
+            f"\n{name}: x {ratio:.2f} of CPU time; {measured / 1e6:.1f} MB at the peak, "
+            f"{expected / 1e6:.1f} by the formula"
         )
 
 
