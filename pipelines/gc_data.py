@@ -1,5 +1,7 @@
 """Prepared data that no run needs anymore, and unfinished data of killed processes.
 
+What a teacher answered to prepared data is needed as long as that data.
+
 A run needs the data that its record names until it is finished, since it may be resumed until then.
 A run can start to use data at any time without asking. So `gc` first sets a folder aside, then
 reads the records again, and only then removes the folder. A run works the other way around: it
@@ -22,7 +24,7 @@ from steadytrain.components.preprocess.prepared import PARTIAL, leftovers, remov
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.shared.workspace import Workspace, data_answered
 from steadytrain.pipelines.garbage import Garbage
 from steadytrain.pipelines.runs import run_folders
 
@@ -80,7 +82,7 @@ def _needed(output: Path, name: str, *, ended: Ask, finished: Ask) -> bool:
             if not ended(workspace):
                 return True
             continue
-        if named == name and not (ended(workspace) and finished(workspace)):
+        if named == data_answered(name) and not (ended(workspace) and finished(workspace)):
             return True
     return False
 

@@ -12,7 +12,7 @@ from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.config.objectives import HiddenConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.chunks import COMPARISON_COPIES, comparison_rows
+from steadytrain.components.tasks.chunks import COMPARISON_COPIES, answer_bytes, comparison_rows
 from steadytrain.components.tasks.layer_pairs import layer_pairs
 from steadytrain.components.tasks.registry import load_task
 
@@ -28,6 +28,8 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
         BadInput: the teacher's architecture is unknown, or can't be built here.
     """
     address, hidden = config.training.distillation.teacher, config.training.distillation.hidden
+    if config.training.distillation.stored:
+        return None
     if address is not None:
         teacher = _shape(address, label_count(config), "training.distillation.teacher")
         found = companion_of(teacher, half=half, length=length)
@@ -86,6 +88,36 @@ def grader_of(config: RunConfig, *, half: bool, length: int) -> Companion | None
         return None
     shape = _shape(address, label_count(config), "training.curriculum.model")
     return companion_of(shape, half=half, length=length)
+
+
+def answering_teacher(config: RunConfig, *, half: bool, length: int) -> Companion:
+    """Return what the teacher needs while its answers are stored, before training begins.
+
+    Args:
+        half, length: as for `companion_of`.
+
+    Raises:
+        BadInput: as for `run_companion`.
+    """
+    address = config.training.distillation.teacher
+    assert address is not None, "there is a teacher"
+    shape = _shape(address, label_count(config), "training.distillation.teacher")
+    return companion_of(shape, half=half, length=length)
+
+
+def answers_on_device(config: RunConfig, *, length: int, sequences: int) -> int:
+    """Return the bytes of a teacher's stored answers in device memory; 0 if none are stored.
+
+    A rank has those of all its micro-batches of this step, and fetches those of the next one.
+
+    Args:
+        length: tokens of a sequence. sequences: of a rank's share of the global batch.
+    """
+    distillation, task = config.training.distillation, load_task(config.data.task)
+    if not distillation.stored:
+        return 0
+    targets = sequences * (length if task.language_model else 1)
+    return 2 * targets * answer_bytes(distillation.top_k or 0)
 
 
 @functools.cache

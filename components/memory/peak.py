@@ -224,7 +224,7 @@ class _Step:
             optimizer=held.optimizer,
             activations=activations,
             logits=logits,
-            buffers=held.gathered + _inputs(setting),
+            buffers=held.gathered + _inputs(setting) + setting.answers,
             companion=frozen + companion,
             host=held.host,
         )

@@ -55,9 +55,10 @@ class Setting:
     returns_states: whether the model returns the states of all layers, which the loss needs.
     copies: how often a forward pass has each sequence: twice with R-Drop.
     differentiates: whether a language model's loss is differentiated block by block, as
-        R-Drop's and the focal loss are.
+        R-Drop's, the focal loss, and that of stored answers are.
     passes: forward and backward passes of each micro-batch: several in adversarial training.
     ascents: further ones that give no gradients of weights.
+    answers: bytes of a teacher's stored answers, for this step and the next one.
     """
 
     length: int
@@ -80,6 +81,7 @@ class Setting:
     differentiates: bool = False
     passes: int = 1
     ascents: int = 0
+    answers: int = 0
 
     @property
     def tokens(self) -> int:

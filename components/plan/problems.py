@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from steadytrain.components.memory.frozen import frozen_problems
+from steadytrain.components.plan.answers import answering_problem
 from steadytrain.components.sizing.fit import Choice, works
 from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.scoring import scoring_of
@@ -29,6 +30,7 @@ def problems(job: Workload, choice: Choice) -> Iterator[str]:
             f"{choice.usable / 1e9:.1f} of {gpu.name}'s {gpu.memory_gb:g} GB are usable; use a "
             "smaller model, or a column with its losses (by: column)"
         )
+    yield from answering_problem(job, choice)
     yield from frozen_problems(job.shape, choice.setting.adapter)
     if not choice.fits_host:
         yield _too_much_of_the_host(job, choice)

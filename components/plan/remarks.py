@@ -7,6 +7,7 @@ from typing import Final
 
 from steadytrain.components.memory.setting import FP32
 from steadytrain.components.memory.states import trained_parameters
+from steadytrain.components.plan.answers import answering_remark
 from steadytrain.components.shared.decision import power
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
@@ -49,6 +50,7 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             f"{job.config.evaluation.batch_size}, more if texts are longer than the model reads, "
             "and one more copy of the weights in memory"
         )
+    yield from answering_remark(job, choice)
     share = job.config.training.warmup_steps
     if job.given("training.warmup_steps") and share < 1 and not 0.05 <= share <= 0.1:
         yield (

@@ -130,8 +130,15 @@ def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
     if hidden.on and model.layers and known.layers:
         layer_pairs(hidden.layers, model.layers, known.layers)
     size = known.vocab_size
-    both_known = size is not None and model.vocab_size is not None
-    if load_task(config.data.task).language_model and both_known and size != model.vocab_size:
+    if not load_task(config.data.task).language_model or size is None:
+        return
+    top_k = config.training.distillation.top_k or 0
+    if top_k > size:
+        raise BadInput(
+            f"training.distillation.top_k = {top_k}: the teacher has {size} tokens",
+            remedy=f"set it to {size} or less",
+        )
+    if model.vocab_size is not None and size != model.vocab_size:
         raise BadInput(
             f"{field} = {address!r}: it has {size} tokens, and the student {model.vocab_size}",
             remedy="use a teacher and a student with the same vocabulary, such as two sizes of one "

@@ -2,6 +2,7 @@
 
 <output>/
   data/<fingerprint>/     packed data, tokenizer, data card, quarantine; never changed
+  data/<fingerprint>.teacher-<key>/  what a teacher answers to the training rows
   reuse/<step>/<key>      outputs that may be reused
   losses/<key>.arrow      each row's loss under a curriculum's reference model
   learned/<key>.json      settings that fit in a device's memory
@@ -25,11 +26,31 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import EventStream, JsonLines
+
+_ANSWERS: Final = ".teacher-"
+
+
+def answers_beside(data: Path, key: str) -> Path:
+    """Return the folder for a teacher's answers to prepared data.
+
+    Args:
+        data: the folder of the data. key: digest of what determines the answers.
+    """
+    return data.with_name(f"{data.name}{_ANSWERS}{key[:16]}")
+
+
+def data_answered(name: str) -> str:
+    """Return the name of the data's folder from that of a teacher's answers to it.
+
+    The name of any other folder stays the same.
+    """
+    return name.partition(_ANSWERS)[0]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from steadytrain.components.memory.companion import run_companion
+from steadytrain.components.memory.companion import answers_on_device, run_companion
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.batch import REPLICATED
@@ -196,7 +196,14 @@ def at(
         copies=2 if config.training.r_drop.on else 1,
         passes=adversarial.passes,
         ascents=adversarial.ascents,
-        differentiates=config.training.r_drop.on or config.training.focal_loss.on,
+        differentiates=config.training.r_drop.on
+        or config.training.focal_loss.on
+        or config.training.distillation.stored,
+        answers=answers_on_device(
+            config,
+            length=length or config.data.sequence_length,
+            sequences=job.global_batch // ranks,
+        ),
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node

@@ -60,7 +60,9 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
     }
     if training.param_groups:
         decides["param_groups"] = [group.model_dump() for group in training.param_groups]
-    if training.distillation.on:
+    if training.distillation.stored:
+        decides["top_k"] = training.distillation.top_k
+    elif training.distillation.on:
         decides["teacher"] = training.distillation.teacher
     if training.distillation.hidden.on:
         decides["hidden"] = training.distillation.hidden.model_dump(mode="json")

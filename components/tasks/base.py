@@ -45,6 +45,13 @@ class LossSum:
     total: torch.Tensor
 
 
+class RowTeacher(Protocol):
+    """A teacher that is asked about whole rows, before training begins."""
+
+    def answer(self, rows: Sequence[Row], device: torch.device) -> list[Row]:
+        """Return what it says about each row: the columns of `stored_answers.py`."""
+
+
 class TrainingTask(Protocol):
     """What trains: the model, its batches, its loss, and its validation metrics.
 
@@ -79,6 +86,16 @@ class TrainingTask(Protocol):
 
         Returns:
             One sentence for each thing that is slower than it could be, with the reason.
+        """
+
+    def open_teacher(self, student: torch.nn.Module) -> RowTeacher:
+        """Load the teacher of a distillation, whose answers are then stored.
+
+        Optional; called only if `training.distillation.top_k` is set. `collate` then gets the
+        answers as further columns of the rows.
+
+        Raises:
+            BadInput: it cannot teach this student.
         """
 
     def cost(self, row: Row) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.contrastive import document_spans
 from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
@@ -39,10 +40,16 @@ from steadytrain.components.tasks.packing import (
     collate_rows,
     keeps_documents_apart,
 )
-from steadytrain.components.tasks.teacher import FIELD, Teacher, check_vocabulary
+from steadytrain.components.tasks.stored_answers import COLUMNS, collate_answers
+from steadytrain.components.tasks.teacher import (
+    FIELD,
+    Teacher,
+    check_vocabulary,
+    stored_teaching,
+)
 from steadytrain.components.tasks.text import TextTraining
 
-_NOT_FOR_MODELS: Final = ("targets", "lengths", "spans", "counts")
+_NOT_FOR_MODELS: Final = ("targets", "lengths", "spans", "counts", *COLUMNS)
 """Entries of a micro-batch that the model does not get."""
 
 
@@ -87,28 +94,48 @@ class CausalLanguageModel(TextTraining):
         self.by_document = not why
         if self.criterion.r_drop:
             check_drops(model, R_DROP, self.criterion.r_drop)
-        if self.config.training.distillation.on:
+        distillation = self.config.training.distillation
+        if distillation.on and not distillation.stored:
             remarks += self._get_teacher(model)
         return remarks
 
-    def _get_teacher(self, student: torch.nn.Module) -> Sequence[str]:
-        """Load the teacher. Both models then attend in the way that both support."""
+    def open_teacher(self, student: torch.nn.Module) -> AnsweringTeacher:
+        model, _ = self._load_teacher(student)
+        packed = keeps_documents_apart(model, len(self.tokenizer))
+        by_document = not attend_by_document(model, len(self.tokenizer))
+        return AnsweringTeacher(
+            Teacher(model, self.config.training.distillation),
+            token_output,
+            partial(
+                _collated, packed=packed, by_document=by_document, pad_token_id=self.pad_token_id
+            ),
+            model.get_input_embeddings().num_embeddings,
+        )
+
+    def _load_teacher(self, student: torch.nn.Module) -> tuple[Any, str]:
+        """Load the teacher. Return it, and why its head is not fused."""
         from transformers import AutoModelForCausalLM
 
         from steadytrain.components.tasks.fused_head import fuse_head
 
-        settings = self.config.training.distillation
+        address = self.config.training.distillation.teacher
         model = load_frozen(
-            AutoModelForCausalLM, settings.teacher, FIELD, self.config, self.data, self.tokenizer
+            AutoModelForCausalLM, address, FIELD, self.config, self.data, self.tokenizer
         )
-        check_vocabulary(model, student, settings.teacher)
+        check_vocabulary(model, student, address)
+        return model, fuse_head(model)
+
+    def _get_teacher(self, student: torch.nn.Module) -> Sequence[str]:
+        """Load the teacher. Both models then attend in the way that both support."""
         remarks = []
-        if why := fuse_head(model):
+        model, why = self._load_teacher(student)
+        if why:
             remarks.append(f"the teacher's logits of a whole micro-batch exist at once: {why}")
         self.packed = self.packed and keeps_documents_apart(model, len(self.tokenizer))
         if self.by_document and (why := attend_by_document(model, len(self.tokenizer))):
             remarks.append(f"attention also computes pairs across documents: the teacher: {why}")
             self.by_document = False
+        settings = self.config.training.distillation
         self.teacher = Teacher(model, settings, comparing_part(student))
         return remarks
 
@@ -127,11 +154,13 @@ class CausalLanguageModel(TextTraining):
         return -likelihoods_of(partial(token_logits, model, batch), batch["targets"], counts)
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        if self.by_document:
-            batch = collate_packed(rows)
-        else:
-            collate = collate_rows if self.packed else collate_apart
-            batch = collate(rows, self.pad_token_id)
+        batch = _collated(
+            rows,
+            packed=self.packed,
+            by_document=self.by_document,
+            pad_token_id=self.pad_token_id,
+        )
+        batch |= collate_answers(rows)
         if self.config.training.contrastive.on:
             batch["spans"] = document_spans(batch)
         return batch
@@ -140,10 +169,13 @@ class CausalLanguageModel(TextTraining):
         return int((batch["targets"] != IGNORED).sum())
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        teaching = self.teacher.teach(token_output, batch) if self.teacher else None
+        settings = self.config.training.distillation
+        teaching = stored_teaching(batch, settings)
+        if self.teacher is not None:
+            teaching = self.teacher.teach(token_output, batch)
         smoothing = self.config.training.label_smoothing_factor
-        settings = self.config.training.contrastive
-        contrast = Contrast(batch["spans"], settings) if settings.on else None
+        added = self.config.training.contrastive
+        contrast = Contrast(batch["spans"], added) if added.on else None
         criterion = None if self.criterion.plain else self.criterion
         if self.criterion.r_drop:
             batch = twice(batch)
@@ -155,6 +187,13 @@ class CausalLanguageModel(TextTraining):
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         loss = sums["loss"] / max(sums["weight"], 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def _collated(rows: Sequence[Row], *, packed: bool, by_document: bool, pad_token_id: int) -> Batch:
+    """Return a micro-batch in the arrangement that the attention supports."""
+    if by_document:
+        return collate_packed(rows)
+    return (collate_rows if packed else collate_apart)(rows, pad_token_id)
 
 
 class LanguageModelPackager(TransformersPackager):

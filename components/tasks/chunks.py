@@ -22,6 +22,9 @@ takes several copies in 32 bits."""
 COMPARISON_COPIES: Final = 7
 """The number of those copies at their peak."""
 
+ANSWERED_TOKENS: Final = 4096
+"""Tokens of the rows that a teacher answers at once, whose answers are stored."""
+
 QUANTIZED_BLOCK: Final = 64
 """Consecutive values in a row of a quantized head that share a scale."""
 HEAD_BITS: Final = {"4bit": 4 + 32 / QUANTIZED_BLOCK, "8bit": 8 + 32 / QUANTIZED_BLOCK}
@@ -57,6 +60,20 @@ def chunk_rows(vocabulary: int) -> int:
 def comparison_rows(vocabulary: int) -> int:
     """Return the number of rows of logits that are compared with a teacher's at a time."""
     return max(16, _COMPARED // vocabulary)
+
+
+def answered_rows(length: int) -> int:
+    """Return the number of rows that a teacher answers at once.
+
+    Args:
+        length: tokens of the longest row.
+    """
+    return max(1, ANSWERED_TOKENS // max(length, 1))
+
+
+def answer_bytes(top_k: int) -> int:
+    """Return the bytes of a target's stored answer."""
+    return 8 * top_k + 4
 
 
 def similarity_rows(length: int) -> int:

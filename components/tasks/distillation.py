@@ -16,17 +16,19 @@ import torch
 from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.tasks.chunks import comparison_rows
 from steadytrain.components.tasks.hidden_states import Comparison
+from steadytrain.components.tasks.stored_answers import TopAnswers
 
 
 @dataclass(frozen=True)
 class Teaching:
     """What a teacher says about a micro-batch.
 
-    logits: returns its logits (chosen, vocabulary) for some of the rows, given their indices.
+    logits: returns its logits (chosen, vocabulary) for some of the rows, given their indices; or
+        what is stored of them.
     comparison: of hidden states; None without one.
     """
 
-    logits: Callable[[torch.Tensor], torch.Tensor]
+    logits: Callable[[torch.Tensor], torch.Tensor | TopAnswers]
     settings: DistillationConfig
     comparison: Comparison | None = None
 
@@ -87,7 +89,7 @@ def turn_into_gradient(
     size = comparison_rows(logits.shape[1])
     for start in range(0, logits.shape[0], size):
         place = slice(start, start + size)
-        teacher = teaching.logits(rows[place]).float()
+        teacher = teaching.logits(rows[place])
         found, gradient = _compared(
             logits[place].float(), targets[place], teacher, teaching.settings, smoothing
         )
@@ -99,14 +101,17 @@ def turn_into_gradient(
 def _compared(
     student: torch.Tensor,
     targets: torch.Tensor,
-    teacher: torch.Tensor,
+    teacher: torch.Tensor | TopAnswers,
     settings: DistillationConfig,
     smoothing: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the summed loss of a block of rows and its gradient, (rows, vocabulary)."""
     heat, share = settings.temperature, settings.weight
     own = (student / heat).log_softmax(1)
-    other = (teacher / heat).log_softmax(1)
+    if isinstance(teacher, TopAnswers):
+        other = teacher.completed(own)
+    else:
+        other = (teacher.float() / heat).log_softmax(1)
     if settings.divergence == "forward":
         given = other.exp()
         loss = (given * (other - own)).sum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.augmentation import augmented
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
@@ -23,11 +24,12 @@ from steadytrain.components.tasks.hidden_states import (
     comparing_part,
 )
 from steadytrain.components.tasks.mixup import PARTNER, SHARE, mixed_batch, mixing
-from steadytrain.components.tasks.models import build, load_frozen
+from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.class_balance import class_weights
-from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels
+from steadytrain.components.tasks.stored_answers import collate_answers
+from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels, stored_teaching
 from steadytrain.components.tasks.text import TextTraining
 
 
@@ -67,20 +69,22 @@ class SequenceClassification(TextTraining):
             attach_comparison(model, self.config)
 
     def ready(self, model: Any) -> Sequence[str]:
-        from transformers import AutoModelForSequenceClassification as Auto
-
         settings = self.config.training.distillation
-        if settings.on:
-            found = load_frozen(
-                Auto, settings.teacher, FIELD, self.config, self.data, self.tokenizer
-            )
-            check_labels(found, self.data.labels, settings.teacher, FIELD)
+        if settings.on and not settings.stored:
+            found = self.load_reference(str(settings.teacher), FIELD)
             self.teacher = Teacher(found, settings, comparing_part(model))
         if self.criterion.r_drop:
             check_drops(model, R_DROP, self.criterion.r_drop)
         if self.config.training.mixup.on:
             self.embedding = model.get_input_embeddings()
         return super().ready(model)
+
+    def open_teacher(self, student: torch.nn.Module) -> AnsweringTeacher:
+        del student
+        settings = self.config.training.distillation
+        teacher = Teacher(self.load_reference(str(settings.teacher), FIELD), settings)
+        collate = partial(collate_padded, pad_token_id=self.pad_token_id)
+        return AnsweringTeacher(teacher, class_output, collate, len(self.data.labels))
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
         model = super().load_reference(address, field)
@@ -113,7 +117,7 @@ class SequenceClassification(TextTraining):
         return ids
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        batch = collate_padded(rows, self.pad_token_id)
+        batch = collate_padded(rows, self.pad_token_id) | collate_answers(rows)
         if PARTNER not in rows[0]:
             return batch
         partners = collate_padded([row[PARTNER] for row in rows], self.pad_token_id)
@@ -129,7 +133,9 @@ class SequenceClassification(TextTraining):
             batch = twice(batch)
         targets = batch["targets"]
         # The teacher comes first: the student's activations do not exist yet.
-        teaching = self.teacher.teach(class_output, batch) if self.teacher else None
+        teaching = stored_teaching(batch, self.config.training.distillation)
+        if self.teacher is not None:
+            teaching = self.teacher.teach(class_output, batch)
         comparison = teaching.comparison if teaching else None
         with comparing(comparison, _token_shares(batch)), mixing(self.embedding, batch):
             given = class_output(model, batch, states=contrast.on or comparison is not None)

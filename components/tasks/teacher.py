@@ -16,6 +16,8 @@ from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.distillation import Teaching
 from steadytrain.components.tasks.hidden_states import Comparison, HiddenStates
 from steadytrain.components.tasks.loss_request import request_states
+from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.tasks.stored_answers import answers_in
 
 FIELD = "training.distillation.teacher"
 
@@ -71,6 +73,12 @@ class Teacher:
             return None
         states = [given.hidden_states[layer] for _, layer in self.part.pairs]
         return Comparison(self.part, states, self.settings.hidden.weight)
+
+
+def stored_teaching(batch: Batch, settings: DistillationConfig) -> Teaching | None:
+    """Return what is stored about a micro-batch; None if nothing is."""
+    answers = answers_in(batch, IGNORED)
+    return None if answers is None else Teaching(answers, settings)
 
 
 def check_vocabulary(teacher: Any, student: Any, address: str | None) -> None:

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,21 +22,30 @@ from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.shared.config import ContrastiveConfig, DistillationConfig, from_mapping
+from steadytrain.components.shared.config import (
+    ContrastiveConfig,
+    DistillationConfig,
+    RunConfig,
+    from_mapping,
+)
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
+from steadytrain.components.tasks.chunks import answer_bytes
 from steadytrain.components.tasks.contrastive import document_spans
+from steadytrain.components.tasks.distillation import Teaching
 from steadytrain.components.tasks.fused_head import fuse_head
+from steadytrain.components.tasks.hidden_states import attach_comparison, comparing_part
 from steadytrain.components.tasks.loss_request import Contrast
 from steadytrain.components.tasks.preference import (
     document_likelihoods,
     dpo_loss,
     reward_margins,
 )
+from steadytrain.components.tasks.stored_answers import top_answers
 from steadytrain.components.tasks.teacher import Teacher
 
 pytestmark = pytest.mark.bench
-LENGTH, ROWS, PASSES = 256, 4, 7
+LENGTH, ROWS, PASSES, TOP_K = 256, 4, 7, 64
 STUDENT = {
     "model_type": "llama",
     "vocab_size": 8192,
@@ -50,7 +60,7 @@ PLAIN = Setting(length=LENGTH, micro_batch=ROWS, cuda=False)
 Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 
-def test_cost_of_objectives():
+def test_cost_of_objectives(tmp_path):
     torch.set_num_threads(1)
     batch = {
         "input_ids": torch.randint(8192, (1, ROWS * LENGTH)),
@@ -61,7 +71,13 @@ def test_cost_of_objectives():
     model = random_model(STUDENT, PLAIN)
     frozen = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TEACHER)).eval()
     assert not fuse_head(frozen.requires_grad_(False))
+    frozen.save_pretrained(tmp_path)
     teacher = Teacher(frozen, DistillationConfig(teacher="above"))
+    stored = stored_answers(teacher, batch)
+    matched = matching(tmp_path)
+    student = random_model(STUDENT, PLAIN)
+    attach_comparison(student, matched)
+    matching_teacher = Teacher(frozen, matched.training.distillation, comparing_part(student))
     contrast = Contrast(document_spans(batch), ContrastiveConfig(weight=1.0))
     companion = companion_of(shape_of(TEACHER), half=False, length=LENGTH)
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**STUDENT)).eval()
@@ -90,6 +106,19 @@ def test_cost_of_objectives():
             ),
             replace(PLAIN, companion=companion),
         ),
+        "distillation, stored answers": (
+            lambda model, batch: next_token_loss(model, batch, teaching=stored),
+            replace(PLAIN, differentiates=True, answers=ROWS * LENGTH * answer_bytes(TOP_K)),
+        ),
+        "distillation, hidden states": (
+            lambda _, batch: next_token_loss(
+                student, batch, teaching=matching_teacher.teach(token_output, batch)
+            ),
+            replace(
+                PLAIN,
+                companion=run_companion(matched, shape_of(STUDENT), half=False, length=LENGTH),
+            ),
+        ),
         "contrastive": (
             lambda model, batch: next_token_loss(model, batch, contrast=contrast),
             replace(PLAIN, contrasts=True),
@@ -112,13 +141,35 @@ def test_cost_of_objectives():
     for name, (loss, setting) in losses.items():
         ratio = statistics.median(seconds[name]) / plain
         measured, expected = (
-            measured_peak(model, [frozen, reference], loss, batch),
+            measured_peak(student if "hidden" in name else model, [frozen, reference], loss, batch),
             planned(setting),
         )
         print(
-            f"\n{name}: x {ratio:.2f} of CPU time; {measured / 1e6:.0f} MB at the peak, "
-            f"{expected / 1e6:.0f} by the formula"
+            f"\n{name}: x {ratio:.2f} of CPU time; {measured / 1e6:.1f} MB at the peak, "
+            f"{expected / 1e6:.1f} by the formula"
         )
+
+
+def matching(teacher: Path) -> RunConfig:
+    """Return a configuration that compares the hidden states of all layers with a teacher's."""
+    hidden = {"weight": 1.0, "loss": "mse", "layers": "all"}
+    return from_mapping(
+        {
+            "name": "any",
+            "data": {"source": ["unused"], "sequence_length": LENGTH},
+            "model": {"config": STUDENT},
+            "training": {"distillation": {"teacher": str(teacher), "hidden": hidden}},
+        }
+    )
+
+
+def stored_answers(teacher: Teacher, batch: Batch) -> Teaching:
+    """Return what training gets if the teacher's answers are stored."""
+    settings = DistillationConfig(teacher="above", top_k=TOP_K)
+    given = teacher.teach(token_output, batch).logits(torch.arange(ROWS * LENGTH))
+    assert isinstance(given, torch.Tensor)
+    found = top_answers(given, TOP_K, settings.temperature)
+    return Teaching(lambda rows: found[rows], settings)
 
 
 def measured_peak(

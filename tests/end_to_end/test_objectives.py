@@ -46,6 +46,7 @@ def objectives(tmp_path_factory):
     hidden = {"weight": 0.5, "loss": "mse", "layers": "all"}
     return {
         "distillation": {"distillation": {"teacher": teacher, "weight": 0.7}},
+        "stored": {"distillation": {"teacher": teacher, "weight": 0.7, "top_k": 8}},
         # The teacher is wider, so a projection is trained too.
         "hidden": {"distillation": {"teacher": teacher, "hidden": hidden}},
         "contrastive": {"contrastive": {"weight": 0.5}},
@@ -96,12 +97,20 @@ def run(folder, data, sections, *, killed=False, ranks=1, strategy="auto"):
     return bench.workspace
 
 
-@selected.each("name", ["distillation", "hidden", "contrastive"], few=["hidden"])
+@selected.each("name", ["distillation", "stored", "hidden", "contrastive"], few=["hidden"])
 def test_killed_run_ends_with_the_same_weights(tmp_path, data, objectives, name):
     sections = {"training": {**SMALL, **objectives[name]}}
     whole = run(tmp_path / "whole", data, sections)
     killed = run(tmp_path / "killed", data, sections, killed=True)
     assert weights_digest(killed) == weights_digest(whole)
+
+
+@selected.each("shards", ["ddp", "fsdp", "zero3"], few=["ddp"])
+def test_two_ranks_learn_from_the_same_answers(tmp_path, data, objectives, shards):
+    sections = {"training": {**SMALL, **objectives["stored"]}}
+    one = run(tmp_path / "one", data, sections)
+    two = run(tmp_path / "two", data, sections, ranks=2, strategy=shards)
+    assert losses_of(two) == pytest.approx(losses_of(one), rel=1e-4)
 
 
 # Without dropout, which differs between ranks.

@@ -11,6 +11,7 @@ import sys
 import mlflow
 import pytest
 
+from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -256,3 +257,29 @@ def test_sequence_classification_from_a_pretrained_encoder(steadytrain):
     version = found["register"]
     model = registered(done.output, f"models:/{version.model_name}@candidate")
     assert len(model.predict(["import asyncio\n"])) == 1
+
+
+@pytest.mark.long
+def test_distillation_learns_from_the_stored_answers_of_a_registered_classifier(steadytrain):
+    settings = [
+        *TINY_RUN,
+        "data.source=[package:stdlib/asyncio,package:stdlib/email,package:stdlib/encodings]",
+        "data.sequence_length=32",
+        "training.global_batch_size=8",
+        "training.max_steps=16",
+        "training.eval_steps=16",
+        "training.save_steps=16",
+        "evaluation.max_examples=40",
+    ]
+    teacher = steadytrain.run("sequence-classification", *settings, "training.learning_rate=5e-4")
+    assert teacher.code == 0, teacher.out + teacher.err
+    distillation = "training.distillation={teacher: models:/stdlib-packages@candidate, top_k: 3}"
+    done = steadytrain.run("distillation", *settings, distillation)
+    assert done.code == 0, done.out + done.err
+    (folder,) = (run for run in done.runs if run.name.startswith("stdlib-distilled-"))
+    found = records(folder)
+    (answers,) = (done.output / "data").glob("*.teacher-*")
+    assert answers.name.startswith(found["preprocess"].fingerprint)
+    rows = sum(stored.batch.num_rows for file in answers.iterdir() for stored in open_batches(file))
+    assert rows == found["preprocess"].sides["train"].rows
+    assert found["register"].model_name == "stdlib-distilled"

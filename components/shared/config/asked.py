@@ -11,6 +11,7 @@ from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.evaluation import EvaluationConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
+from steadytrain.components.shared.config.objectives import DistillationConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features
@@ -20,6 +21,7 @@ FROZEN: Final = "training.param_groups frozen"
 UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
 CUT: Final = f"training.curriculum.by {CUTS}"
 COMPRESSION: Final = "training.gradient_compression"
+STORED: Final = "training.distillation.top_k"
 OPTIM: Final = "training.optim"
 STRATEGY: Final = "compute.strategy"
 
@@ -69,6 +71,7 @@ def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
     yield from _by_training(config.training)
     yield from _by_groups(config.training)
     yield from _by_adapter(config.model.adapter)
+    yield f"data.task {config.data.task}", "data.task", config.data.task
     if config.data.parts:
         yield "data.parts", "data.parts", ", ".join(config.data.parts)
     if config.evaluation.landscape.on:
@@ -134,6 +137,15 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
         yield field, field, training.multi_task.sampling
     for name in training.objectives:
         yield f"training.{name}", f"training.{name}", "on"
+    yield from _by_distillation(training.distillation)
+
+
+def _by_distillation(distillation: DistillationConfig) -> Iterator[tuple[str, str, str]]:
+    if distillation.stored:
+        yield STORED, STORED, str(distillation.top_k)
+    if distillation.hidden.on:
+        field = "training.distillation.hidden"
+        yield field, f"{field}.weight", f"{distillation.hidden.weight:g}"
 
 
 def _by_groups(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:

@@ -13,8 +13,10 @@ from typing import Final
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.asked import (
     COMPRESSION,
+    CUT,
     FROZEN,
     OPTIM,
+    STORED,
     STRATEGY,
     UNFREEZE_AT,
     Asked,
@@ -101,6 +103,11 @@ RULES: Final = (
         Rule(f"training.{name}", "training.distillation", _REPLACES)
         for name in ("r_drop", "focal_loss", "class_weights", "mixup")
     ),
+    Rule(STORED, "training.distillation.hidden", "hidden states are too large to store"),
+    Rule(STORED, "training.adversarial", "the teacher answered the texts without perturbation"),
+    Rule(STORED, "data.task denoising", "each epoch hides other tokens, which need other answers"),
+    Rule(STORED, "training.augmentation", "the teacher answered the texts as they are"),
+    Rule(STORED, CUT, "the teacher answered documents of full length"),
     Rule("training.contrastive", "training.r_drop", _TWICE),
     Rule("training.batch_contrastive", "training.r_drop", _TWICE),
     Rule("training.r_drop", "training.adversarial", "both passes would need the same perturbation"),

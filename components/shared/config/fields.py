@@ -29,6 +29,7 @@ _UNITS = {
     "vocab_size": "tokens",
     "batch_size": "sequences",
     "batch_contrastive.rows": "sequences",
+    "distillation.top_k": "tokens or labels",
     "noise_density": "share, 0 to 1",
     "mean_noise_span_length": "tokens",
     "dropout.hidden": "share, 0 to 1",

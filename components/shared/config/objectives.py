@@ -93,11 +93,23 @@ class DistillationConfig(ObjectiveConfig):
         description="forward: the student covers all that the teacher finds likely; reverse: it "
         "prefers what the teacher finds most likely.",
     )
+    top_k: int | None = Field(
+        None,
+        ge=1,
+        description="Learn from stored answers: before the first step, the teacher answers each "
+        "training row once, and for each target its most likely tokens or labels are stored, as "
+        "many as this. Training then runs without it. None asks the teacher at each step.",
+    )
     hidden: HiddenConfig = HiddenConfig()
 
     @property
     def on(self) -> bool:
         return self.teacher is not None
+
+    @property
+    def stored(self) -> bool:
+        """Whether the student learns from stored answers."""
+        return self.on and self.top_k is not None
 
     @field_validator("teacher")
     @classmethod
@@ -250,11 +262,10 @@ OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
 
 
 def identifying_distillation(distillation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a run of a dumped DistillationConfig: no section that is off."""
+    """Return what identifies a run of a dumped DistillationConfig: nothing that is off."""
     config = DistillationConfig.model_validate(distillation)
-    return {
-        name: value for name, value in distillation.items() if name != "hidden" or config.hidden.on
-    }
+    on = {"hidden": config.hidden.on, "top_k": config.stored}
+    return {name: value for name, value in distillation.items() if on.get(name, True)}
 
 
 def objectives_off(training: Mapping[str, Any]) -> Iterator[str]:

@@ -23,9 +23,13 @@ class Rows(Sequence[Row]):
     """Rows of memory-mapped Arrow files, by global index. Lists are returned as NumPy arrays.
 
     Each record batch is checked before its first row is returned.
+
+    Args:
+        beside: has further columns for each row.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], beside: Rows | None = None) -> None:
+        self.beside = beside
         self._stored = [stored for file in files for stored in open_batches(file)]
         self.batches = [stored.batch for stored in self._stored]
         self.ends = list(accumulate(batch.num_rows for batch in self.batches))
@@ -47,7 +51,8 @@ class Rows(Sequence[Row]):
                 if name != DIFFICULTY
             }
         inner = index - (self.ends[number] - batch.num_rows)
-        return {name: column[inner] for name, column in self._columns[number].items()}
+        found = {name: column[inner] for name, column in self._columns[number].items()}
+        return found if self.beside is None else {**found, **self.beside[index]}
 
     def lengths(self, column: str) -> npt.NDArray[np.int32]:
         """Return the length of each row's list in a column, without reading the lists' items."""
@@ -84,6 +89,8 @@ class Rows(Sequence[Row]):
         """
         for number in sorted(self._columns):
             self._stored[number].checked()
+        if self.beside is not None:
+            self.beside.check_used()
 
 
 def drawn(task: TrainingTask, row: Row, place: int, *, training: bool) -> Row:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.heartbeat import FINISHING, STARTING
@@ -111,7 +111,7 @@ class Rank(RankProcess):
             for rows in (parts.train, parts.validation):
                 try:
                     rows.check_used()
-                except DataError as damage:
+                except (DataError, StorageError) as damage:
                     return damage
         return error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from steadytrain.components.memory.companion import run_companion
+from steadytrain.components.memory.companion import answers_on_device, run_companion
 from steadytrain.components.memory.model import NO_HEAD
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
@@ -51,5 +51,6 @@ def least_memory(parts: Parts) -> int:
         weight_copies=parts.config.training.weight_copies,
         companion=companion,
         contrasts=parts.config.training.contrastive.on,
+        answers=answers_on_device(parts.config, length=length, sequences=batch),
     )
     return peak_memory(shape, setting).total

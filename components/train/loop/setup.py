@@ -36,6 +36,7 @@ from steadytrain.components.train.loop.row_losses import Watch
 from steadytrain.components.train.loop.run_order import run_order, sequences_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.loop.sequence_length import SequenceLength
+from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
@@ -118,7 +119,7 @@ def set_up(
         skipped_batches: global batches to skip, in ascending order.
         recipe: the decisions of an earlier attempt. If empty, they are made here, from the
             configuration and rules.
-        watch: what this rank does while a curriculum's reference model scores the rows.
+        watch: what this rank does while another model scores or answers the rows.
 
     Raises:
         BadInput: device, precision, model or data do not work together.
@@ -141,6 +142,9 @@ def set_up(
     module = build_module(config, task)
     groups = grouped(module, training)
     remarks = task.ready(module) if hasattr(task, "ready") else ()
+    if training.distillation.stored:
+        # Before the student is on the device: the two never share its memory.
+        rows.beside = answered(config, data, rows, task, module, accelerator, watch.beat)
     parameters = parameter_count(module)
     recipe = recipe or recipe_of_run(config, parameters)
     training = training.model_copy(update={"learning_rate": learning_rate(recipe)})

@@ -34,6 +34,11 @@ CONTENT = {
     "schedule": {"training": {"lr_scheduler_type": "linear"}},
     "adam_beta1 0": {"training": {"adam_beta1": 0}},
     "training.distillation": {"training": {"distillation": {"teacher": "x"}}},
+    "training.distillation.top_k": {"training": {"distillation": {"teacher": "x", "top_k": 4}}},
+    "training.distillation.hidden": {
+        "training": {"distillation": {"teacher": "x", "hidden": {"weight": 1}}}
+    },
+    "data.task denoising": {"data": {"task": "denoising"}},
     "training.contrastive": {"training": {"contrastive": {"weight": 1}}},
     "training.batch_contrastive": {"training": {"batch_contrastive": {"rows": 4}}},
     "training.dpo": {"training": {"dpo": {"beta": 0.5}}},
@@ -110,11 +115,16 @@ def content_of(name):
 
 
 def merged(*parts):
-    found = dict(MINIMAL)
+    found = MINIMAL
     for part in parts:
-        for section, fields in part.items():
-            found[section] = {**found.get(section, {}), **fields}
+        found = both_of(found, part)
     return found
+
+
+def both_of(one, other):
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other
+    return one | {key: both_of(one.get(key), value) for key, value in other.items()}
 
 
 PACKAGES = {"another framework", "exporting component"}

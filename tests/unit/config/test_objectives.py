@@ -51,11 +51,15 @@ def test_unused_objectives_leave_a_runs_identity_alone():
     assert configure(distillation={"teacher": "x", "hidden": {}}).run_id == taught.run_id
     hidden = configure(distillation={"teacher": "x", "hidden": {"weight": 1.0}})
     assert hidden.run_id != taught.run_id
+    assert configure(distillation={"teacher": "x", "top_k": None}).run_id == taught.run_id
+    assert configure(distillation={"teacher": "x", "top_k": 8}).run_id != taught.run_id
 
 
 def test_a_field_that_nothing_reads_is_an_error():
     with pytest.raises(ConfigError, match=r"training\.distillation\.weight.*nothing reads it"):
         configure(distillation={"weight": 0.2})
+    with pytest.raises(ConfigError, match=r"training\.distillation\.top_k.*nothing reads it"):
+        configure(distillation={"top_k": 8})
     with pytest.raises(ConfigError, match=r"distillation\.hidden\.loss.*nothing reads it"):
         configure(distillation={"teacher": "x", "hidden": {"loss": "mse"}})
     with pytest.raises(ConfigError, match=r"distillation\.hidden\.layers.*names no layer"):

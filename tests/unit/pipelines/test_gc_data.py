@@ -69,6 +69,19 @@ def test_data_of_finished_runs_are_removed(using, tmp_path):
     assert not list(run.workspace.prepared.iterdir())
 
 
+def test_a_teachers_answers_go_with_their_data(using, age, tmp_path):
+    run = using("broken")
+    answers = run.workspace.prepared / f"{data(run).name}.teacher-0123"
+    answers.mkdir()
+    make_old(answers)
+    assert "prepared data" not in gc(tmp_path / "output")
+    assert answers.is_dir()
+    finish(run)
+    age(run)
+    assert f"removed prepared data {answers.name}" in gc(tmp_path / "output")
+    assert not answers.exists()
+
+
 def test_unreferenced_data_are_removed(tmp_path):
     left = tmp_path / "output" / "data" / "unnamed"
     left.mkdir(parents=True)

@@ -81,13 +81,13 @@ def test_teaching_leaves_no_gradient_and_no_dropout_in_the_teacher(batch):
     assert not first.requires_grad
 
 
-def prepared_for(teacher, tokenizer):
+def prepared_for(teacher, tokenizer, top_k=None):
     return from_mapping(
         {
             "name": "tiny",
             "data": {"source": ["unused"], "sequence_length": 32},
             "model": {"config": {**LLAMA, "vocab_size": VOCABULARY}, "tokenizer": str(tokenizer)},
-            "training": {"distillation": {"teacher": str(teacher)}},
+            "training": {"distillation": {"teacher": str(teacher), "top_k": top_k}},
         }
     )
 
@@ -98,6 +98,9 @@ def test_preprocessing_checks_the_teacher(tmp_path):
     model_of(LLAMA, 1).save_pretrained(tmp_path / "teacher")
     write_tokenizer(tmp_path / "teacher")
     find_model(prepared_for(tmp_path / "teacher", tmp_path / "tokens"))
+    find_model(prepared_for(tmp_path / "teacher", tmp_path / "tokens", VOCABULARY))
+    with pytest.raises(BadInput, match=r"top_k = 65: the teacher has 64 tokens"):
+        find_model(prepared_for(tmp_path / "teacher", tmp_path / "tokens", VOCABULARY + 1))
     with pytest.raises(BadInput, match="no folder"):
         find_model(prepared_for(tmp_path / "absent", tmp_path / "tokens"))
     with pytest.raises(BadInput, match=r"training\.distillation\.teacher: .* has no config\.json"):

@@ -1,0 +1,85 @@
+"""What storing a teacher's answers takes: one pass over the training rows, before training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from steadytrain.components.memory.companion import answering_teacher
+from steadytrain.components.memory.peak import CUDA_CONTEXT
+from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.sizing.fit import Choice
+from steadytrain.components.sizing.length import prepared
+from steadytrain.components.sizing.machine import Workload
+from steadytrain.components.sizing.time_cost import Span, by_table, flops_per_token
+from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
+
+
+@dataclass(frozen=True)
+class Answering:
+    """The pass.
+
+    disk: bytes for each target. memory: of the device, while the student is not there yet.
+    seconds: None if the data are not prepared yet. targets: the same.
+    """
+
+    disk: int
+    memory: int
+    seconds: Span | None
+    targets: int | None
+
+
+def answering(job: Workload, choice: Choice) -> Answering | None:
+    """Return what the pass takes; None if no answers are stored.
+
+    Raises:
+        BadInput: the teacher's architecture is unknown.
+    """
+    config, setting = job.config, choice.setting
+    distillation, data = config.training.distillation, prepared(job.config)
+    if not distillation.stored:
+        return None
+    teacher = answering_teacher(config, half=setting.half, length=setting.length)
+    tokens = answered_rows(setting.length) * setting.length
+    memory = teacher.weights + tokens * (teacher.forward + teacher.kept) + teacher.compared
+    seconds = targets = None
+    if data is not None:
+        side = data.sides["train"]
+        targets = side.target_tokens or side.rows
+        ratio = flops_per_token(job.shape, setting) / teacher.flops
+        speed = by_table(job, choice).tokens_per_second.times(ratio)
+        count = side.tokens or side.rows * setting.length
+        seconds = Span(count / speed.high, count / speed.low)
+    return Answering(
+        answer_bytes(distillation.top_k or 0),
+        memory + (CUDA_CONTEXT if setting.cuda else 0),
+        seconds,
+        targets,
+    )
+
+
+def answering_remark(job: Workload, choice: Choice) -> Iterator[str]:
+    """Yield a sentence about the pass, if there is one."""
+    found = answering(job, choice)
+    if found is None:
+        return
+    takes = f"{size(found.disk * 1e6)} of disk for each million targets"
+    if found.seconds is not None and found.targets is not None:
+        low, high = duration(found.seconds.low), duration(found.seconds.high)
+        takes = f"{low} to {high} and {size(found.disk * found.targets)} of disk beside the data"
+    yield (
+        f"training.distillation.top_k = {job.config.training.distillation.top_k}: before the first "
+        f"step, the teacher answers each training row once, which takes {takes}; it needs "
+        f"{size(found.memory)} of device memory then, and none afterwards"
+    )
+
+
+def answering_problem(job: Workload, choice: Choice) -> Iterator[str]:
+    """Yield a sentence if the teacher does not fit on the device."""
+    found = answering(job, choice)
+    if found is not None and found.memory > choice.usable:
+        yield (
+            f"training.distillation.teacher needs {size(found.memory)} of device memory to answer "
+            f"the training rows, and {size(choice.usable)} of {job.machine.gpu.name} are usable; "
+            "use a smaller teacher or a larger GPU"
+        )

@@ -1,0 +1,207 @@
+"""A teacher's answers to the training rows: computed once, before the first step, and stored.
+
+The ranks do this because they have torch, the device, and the precision that training uses; the
+step that prepares the data has none of them. The answers lie beside the prepared data, in a folder
+whose name has a digest of all that determines them, so later runs reuse them.
+
+Each file has the answers to consecutive rows. It appears when it is complete and is never replaced
+unless it is damaged, so a killed attempt leaves whole files, and the next one computes the rest.
+Which rows are answered together depends on the data alone: the answers do not depend on micro-batch
+or world size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import torch
+from accelerate import Accelerator
+
+from steadytrain.components.shared.arrow_files import open_batches, write_batch
+from steadytrain.components.shared.base_model import teacher_content
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import answers_beside
+from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
+from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
+from steadytrain.components.tasks.stored_answers import CLASSES, LIKELY, REST
+from steadytrain.components.train.loop.data import Rows, drawn
+
+_FILE_TOKENS: Final = 2**18
+_FILE_BYTES: Final = 2**25
+"""What a file has at most: a killed attempt loses one file per rank, and ranks wait for each other
+after each."""
+_FORMAT: Final = 1
+"""Changes if the same teacher's answers would be stored otherwise."""
+_TYPES: Final[Mapping[str, Any]] = {
+    CLASSES: pa.list_(pa.int32()),
+    LIKELY: pa.list_(pa.float32()),
+    REST: pa.list_(pa.float32()),
+}
+
+
+def answered(
+    config: RunConfig,
+    data: DataRecord,
+    rows: Rows,
+    task: TrainingTask,
+    student: torch.nn.Module,
+    accelerator: Accelerator,
+    beat: Callable[[], object],
+) -> Rows:
+    """Return the teacher's answers to all rows. Compute and store those that are missing.
+
+    All ranks call it. Each answers every nth file.
+
+    Args:
+        beat: shows that this rank makes progress.
+
+    Raises:
+        BadInput: the task's rows have no fixed answers, or the teacher cannot teach this student.
+        StorageError: the answers cannot be written.
+    """
+    _check_task(task, config, rows)
+    folder, together = folder_of(config, data, student), answered_rows(data.sequence_length)
+    store: _Store | None = None
+    with suppress(FileNotFoundError):
+        os.utime(folder)  # shows `gc` that the answers are in use
+    parts, ranks = _parts(len(rows), config, data), accelerator.num_processes
+    paths = [folder / f"{number:06d}.arrow" for number in range(len(parts))]
+    for start in range(0, len(parts), ranks):
+        own = start + accelerator.process_index
+        if own < len(parts) and not _is_stored(paths[own], len(parts[own])):
+            store = store or _Store(task.open_teacher(student), rows, together, accelerator, beat)
+            store.write(paths[own], parts[own])
+        beat()
+        # Ranks meet after each file, so none waits longer than another one needs for a file.
+        accelerator.wait_for_everyone()
+    del store
+    if accelerator.device.type == "cuda":
+        torch.cuda.empty_cache()
+    with _computed_again():
+        return _Answers(paths)
+
+
+def folder_of(config: RunConfig, data: DataRecord, student: Any) -> Path:
+    """Return the folder for the answers, which is beside the data."""
+    settings, training = config.training.distillation, config.training
+    outputs = len(data.labels) or student.get_input_embeddings().num_embeddings
+    key = value_digest(
+        [
+            teacher_content(config),
+            data.fingerprint,
+            settings.top_k,
+            settings.temperature,
+            outputs,
+            [training.bf16, training.fp16],
+            _FORMAT,
+        ]
+    )
+    return answers_beside(Path(data.folder), key)
+
+
+class _Answers(Rows):
+    """Rows that can be computed again, so damage is no reason to give up."""
+
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # no slices
+        with _computed_again():
+            return super().__getitem__(index)
+
+    def check_used(self) -> None:
+        with _computed_again():
+            super().check_used()
+
+
+@contextmanager
+def _computed_again() -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise StorageError(
+            f"a teacher's answers are damaged: {error.message}",
+            remedy="check the disk; the next attempt asks the teacher again",
+        ) from error
+
+
+class _Store:
+    """Computes and writes answers.
+
+    Args:
+        together: how many rows the teacher is asked about at once.
+    """
+
+    def __init__(
+        self,
+        teacher: RowTeacher,
+        rows: Rows,
+        together: int,
+        accelerator: Accelerator,
+        beat: Callable[[], object],
+    ) -> None:
+        self.teacher, self.rows, self.together = teacher, rows, together
+        self.accelerator, self.beat = accelerator, beat
+
+    def write(self, path: Path, numbers: range) -> None:
+        """Answer rows and store the answers, unless another run has stored them meanwhile."""
+        found: list[Row] = []
+        for start in range(0, len(numbers), self.together):
+            rows: Sequence[Row] = [
+                self.rows[number] for number in numbers[start : start + self.together]
+            ]
+            with self.accelerator.autocast():
+                found += self.teacher.answer(rows, self.accelerator.device)
+            self.beat()
+        sink = pa.BufferOutputStream()
+        columns = {
+            name: pa.array([row[name] for row in found], kind) for name, kind in _TYPES.items()
+        }
+        batch = pa.RecordBatch.from_pydict(columns)
+        with pa.ipc.new_file(sink, batch.schema) as writer:
+            write_batch(writer, batch)
+        LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes(), if_absent=True)
+
+
+def _is_stored(path: Path, rows: int) -> bool:
+    """Return whether a file has the answers as they were written. Remove it if it is damaged."""
+    if not path.is_file():
+        return False
+    try:
+        stored = sum(item.checked().num_rows for item in open_batches(path))
+    except DataError:
+        stored = -1
+    if stored != rows:
+        LocalStorage(path.parent).delete(path.name)
+    return stored == rows
+
+
+def _parts(rows: int, config: RunConfig, data: DataRecord) -> list[range]:
+    """Return the rows of each file."""
+    top_k = config.training.distillation.top_k or 0
+    tokens = min(_FILE_TOKENS, _FILE_BYTES // answer_bytes(top_k))
+    together = answered_rows(data.sequence_length)
+    size = max(tokens // (max(data.sequence_length, 1) * together), 1) * together
+    return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _check_task(task: TrainingTask, config: RunConfig, rows: Rows) -> None:
+    field = f"training.distillation.top_k = {config.training.distillation.top_k}"
+    row = rows[0]
+    if drawn(task, row, 0, training=True) is not row:
+        raise BadInput(
+            f"{field}: data.task {config.data.task} draws what it learns from a row, so no stored "
+            "answer fits",
+            remedy="leave it out, so that the teacher answers at each step",
+        )
+    if not hasattr(task, "open_teacher"):
+        raise BadInput(
+            f"{field}: data.task {config.data.task} has no `open_teacher`",
+            remedy="leave it out, so that the teacher answers at each step",
+        )
