@@ -39,10 +39,10 @@ class Rank(RankProcess):
         from steadytrain.components.train.loop.latency import latency_is_known, measure_latency
         from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.reporter import Reporter
-        from steadytrain.components.train.loop.row_losses import StoppedScoring, Watch
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
         from steadytrain.components.train.loop.usage import Usage
+        from steadytrain.components.train.loop.watch import StoppedEarly, Watch
 
         spec, config, workspace = self.spec, self.config, self.workspace
         stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
@@ -59,11 +59,11 @@ class Rank(RankProcess):
                 watch=Watch(
                     beat=partial(self.heartbeat.beat, STARTING),
                     flags=self.requests.flags,
-                    progress=reporter.scored,
+                    progress=reporter.worked,
                     warn=reporter.warn,
                 ),
             )
-        except StoppedScoring as stop:
+        except StoppedEarly as stop:
             reporter.close()
             return stop.outcome
         parts.heartbeat = self.heartbeat

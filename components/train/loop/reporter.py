@@ -64,16 +64,14 @@ class Reporter(Emitter):
         super().__init__(stream, attempt)
         self.tokens = 0
         self._window = _Window()
-        self._scored = -math.inf
+        self._worked = -math.inf
 
-    def scored(self, done: int, total: int) -> None:
-        """Report how many rows a reference model has scored, at most once per second."""
+    def worked(self, work: str, done: int, total: int) -> None:
+        """Report how many rows another model has worked on, at most once per second."""
         now = time.monotonic()
-        if done == total or now - self._scored >= 1:
-            self._scored = now
-            self.emit(
-                WorkProgress(stage="train", work="scoring", done=done, total=total, unit="rows")
-            )
+        if done == total or now - self._worked >= 1:
+            self._worked = now
+            self.emit(WorkProgress(stage="train", work=work, done=done, total=total, unit="rows"))
 
     def started(self, parts: Parts, progress: Progress) -> None:
         self.emit(

@@ -10,8 +10,7 @@ The model is gone before the one that trains is built.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,18 +22,18 @@ from steadytrain.components.shared.base_model import grader_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.tasks.chunks import SCORED_TOKENS
 from steadytrain.components.tasks.registry import OpenTask, task_code
-from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.data import Rows, drawn, share
 from steadytrain.components.train.loop.stored_losses import Losses, StoredLosses
+from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of
 
 FIELD: Final = "training.curriculum.model"
+_WORK: Final = "scoring"
 _ROWS: Final = 32
 """Most rows of a batch."""
 _ROUND: Final = 4
@@ -43,30 +42,6 @@ _SAVE_SECONDS: Final = 30.0
 """How long rank 0 keeps losses until it writes them to the file."""
 _VERSION: Final = 1
 """Changes when equal inputs give other losses."""
-
-
-class StoppedScoring(Exception):
-    """The ranks were asked to stop while they scored rows. What they had is stored."""
-
-    def __init__(self, outcome: AttemptOutcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-
-
-@dataclass(frozen=True)
-class Watch:
-    """What a rank does while it scores.
-
-    beat: records a sign of life.
-    flags: returns 1 for each of `OUTCOMES` that this rank was asked for.
-    progress: reports rows done and all rows, on rank 0.
-    warn: reports something odd, on rank 0.
-    """
-
-    beat: Callable[[], None] = lambda: None
-    flags: Callable[[], list[int]] = lambda: [0] * len(OUTCOMES)
-    progress: Callable[[int, int], None] = lambda _done, _total: None
-    warn: Callable[[str], None] = lambda _message: None
 
 
 def row_losses(
@@ -78,7 +53,7 @@ def row_losses(
 
     Raises:
         BadInput: the model cannot be used with this data, or a loss is not finite.
-        StoppedScoring: the ranks were asked to stop.
+        StoppedEarly: the ranks were asked to stop.
         StorageError: the losses cannot be stored.
     """
     stored = StoredLosses(LocalStorage(Workspace.of(config).losses), _key(config, data), len(rows))
@@ -141,7 +116,7 @@ class _Scoring:
         model = self.task.load_reference(self.address, FIELD).to(accelerator.device)
         ranks, written = accelerator.num_processes, time.monotonic()
         for start in range(0, len(batches), _ROUND * ranks):
-            watch.progress(int(np.isfinite(found).sum()), len(found))
+            watch.progress(_WORK, int(np.isfinite(found).sum()), len(found))
             part = batches[start : start + _ROUND * ranks]
             mine = share(range(len(part)), accelerator.process_index, ranks)
             own = [self._score(model, part[number]) for number in mine]
@@ -150,17 +125,16 @@ class _Scoring:
             for batch, losses in zip(part, scored, strict=True):
                 found[batch] = losses
             self._check(found, part)
-            votes = [any(flags[place] for _, flags in told) for place in range(len(OUTCOMES))]
-            asked = [name for name, vote in zip(OUTCOMES, votes, strict=True) if vote]
+            asked = asked_of([flags for _, flags in told])
             late = time.monotonic() - written > _SAVE_SECONDS
             if accelerator.is_main_process and (asked or late):
                 stored.write(found)
                 written = time.monotonic()
             if asked:
-                raise StoppedScoring(asked[0])
+                raise StoppedEarly(asked)
         if accelerator.is_main_process:
             stored.write(found)
-        watch.progress(len(found), len(found))
+        watch.progress(_WORK, len(found), len(found))
         del model
         if accelerator.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -12,8 +12,9 @@ from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.mixture import mixture_of
 from steadytrain.components.train.loop.order import Order, order_of
-from steadytrain.components.train.loop.row_losses import Watch, row_losses
+from steadytrain.components.train.loop.row_losses import row_losses
 from steadytrain.components.train.loop.sequence_length import SequenceLength
+from steadytrain.components.train.loop.watch import Watch
 
 
 def run_order(
@@ -35,7 +36,7 @@ def run_order(
 
     Raises:
         BadInput, DataError, PluginFailed: as for `order_of`, `difficulty_of` and `row_losses`.
-        StoppedScoring: as for `row_losses`.
+        StoppedEarly: as for `row_losses`.
     """
     training = config.training
     order = order_of(rows, task, training)

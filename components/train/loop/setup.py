@@ -32,12 +32,12 @@ from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
 from steadytrain.components.train.loop.order import Order
 from steadytrain.components.train.loop.phases import Phases
-from steadytrain.components.train.loop.row_losses import Watch
 from steadytrain.components.train.loop.run_order import run_order, sequences_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.loop.sequence_length import SequenceLength
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
+from steadytrain.components.train.loop.watch import Watch
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
 
@@ -123,7 +123,7 @@ def set_up(
 
     Raises:
         BadInput: device, precision, model or data do not work together.
-        StoppedScoring: the ranks were asked to stop while that model scored the rows.
+        StoppedEarly: the ranks were asked to stop while that model worked.
         CannotRecompute: the model has no activation checkpointing, and the configuration does not
             ask for it.
     """
@@ -144,7 +144,7 @@ def set_up(
     remarks = task.ready(module) if hasattr(task, "ready") else ()
     if training.distillation.stored:
         # Before the student is on the device: the two never share its memory.
-        rows.beside = answered(config, data, rows, task, module, accelerator, watch.beat)
+        rows.beside = answered(config, data, rows, task, module, accelerator, watch)
     parameters = parameter_count(module)
     recipe = recipe or recipe_of_run(config, parameters)
     training = training.model_copy(update={"learning_rate": learning_rate(recipe)})

@@ -13,7 +13,7 @@ or world size.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
 from steadytrain.components.shared.base_model import teacher_content
@@ -34,7 +35,9 @@ from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
 from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
 from steadytrain.components.tasks.stored_answers import CLASSES, LIKELY, REST
 from steadytrain.components.train.loop.data import Rows, drawn
+from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of
 
+_WORK: Final = "storing the teacher's answers"
 _FILE_TOKENS: Final = 2**18
 _FILE_BYTES: Final = 2**25
 """What a file has at most: a killed attempt loses one file per rank, and ranks wait for each other
@@ -55,17 +58,15 @@ def answered(
     task: TrainingTask,
     student: torch.nn.Module,
     accelerator: Accelerator,
-    beat: Callable[[], object],
+    watch: Watch,
 ) -> Rows:
     """Return the teacher's answers to all rows. Compute and store those that are missing.
 
     All ranks call it. Each answers every nth file.
 
-    Args:
-        beat: shows that this rank makes progress.
-
     Raises:
         BadInput: the task's rows have no fixed answers, or the teacher cannot teach this student.
+        StoppedEarly: the ranks were asked to stop.
         StorageError: the answers cannot be written.
     """
     _check_task(task, config, rows)
@@ -76,13 +77,16 @@ def answered(
     parts, ranks = _parts(len(rows), config, data), accelerator.num_processes
     paths = [folder / f"{number:06d}.arrow" for number in range(len(parts))]
     for start in range(0, len(parts), ranks):
+        watch.progress(_WORK, parts[start].start, len(rows))
         own = start + accelerator.process_index
         if own < len(parts) and not _is_stored(paths[own], len(parts[own])):
-            store = store or _Store(task.open_teacher(student), rows, together, accelerator, beat)
+            store = store or _Store(task.open_teacher(student), rows, together, accelerator, watch)
             store.write(paths[own], parts[own])
-        beat()
+        watch.beat()
         # Ranks meet after each file, so none waits longer than another one needs for a file.
-        accelerator.wait_for_everyone()
+        if asked := asked_of(gather_object([watch.flags()])):
+            raise StoppedEarly(asked)
+    watch.progress(_WORK, len(rows), len(rows))
     del store
     if accelerator.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -144,10 +148,10 @@ class _Store:
         rows: Rows,
         together: int,
         accelerator: Accelerator,
-        beat: Callable[[], object],
+        watch: Watch,
     ) -> None:
         self.teacher, self.rows, self.together = teacher, rows, together
-        self.accelerator, self.beat = accelerator, beat
+        self.accelerator, self.watch = accelerator, watch
 
     def write(self, path: Path, numbers: range) -> None:
         """Answer rows and store the answers, unless another run has stored them meanwhile."""
@@ -158,7 +162,7 @@ class _Store:
             ]
             with self.accelerator.autocast():
                 found += self.teacher.answer(rows, self.accelerator.device)
-            self.beat()
+            self.watch.beat()
         sink = pa.BufferOutputStream()
         columns = {
             name: pa.array([row[name] for row in found], kind) for name, kind in _TYPES.items()

@@ -101,7 +101,6 @@ def shares_of(task, world, micro, step=0):
         parts = SimpleNamespace(
             config=task.config,
             skipped_batches=(),
-            sequences=None,
             order=RowOrder(len(rows), seed=42),
             rank=rank,
             world_size=world,

@@ -61,7 +61,6 @@ def _parts(task: _Task) -> Any:
         sequences=None,
         steps=STEPS,
         skipped_batches=(),
-        sequences=None,
     )
 
 

@@ -23,7 +23,7 @@ from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.loop import row_losses as scoring
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.main import Rank
-from steadytrain.components.train.loop.row_losses import StoppedScoring, Watch
+from steadytrain.components.train.loop.watch import StoppedEarly, Watch
 
 from support.forked import on_ranks
 from support.scoring import (
@@ -161,8 +161,8 @@ def test_stopped_scoring_continues_where_it_was(tmp_path, monkeypatch):
         asked = {"preempted"} if len(rounds) == 3 else set()
         return [int(name in asked) for name in OUTCOMES]
 
-    watch = Watch(flags=flags, progress=lambda count, _: done.append(count))
-    with pytest.raises(StoppedScoring) as stop:
+    watch = Watch(flags=flags, progress=lambda _work, count, _total: done.append(count))
+    with pytest.raises(StoppedEarly) as stop:
         scored(bench, watch)
     assert (stop.value.outcome, done) == ("preempted", [0, 8, 16])
     found = scored(bench, watch)
