@@ -32,7 +32,7 @@ def class_head(model: Any) -> tuple[str, torch.nn.Linear]:
 
 
 def renew_head(model: Any) -> None:
-    """Draw the head's weights anew, as Transformers does for a model without one."""
+    """Draw new weights for the head, as Transformers does for a model without one."""
     _, head = class_head(model)
     torch.nn.init.normal_(head.weight, std=getattr(model.config, "initializer_range", 0.02))
     if head.bias is not None:

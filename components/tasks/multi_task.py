@@ -55,7 +55,8 @@ class MultiTaskClassification(SequenceClassification):
         owners = self.owners.to(targets.device)
         given = class_output(model, batch)
         logits = within_parts(given.logits.float(), targets, owners)
-        losses = smoothed_losses(logits, targets, self.config.training.label_smoothing_factor)
+        losses = smoothed_losses(logits, targets, self.criterion.smoothing)
+        losses = self.criterion.scaled(losses, logits, targets)
         if self.learns_weights:
             return LossSum(uncertain_loss(losses, owners[targets], given.loss))
         weights = self.weights.to(targets.device)

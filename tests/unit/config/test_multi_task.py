@@ -109,12 +109,10 @@ def test_folds_are_an_error():
         from_mapping(content)
 
 
-@pytest.mark.parametrize("name", ["r_drop", "focal_loss", "class_weights", "adversarial"])
+@pytest.mark.parametrize("name", ["r_drop", "adversarial"])
 def test_objectives_of_other_classifiers_are_errors(name):
     on = {
         "r_drop": {"weight": 1},
-        "focal_loss": {"gamma": 2},
-        "class_weights": {"kind": "balanced"},
         "adversarial": {"kind": "fgm"},
     }
     with pytest.raises(ConfigError, match=rf"training\.{name} .*multi_task does not include it"):
