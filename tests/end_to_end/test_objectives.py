@@ -28,6 +28,7 @@ from support.training import (
     packed_row,
     weights_digest,
     write_data,
+    write_parts,
 )
 from support.weight_digests import BERT
 from support.weight_digests import RECIPE as SMALL
@@ -465,14 +466,7 @@ MIXED = {
 def mixed(tmp_path_factory):
     """Return the data of two parts, the sections of runs by loss weighting, and the runs."""
     root = tmp_path_factory.mktemp("mixed")
-    data = write_data(
-        root / "data",
-        class_rows(60, classes=4),
-        class_rows(8, classes=4, seed=1),
-        task="multi_task",
-        schema=CLASSES,
-        labels=["mood/bad", "mood/good", "topic/art", "topic/law"],
-    )
+    data = write_parts(root / "data")
     recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": 4}
     sections = {
         kind: {"training": {**recipe, "multi_task": MIXED[kind]}, "model": {"config": STILL}}
@@ -500,9 +494,12 @@ def test_loss_weights_are_learned_and_not_exported(mixed):
 
 @selected.each("shards", ["ddp", "fsdp", "zero2", "zero3"], few=["fsdp"])
 @pytest.mark.parametrize("kind", MIXED)
-def test_two_ranks_learn_the_same_parts(tmp_path, mixed, kind, shards):
+def test_two_ranks_learn_the_same_parts_and_resume_exactly(tmp_path, mixed, kind, shards):
     data, sections, whole = mixed
-    shared = run(tmp_path, data, sections[kind], ranks=2, strategy=shards)
+    on_two = {"ranks": 2, "strategy": shards}
+    shared = run(tmp_path / "whole", data, sections[kind], **on_two)
+    killed = run(tmp_path / "killed", data, sections[kind], **on_two, killed=True)
+    assert weights_digest(killed) == weights_digest(shared)
     assert losses_of(shared) == pytest.approx(losses_of(whole[kind]), rel=1e-4)
     for ours, theirs in zip(
         events_of(shared, Validated), events_of(whole[kind], Validated), strict=True
