@@ -16,6 +16,7 @@ from steadytrain.components.tasks.base import Batch, LossSum
 from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
+    class_logits,
     class_output,
 )
 from steadytrain.components.tasks.uncertainty import attach_uncertainty, uncertain_loss
