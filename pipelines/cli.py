@@ -15,6 +15,7 @@ from steadytrain.pipelines import (
     config_commands,
     cross_validate_command,
     doctor_command,
+    extract_command,
     init_command,
     json_output,
     lineage_command,
@@ -131,6 +132,7 @@ app.command()(recovery_commands.explain)
 app.command()(runs_commands.report)
 app.command()(runs_commands.compare)
 app.command()(lineage_command.lineage)
+app.command()(extract_command.extract)
 app.command()(runs_commands.stop)
 app.command()(run_command.resume)
 app.command()(recovery_commands.gc)

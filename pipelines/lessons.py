@@ -25,6 +25,7 @@ LESSONS: Final = {
         "report",
         "compare",
         "lineage",
+        "extract",
         "stop",
         "resume",
         "gc",

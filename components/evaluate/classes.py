@@ -15,11 +15,22 @@ class Classes:
     label: (examples,), the true class.
     prediction: (examples,), the predicted class.
     probabilities: (examples, classes).
+    part: (examples,), the data set of each example, if each has classes of its own.
     """
 
     label: IntArray
     prediction: IntArray
     probabilities: FloatArray
+    part: IntArray | None = None
+
+    def only(self, rows: IntArray) -> Classes:
+        """Return some of the examples."""
+        return Classes(
+            self.label[rows],
+            self.prediction[rows],
+            self.probabilities[rows],
+            None if self.part is None else self.part[rows],
+        )
 
 
 def confusion(classes: Classes, count: int) -> list[list[int]]:

@@ -7,12 +7,12 @@ are computed for all resamples at once, with weights. A test checks that both ag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 
-from steadytrain.components.evaluate.bootstrap import FloatArray
+from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
 from steadytrain.components.evaluate.calibration import calibration_error
 from steadytrain.components.evaluate.classes import Classes
 from steadytrain.components.evaluate.metric import MeanMetric, Parts, SampleMetric
@@ -99,33 +99,50 @@ def _ece(classes: Classes) -> float:
 def _auroc(classes: Classes) -> float | None:
     from sklearn.metrics import roc_auc_score
 
-    areas = [
-        roc_auc_score(classes.label == index, classes.probabilities[:, index])
-        for index in _ranked_classes(classes)
+    means = [
+        np.mean(
+            [roc_auc_score(part.label == index, part.probabilities[:, index]) for index in ranked]
+        )
+        for part, _, ranked in _ranked_classes(classes)
     ]
-    return float(np.mean(areas)) if areas else None
+    return float(np.mean(means)) if means else None
 
 
 def _weighted_auroc(classes: Classes, weights: FloatArray) -> FloatArray:
-    areas = [
-        _weighted_area(classes.label == index, classes.probabilities[:, index], weights)
-        for index in _ranked_classes(classes)
+    means = [
+        np.mean(
+            [
+                _weighted_area(part.label == index, part.probabilities[:, index], weights[:, rows])
+                for index in ranked
+            ],
+            axis=0,
+        )
+        for part, rows, ranked in _ranked_classes(classes)
     ]
-    mean: FloatArray = np.mean(areas, axis=0)
+    mean: FloatArray = np.mean(means, axis=0)
     return mean
 
 
-def _ranked_classes(classes: Classes) -> list[int]:
-    """Return the classes whose area under the ROC curve is defined.
+def _ranked_classes(classes: Classes) -> Iterator[tuple[Classes, IntArray, list[int]]]:
+    """Yield the classes whose area under the ROC curve is defined, of each data set.
 
     Such a class needs examples that belong to it and examples that do not. With two classes, the
-    second one is enough, as is usual.
+    second one is enough, as is usual. Examples of other data sets would be easy to tell apart.
+
+    Yields:
+        A data set's examples, their places among all, and its classes.
     """
-    count = classes.probabilities.shape[1]
-    candidates = [1] if count == 2 else range(count)
-    return [
-        index for index in candidates if 0 < (classes.label == index).sum() < len(classes.label)
-    ]
+    owners = np.zeros(len(classes.label)) if classes.part is None else classes.part
+    for owner in np.unique(owners):
+        rows = np.flatnonzero(owners == owner)
+        part = classes.only(rows)
+        count = part.probabilities.shape[1]
+        candidates = [1] if count == 2 else range(count)
+        ranked = [
+            index for index in candidates if 0 < (part.label == index).sum() < len(part.label)
+        ]
+        if ranked:
+            yield part, rows, ranked
 
 
 def _weighted_area(positive: np.ndarray, score: FloatArray, weights: FloatArray) -> FloatArray:

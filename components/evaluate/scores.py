@@ -14,7 +14,8 @@ from steadytrain.components.evaluate.classes import Classes
 from steadytrain.components.shared.errors import BadInput
 
 _KNOWN: Final = {
-    *("id", "group", "slice", "loss", "targets", "bytes", "label", "prediction", "probabilities")
+    *("id", "group", "slice", "loss", "targets", "bytes"),
+    *("label", "prediction", "probabilities", "part"),
 }
 
 
@@ -71,11 +72,6 @@ class Scores:
 
     def only(self, rows: IntArray) -> Scores:
         """Return the scores of some examples."""
-        classes = self.classes and Classes(
-            self.classes.label[rows],
-            self.classes.prediction[rows],
-            self.classes.probabilities[rows],
-        )
         return Scores(
             id=[self.id[row] for row in rows],
             loss=self.loss[rows],
@@ -83,7 +79,7 @@ class Scores:
             bytes=self.bytes[rows],
             units=self.units[rows],
             slices=[self.slices[row] for row in rows],
-            classes=classes,
+            classes=self.classes and self.classes.only(rows),
             columns={name: values[rows] for name, values in self.columns.items()},
         )
 
@@ -110,6 +106,9 @@ def _classes(table: pa.Table) -> Classes:
         probabilities=np.asarray(probabilities.flatten(), dtype=np.float64).reshape(
             table.num_rows, -1
         ),
+        part=np.asarray(table.column("part").to_numpy(), dtype=np.int64)
+        if "part" in table.column_names
+        else None,
     )
 
 

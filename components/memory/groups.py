@@ -16,7 +16,9 @@ from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.param_groups import ParamGroupConfig
 from steadytrain.components.shared.errors import BadInput
 
-_WITHOUT_DECAY: Final = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+_WITHOUT_DECAY: Final = re.compile(
+    r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)|log_variances"
+)
 _NAMED: Final = 3
 """Names of parameters in an error."""
 _SEARCH_SECONDS: Final = 1
@@ -27,7 +29,8 @@ _UNCHANGED: Final = ParamGroupConfig(match=".")
 class Treatment:
     """How a parameter is trained.
 
-    decays: whether `training.weight_decay` applies to it: it is no bias and no norm.
+    decays: whether `training.weight_decay` applies to it: it is no bias, no norm and no
+        learned loss weight.
     unfreeze_at: as in `ParamGroupConfig`; 0 if it is trained from the first step.
     """
 

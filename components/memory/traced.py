@@ -33,6 +33,7 @@ from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import pass_documents, unlike
 from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fused_head import FusedHead
+from steadytrain.components.tasks.uncertainty import attach_uncertainty
 
 _MOST_LAYERS: Final = 2000
 _NO_END: Final = 10**9
@@ -77,7 +78,10 @@ def traced_groups(
     _refuse_what_there_is_not(str(architecture.get("model_type", "")), labels)
     setting = Setting(length=sum(_ASKED), adapter=config.model.adapter)
     with warnings.catch_warnings(action="ignore"), torch.device("meta"):
-        return grouped(random_model(architecture, setting, labels), config.training)
+        model = random_model(architecture, setting, labels)
+        if config.training.multi_task.learns_weights:
+            attach_uncertainty(model, len(config.data.parts))
+        return grouped(model, config.training)
 
 
 def _refuse_what_there_is_not(family: str, labels: int) -> None:

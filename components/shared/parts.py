@@ -15,6 +15,16 @@ def part_of(label: str) -> str:
     return label.partition("/")[0]
 
 
+def in_part(label: str, part: str) -> bool:
+    """Return whether a class is one of a part."""
+    return label.startswith(label_in(part, ""))
+
+
+def have_parts(labels: Sequence[str]) -> bool:
+    """Return whether classes are those of parts."""
+    return all("/" in label for label in labels)
+
+
 def part_indices(labels: Sequence[str]) -> tuple[list[str], list[int]]:
     """Return the parts of classes, sorted, and for each class the index of its part."""
     owners = [part_of(label) for label in labels]

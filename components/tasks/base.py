@@ -175,8 +175,9 @@ class Scorer(Protocol):
             One row per record, in order: `id` (string), `group`, `slice` (string or null), `loss`
             (float64, nats, summed over the record's targets), `targets` (int64), `bytes` (int64,
             UTF-8 bytes of the scored text; 0 if there is no text). Classification adds `label`,
-            `prediction` (int64) and `probabilities` (list<float32>, classes). Metrics get any
-            other column of numbers too.
+            `prediction` (int64) and `probabilities` (list<float32>, classes), and with several
+            data sets `part` (int64), the one that the record belongs to. Metrics get any other
+            column of numbers too.
         """
 
     def score_attacked(self, components: Components, records: pa.Table, attack: Attack) -> pa.Table:

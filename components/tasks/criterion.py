@@ -95,6 +95,16 @@ class Criterion:
         losses = functional.cross_entropy(
             logits, targets, reduction="none", label_smoothing=self.smoothing
         )
+        return self.scaled(losses, logits, targets)
+
+    def scaled(
+        self, losses: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the loss of each row, multiplied by what its probability and its class weigh.
+
+        Args:
+            losses: (rows).
+        """
         if self.gamma:
             logs = -functional.cross_entropy(logits, targets, reduction="none")
             losses = losses * (-torch.expm1(logs)).clamp_min(_LEAST) ** self.gamma

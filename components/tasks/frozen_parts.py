@@ -13,9 +13,9 @@ import torch
 
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.auxiliary import Auxiliary
 from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.frozen_head import FrozenHead
-from steadytrain.components.tasks.hidden_states import HiddenStates
 from steadytrain.components.tasks.host_embedding import HostEmbedding
 from steadytrain.components.tasks.quantized import QuantizedMatrix
 
@@ -62,11 +62,10 @@ def parameter_count(model: torch.nn.Module) -> int:
     """Return the number of values in the full model, whatever their bits and wherever they are."""
     apart = [part for part in model.modules() if isinstance(part, QuantizedMatrix | HostEmbedding)]
     packed = {id(item) for part in apart for item in part.parameters()}
-    # A projection trains with the model and is no part of it.
     packed |= {
         id(item)
         for part in model.modules()
-        if isinstance(part, HiddenStates)
+        if isinstance(part, Auxiliary)
         for item in part.parameters()
     }
     # bitsandbytes keeps the original shape of packed layers.

@@ -17,6 +17,7 @@ from torch.nn import functional
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.tasks.auxiliary import Auxiliary, attach_auxiliary
 from steadytrain.components.tasks.layer_pairs import layer_pairs
 
 _NAME: Final = "hidden_states"
@@ -36,11 +37,10 @@ def state_loss(
     return (own - other).square().mean(1)
 
 
-class HiddenStates(torch.nn.Module):
+class HiddenStates(Auxiliary):
     """A part of the student that compares its states within its forward pass.
 
-    It works there because DDP, FSDP and ZeRO-3 exchange and gather the projection only if the
-    forward pass uses it. Outside `comparing`, it does nothing.
+    Outside `comparing`, it does nothing.
 
     Args:
         pairs: the compared layers, of the student and of the teacher, in order.
@@ -86,7 +86,7 @@ class HiddenStates(torch.nn.Module):
         return loss
 
     def answer(self, model: torch.nn.Module, inputs: object, output: Any) -> Any:
-        """Replace the returned states by their loss and the last one: a forward hook."""
+        """Replace the returned states by their loss and the last one."""
         del model, inputs
         if self.expected is not None:
             states = output.hidden_states
@@ -131,7 +131,7 @@ def comparing(comparison: Comparison | None, shares: torch.Tensor) -> Iterator[N
 
 
 def attach_comparison(student: Any, config: RunConfig) -> None:
-    """Add `HiddenStates` to a student. Exports of Transformers' models leave it out.
+    """Add `HiddenStates` to a student.
 
     Raises:
         BadInput: the teacher's layers do not fit the student's.
@@ -154,10 +154,7 @@ def attach_comparison(student: Any, config: RunConfig) -> None:
             (student.config.hidden_size, teacher.hidden_size),
             settings.hidden.loss,
         )
-    student.add_module(_NAME, part)
-    student.register_forward_hook(part.answer)
-    names = [f"{_NAME}.{name}" for name, _ in part.named_parameters()]
-    student._keys_to_ignore_on_save = {*(student._keys_to_ignore_on_save or ()), *names}
+    attach_auxiliary(student, _NAME, part)
 
 
 def comparing_part(student: torch.nn.Module) -> HiddenStates | None:

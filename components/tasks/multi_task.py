@@ -17,7 +17,9 @@ from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
     class_logits,
+    class_output,
 )
+from steadytrain.components.tasks.uncertainty import attach_uncertainty, uncertain_loss
 
 
 class MultiTaskClassification(SequenceClassification):
@@ -41,11 +43,23 @@ class MultiTaskClassification(SequenceClassification):
         given = self.config.training.multi_task.loss_weights
         return torch.tensor([given.get(part, 1.0) for part in self.parts])
 
+    @property
+    def learns_weights(self) -> bool:
+        return self.config.training.multi_task.learns_weights
+
+    def extend(self, model: torch.nn.Module) -> None:
+        if self.learns_weights:
+            attach_uncertainty(model, len(self.parts))
+
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
-        logits = within_parts(class_logits(model, batch), targets, owners)
-        losses = smoothed_losses(logits, targets, self.config.training.label_smoothing_factor)
+        given = class_output(model, batch)
+        logits = within_parts(given.logits.float(), targets, owners)
+        losses = smoothed_losses(logits, targets, self.criterion.smoothing)
+        losses = self.criterion.scaled(losses, logits, targets)
+        if self.learns_weights:
+            return LossSum(uncertain_loss(losses, owners[targets], given.loss))
         weights = self.weights.to(targets.device)
         return LossSum((losses * weights[owners[targets]]).sum())
 
@@ -60,7 +74,8 @@ class MultiTaskClassification(SequenceClassification):
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
-        logits = within_parts(class_logits(model, batch), targets, owners)
+        given = class_output(model, batch)
+        logits = within_parts(given.logits.float(), targets, owners)
         losses = smoothed_losses(logits, targets)
         correct = logits.argmax(-1) == targets
         sums = {"loss": losses.sum().item(), "weight": float(len(targets))}
@@ -71,11 +86,15 @@ class MultiTaskClassification(SequenceClassification):
                 f"{part}_weight": mine.sum().item(),
                 f"{part}_correct": correct[mine].sum().item(),
             }
+        if self.learns_weights:
+            for part, weight in zip(self.parts, (-given.loss).exp().tolist(), strict=True):
+                sums[f"{part}_learned"] = weight * len(targets)
         return sums
 
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the loss and the accuracy of each part, and the mean of all parts, as in GLUE.
 
+        With uncertainty, also the weight of each part's loss.
         A part without rows on the validation side is left out of the mean.
         """
         found = {
@@ -89,7 +108,12 @@ class MultiTaskClassification(SequenceClassification):
             metric: sum(found[f"{part}_{metric}"] for part in seen) / max(len(seen), 1)
             for metric in ("loss", "accuracy")
         }
-        return means | found
+        learned = {
+            f"{part}_loss_weight": sums[f"{part}_learned"] / max(sums["weight"], 1)
+            for part in self.parts
+            if self.learns_weights
+        }
+        return means | found | learned
 
 
 class MultiTaskPackager(ClassifierPackager):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -11,10 +12,13 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.shared.parts import have_parts
 from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.augmentation import augmented
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
+from steadytrain.components.tasks.class_head import renew_head
 from steadytrain.components.tasks.criterion import Criterion, Mixed, in_pairs, twice
 from steadytrain.components.tasks.distillation import taught_loss
 from steadytrain.components.tasks.drops import R_DROP, check_drops
@@ -51,7 +55,7 @@ class SequenceClassification(TextTraining):
         from transformers import AutoModelForSequenceClassification
 
         labels = self.data.labels
-        return build(
+        model = build(
             AutoModelForSequenceClassification,
             self.config,
             self.data,
@@ -63,6 +67,19 @@ class SequenceClassification(TextTraining):
             # Decoders use it to find the last token of a text.
             pad_token_id=self.pad_token_id,
         )
+        if self.config.model.base and self._head_is_of_other_parts(self.config.model.base):
+            renew_head(model)
+        return model
+
+    def _head_is_of_other_parts(self, base: str) -> bool:
+        """Return whether the base model's classes and these differ and have parts.
+
+        Plain classes may have two names for one thing, so their head stays.
+        """
+        content = (resolve_model(base, self.config) / "config.json").read_text(encoding="utf-8")
+        found = json.loads(content).get("id2label") or {}
+        names, own = [found[key] for key in sorted(found, key=int)], self.data.labels
+        return len(names) == len(own) and names != own and (have_parts(names) or have_parts(own))
 
     def extend(self, model: torch.nn.Module) -> None:
         if self.config.training.distillation.hidden.on:

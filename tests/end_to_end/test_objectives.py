@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.events.types import CheckpointSaved, Validated, WorkProgress
@@ -27,6 +28,7 @@ from support.training import (
     packed_row,
     weights_digest,
     write_data,
+    write_parts,
 )
 from support.weight_digests import BERT
 from support.weight_digests import RECIPE as SMALL
@@ -462,18 +464,60 @@ def test_smaller_micro_batches_learn_the_same_from_packed_rows(tmp_path, losses,
     assert plain != pytest.approx(whole, rel=1e-3)
 
 
-def test_killed_mixture_ends_with_the_same_weights(tmp_path):
-    data = write_data(
-        tmp_path / "data",
-        class_rows(60),
-        class_rows(8, seed=1),
-        task="multi_task",
-        schema=CLASSES,
-        labels=["mood/bad", "mood/good", "topic/law"],
-    )
-    weights = {"mood": 1.0, "topic": 3.0}
-    mixed = {"sampling": "weights", "sampling_weights": weights, "loss_weights": weights}
-    sections = {"training": {**SMALL, "multi_task": mixed}, "model": {"config": BERT}}
-    whole = run(tmp_path / "whole", data, sections)
-    killed = run(tmp_path / "killed", data, sections, killed=True)
-    assert weights_digest(killed) == weights_digest(whole)
+WEIGHTS = {"mood": 1.0, "topic": 3.0}
+MIXED = {
+    "fixed": {"sampling": "weights", "sampling_weights": WEIGHTS, "loss_weights": WEIGHTS},
+    "uncertainty": {"sampling": "temperature", "loss_weighting": "uncertainty"},
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Return the data of two parts, the sections of runs by loss weighting, and the runs."""
+    root = tmp_path_factory.mktemp("mixed")
+    data = write_parts(root / "data")
+    recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": 4}
+    sections = {
+        kind: {"training": {**recipe, "multi_task": MIXED[kind]}, "model": {"config": STILL}}
+        for kind in MIXED
+    }
+    return data, sections, {kind: run(root / kind, data, sections[kind]) for kind in MIXED}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_killed_mixture_ends_with_the_same_weights(tmp_path, mixed, kind):
+    data, sections, whole = mixed
+    killed = run(tmp_path, data, sections[kind], killed=True)
+    assert weights_digest(killed) == weights_digest(whole[kind])
+    assert events_of(killed, Validated)[-1].metrics == events_of(whole[kind], Validated)[-1].metrics
+
+
+def test_loss_weights_are_learned_and_not_exported(mixed):
+    _, _, whole = mixed
+    first, *_, last = [event.metrics for event in events_of(whole["uncertainty"], Validated)]
+    for part in WEIGHTS:
+        assert first[f"{part}_loss_weight"] != last[f"{part}_loss_weight"]
+    model = whole["uncertainty"].model / "model.safetensors"
+    assert not any("uncertainty" in name for name in load_file(model))
+
+
+@selected.each("shards", ["ddp", "fsdp", "zero2", "zero3"], few=["fsdp"])
+@pytest.mark.parametrize("kind", MIXED)
+def test_two_ranks_learn_the_same_parts_and_resume_exactly(tmp_path, mixed, kind, shards):
+    data, sections, whole = mixed
+    on_two = {"ranks": 2, "strategy": shards}
+    shared = run(tmp_path / "whole", data, sections[kind], **on_two)
+    killed = run(tmp_path / "killed", data, sections[kind], **on_two, killed=True)
+    assert weights_digest(killed) == weights_digest(shared)
+    assert losses_of(shared) == pytest.approx(losses_of(whole[kind]), rel=1e-4)
+    for ours, theirs in zip(
+        events_of(shared, Validated), events_of(whole[kind], Validated), strict=True
+    ):
+        assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_smaller_micro_batches_learn_the_same_parts(tmp_path, mixed, kind):
+    data, sections, whole = mixed
+    halved = {**sections[kind], "training": {**sections[kind]["training"], "micro_batch_size": 2}}
+    assert losses_of(run(tmp_path, data, halved)) == pytest.approx(losses_of(whole[kind]), rel=1e-5)

@@ -226,6 +226,38 @@ def test_text_embedding_ends_with_an_encoder_that_finds_files(steadytrain):
     assert states.shape[-1] == 384
 
 
+@pytest.mark.long
+def test_multi_task_learns_both_parts_and_one_is_extracted(steadytrain, tmp_path):
+    done = steadytrain.run(
+        "multi-task",
+        *TINY_RUN,
+        "data.parts.sklearn.source=[package:sklearn/cluster,package:sklearn/linear_model]",
+        "data.parts.stdlib.source=[package:stdlib/asyncio,package:stdlib/email]",
+        "data.sequence_length=32",
+        "training.multi_task.loss_weighting=uncertainty",
+        "training.max_steps=16",
+        "training.eval_steps=16",
+        "training.save_steps=16",
+        "gate.min_slice_examples=1",
+    )
+    assert done.code == 0, done.out + done.err
+    (folder,) = done.runs
+    found = records(folder)
+    labels = ["sklearn/cluster", "sklearn/linear_model", "stdlib/asyncio", "stdlib/email"]
+    assert found["preprocess"].labels == labels
+    judged = found["evaluate"]
+    assert judged.slices.keys() == {"sklearn", "stdlib"}
+    areas = [values["auroc"] for values in judged.slices.values()]
+    assert judged.metrics["auroc"].value == pytest.approx(sum(areas) / 2)
+    version = found["register"]
+    address = f"models:/{version.model_name}@candidate"
+    part = tmp_path / "stdlib"
+    told = steadytrain("extract", address, "stdlib", part, "--output", done.output)
+    assert told.code == 0, told.out + told.err
+    config = json.loads((part / "config.json").read_text())
+    assert config["id2label"] == {"0": "asyncio", "1": "email"}
+
+
 def docstrings(modules):
     for name in modules:
         for _, function in inspect.getmembers(importlib.import_module(name), callable):

@@ -75,6 +75,8 @@ _AXES: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "plain": {},
         "label smoothing": {"label_smoothing_factor": 0.1},
         "contrastive": {"contrastive": {"weight": 0.5}},
+        "several data sets": {"multi_task": {"sampling": "temperature"}},
+        "learned loss weights": {"multi_task": {"loss_weighting": "uncertainty"}},
     },
     # A classifier's. The rest is of a language model.
     "regularization": {
@@ -151,12 +153,19 @@ def sample(seed: int, count: int, folder: Path) -> list[Combination]:
 
 def permitted(training: dict[str, Any], strategy: str) -> bool:
     """Return whether the compatibility table, and the task, permit a combination."""
+    several = "multi_task" in training
+    if several and _classifies(training):
+        return False
     task = "sequence_classification" if _classifies(training) else "causal_lm"
-    content = {
+    content: dict[str, Any] = {
         "name": "tiny",
         "data": {"source": ["x"], "task": task},
         "model": {"config": LLAMA},
     }
+    if several:
+        parts = {name: {"source": ["x"]} for name in ("mood", "topic")}
+        content["data"] = {"task": "multi_task", "parts": parts}
+        content["gate"] = {"max_slice_regression": 0.02}
     compute = {"strategy": strategy, "nproc_per_node": 2, "device": "cpu"}
     try:
         check_task(from_mapping({**content, "training": training, "compute": compute}))

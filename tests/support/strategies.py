@@ -29,6 +29,7 @@ from support.training import (
     losses_of,
     with_texts,
     write_data,
+    write_parts,
 )
 
 STEPS, MIDDLE, GLOBAL_BATCH, MICRO_BATCH = 20, 10, 8, 2
@@ -67,7 +68,9 @@ def train(
     """
     rank, world = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
     place = folder / f"data-{rank}"
-    if classifies:
+    if "multi_task" in sections.get("training", RECIPE):
+        data = write_parts(place)
+    elif classifies:
         rows, others = with_texts(class_rows(60)), with_texts(class_rows(7, seed=1))
         task = "sequence_classification"
         data = write_data(place, rows, others, task=task, schema=TEXTS, labels=["a", "b", "c"])

@@ -173,6 +173,18 @@ def write_data(
     )
 
 
+def write_parts(folder: Path) -> DataRecord:
+    """Write the prepared data of two parts with two classes each."""
+    return write_data(
+        folder,
+        class_rows(60, classes=4),
+        class_rows(8, classes=4, seed=1),
+        task=MULTI_TASK,
+        schema=CLASSES,
+        labels=["mood/bad", "mood/good", "topic/art", "topic/law"],
+    )
+
+
 @dataclass(frozen=True)
 class Ended:
     """An attempt that has ended."""

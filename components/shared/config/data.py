@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.base import (
@@ -81,8 +81,18 @@ class PartConfig(Section):
     )
 
 
+def _source_or_parts(schema: dict[str, Any]) -> None:
+    """Require one of the two. Python needs no default: parts become the source."""
+    schema["anyOf"] = [{"required": [name]} for name in ("source", "parts")]
+    schema["required"] = [name for name in schema["required"] if name != "source"]
+    if not schema["required"]:
+        del schema["required"]
+
+
 class DataConfig(Section):
     """The data set: where it is, and how it is read, checked, split and packed."""
+
+    model_config = ConfigDict(json_schema_extra=_source_or_parts)
 
     task: str = Field(
         "causal_lm",

@@ -34,10 +34,20 @@ class MultiTaskConfig(ObjectiveConfig):
         {},
         description="By which the loss of each part's rows is multiplied. Empty means 1 for all.",
     )
+    loss_weighting: Literal["fixed", "uncertainty"] = Field(
+        "fixed",
+        description="fixed: by loss_weights; uncertainty: by weights that are trained with the "
+        "model (Kendall, Gal and Cipolla 2018).",
+    )
 
     @property
     def on(self) -> bool:
         return self != MultiTaskConfig()
+
+    @property
+    def learns_weights(self) -> bool:
+        """Whether the weights of the parts' losses are trained."""
+        return self.loss_weighting == "uncertainty"
 
     @model_validator(mode="after")
     def _is_read(self) -> MultiTaskConfig:
@@ -47,6 +57,13 @@ class MultiTaskConfig(ObjectiveConfig):
                 self.sampling_weights,
                 f"training.multi_task.sampling is {self.sampling}",
                 "give the weight of each part together with sampling weights, or leave both out",
+            )
+        if self.learns_weights and self.loss_weights:
+            raise at_odds(
+                "training.multi_task.loss_weights",
+                self.loss_weights,
+                f"training.multi_task.loss_weighting is {self.loss_weighting}",
+                "leave one of the two out",
             )
         default = type(self).model_fields["temperature"].default
         if self.sampling != "temperature" and self.temperature != default:

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.parts import part_indices
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.scoring.table import read_batches
 
@@ -29,15 +31,26 @@ def class_weights(settings: ClassWeightsConfig, data: DataRecord) -> torch.Tenso
         BadInput: the given weights are not those of the labels.
     """
     if settings.kind == "balanced":
-        counts = class_counts(data)
-        occurring = counts > 0
-        # A class without examples is never a target.
-        weights = np.where(occurring, counts.sum() / (occurring.sum() * np.maximum(counts, 1)), 0)
-        return torch.from_numpy(weights.astype(np.float32))
+        return torch.from_numpy(_balanced(class_counts(data), data))
     if settings.kind == "given":
         _check_labels(settings.given, data.labels)
         return torch.tensor([settings.given[label] for label in data.labels])
     return None
+
+
+def _balanced(counts: npt.NDArray[np.int64], data: DataRecord) -> npt.NDArray[np.float32]:
+    """Return weights that average to 1 over the examples; with several data sets, of each one.
+
+    Args:
+        counts: examples of each class.
+    """
+    owners = part_indices(data.labels)[1] if data.task == MULTI_TASK else [0] * len(counts)
+    weights = np.zeros(len(counts), dtype=np.float32)
+    for owner in set(owners):
+        # A class without examples is never a target.
+        mine = (np.asarray(owners) == owner) & (counts > 0)
+        weights[mine] = counts[mine].sum() / (mine.sum() * np.maximum(counts[mine], 1))
+    return weights
 
 
 def _check_labels(given: Mapping[str, float], labels: list[str]) -> None:

@@ -23,7 +23,7 @@ class MultiTaskScorer(ClassificationScorer):
     def _score(
         self, components: Components, records: pa.Table, attack: Attack | None = None
     ) -> pa.Table:
-        return score_classification(
+        scores = score_classification(
             components,
             records,
             labels=self.data.labels,
@@ -32,6 +32,8 @@ class MultiTaskScorer(ClassificationScorer):
             attack=attack,
             together=self._together(),
         )
+        owners = np.asarray(part_indices(self.data.labels)[1])
+        return scores.append_column("part", pa.array(owners[scores.column("label").to_numpy()]))
 
     def baselines(self, records: pa.Table) -> dict[str, float]:
         """Score always predicting the most common label of a text's part.

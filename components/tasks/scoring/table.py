@@ -23,6 +23,7 @@ _TYPES: dict[str, Any] = {
     "probabilities": pa.list_(pa.float32()),
     "margin": pa.float64(),
     "reciprocal_rank": pa.float64(),
+    "part": pa.int64(),
 }
 
 

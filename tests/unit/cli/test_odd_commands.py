@@ -17,6 +17,7 @@ ORDINARY = {
     ("explain",): ["mine"],
     ("report",): ["mine"],
     ("compare",): ["mine", "other"],
+    ("extract",): ["no-such", "topic", "new"],
     ("gc",): ["--dry-run"],
     ("plan",): ["good.yaml", "--formula", "--gpu=h100"],
     ("submit",): ["good.yaml", "--set=output=/mnt"],

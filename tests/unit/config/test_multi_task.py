@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import jsonschema
 import pytest
 
-from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.checks import check_task
 
@@ -61,6 +62,16 @@ def test_problem_elsewhere_invents_none_of_the_source():
         ({}, {"multi_task": {"loss_weights": {"mood": 2}}}, "one weight for each of them"),
         (
             {},
+            {
+                "multi_task": {
+                    "loss_weights": {"mood": 2, "topic": 1},
+                    "loss_weighting": "uncertainty",
+                }
+            },
+            r"loss_weights .*loss_weighting is uncertainty.*leave one of the two out",
+        ),
+        (
+            {},
             {"multi_task": {"sampling": "temperature"}, "curriculum": {"by": "length"}},
             "it is an order of its own",
         ),
@@ -76,6 +87,16 @@ def test_what_does_not_fit_together_is_an_error(data, training, message):
         configure(data, **training)
 
 
+def test_schema_requires_a_source_or_parts():
+    content = configure().model_dump(mode="json", exclude_unset=True)
+    content["data"] = {"task": "multi_task", "parts": PARTS}
+    schema = RunConfig.model_json_schema()
+    jsonschema.validate(content, schema)
+    jsonschema.validate({**content, "data": {"source": ["a.jsonl"]}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**content, "data": {"task": "multi_task"}}, schema)
+
+
 def test_gate_needs_a_limit_for_each_part():
     content = configure().model_dump(mode="json") | {"gate": {}}
     with pytest.raises(ConfigError, match=r"(?s)gate\.max_slice_regression .*for example 0\.02"):
@@ -88,12 +109,10 @@ def test_folds_are_an_error():
         from_mapping(content)
 
 
-@pytest.mark.parametrize("name", ["r_drop", "focal_loss", "class_weights", "adversarial"])
+@pytest.mark.parametrize("name", ["r_drop", "adversarial"])
 def test_objectives_of_other_classifiers_are_errors(name):
     on = {
         "r_drop": {"weight": 1},
-        "focal_loss": {"gamma": 2},
-        "class_weights": {"kind": "balanced"},
         "adversarial": {"kind": "fgm"},
     }
     with pytest.raises(ConfigError, match=rf"training\.{name} .*multi_task does not include it"):
@@ -115,6 +134,7 @@ def test_each_setting_identifies_the_run():
     runs = [
         configure(),
         configure(multi_task={"sampling": "temperature"}),
+        configure(multi_task={"loss_weighting": "uncertainty"}),
         configure(multi_task={"loss_weights": {"mood": 2, "topic": 1}}),
         configure({"parts": PARTS | {"mood": {"source": ["other.jsonl"]}}}),
     ]

@@ -101,6 +101,29 @@ def test_absent_class_is_left_out_of_means():
     assert wide["macro_f1"] == pytest.approx(narrow["macro_f1"])
 
 
+def test_auroc_of_several_data_sets_is_the_mean_of_theirs():
+    """One of two classes and one of three. Each has probabilities for its own classes alone."""
+    (first, two), (second, three) = random_classes(2, 50), random_classes(3, 90)
+    label = np.concatenate([first, 2 + second])
+    probabilities = np.zeros((140, 5))
+    probabilities[:50, :2], probabilities[50:, 2:] = two, three
+    order = np.random.default_rng(2).permutation(140)
+    part = pa.array(np.repeat([0, 1], [50, 90])[order])
+    table = class_table(label[order], probabilities[order]).append_column("part", part)
+    scores = Scores.of(table)
+    expected = [
+        sk.roc_auc_score(first == 1, two[:, 1]),
+        sk.roc_auc_score(second, three, multi_class="ovr"),
+    ]
+    found = point_values(scores)
+    assert found["auroc"] == pytest.approx(np.mean(expected))
+    weighted = weighted_values(scores, np.ones((1, 140)), found)
+    assert weighted["auroc"][0] == pytest.approx(np.mean(expected))
+    mine = scores.only(np.flatnonzero(np.asarray(part) == 1))
+    assert point_values(mine)["auroc"] == pytest.approx(expected[1])
+    assert "part" not in scores.columns
+
+
 def test_auroc_is_left_out_with_one_class():
     values = point_values(Scores.of(class_table([1, 1], [[0.2, 0.8], [0.6, 0.4]])))
     assert "auroc" not in values

@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
-from steadytrain.components.tasks.scoring import multi_task
+from steadytrain.components.tasks.scoring import class_balance, multi_task
 from steadytrain.components.tasks.scoring.multi_task import MultiTaskScorer
 
 from support.weight_digests import BERT
@@ -33,7 +34,7 @@ def task_of(**training):
             "gate": {"max_slice_regression": 0.02},
         }
     )
-    return MultiTaskClassification(config, SimpleNamespace(labels=LABELS))
+    return MultiTaskClassification(config, SimpleNamespace(labels=LABELS, task="multi_task"))
 
 
 class Logits(torch.nn.Module):
@@ -77,6 +78,39 @@ def test_loss_and_gradient_are_those_of_separate_heads(smoothing, micro):
         )
     (gradient,) = torch.autograd.grad(expected, logits)
     assert found == pytest.approx(expected.item(), rel=1e-6)
+    assert torch.allclose(model.logits.grad.double(), gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_focal_loss_and_class_weights_are_those_of_separate_heads(monkeypatch, smoothing):
+    """The focal loss of Lin et al. 2017, with scikit-learn's balanced weights in each part."""
+    counts = np.array([30, 10, 5, 0, 15])
+    monkeypatch.setattr(class_balance, "class_counts", lambda data: counts)
+    task = task_of(
+        focal_loss={"gamma": 1.5},
+        class_weights={"kind": "balanced"},
+        label_smoothing_factor=smoothing,
+    )
+    targets = torch.tensor([0, 2, 1, 4, 2, 2, 1])
+    model, batch = Logits(), batch_of(list(range(7))) | {"targets": targets}
+    total = task.loss(model, batch).total
+    total.backward()
+
+    logits = model.logits.detach().double().requires_grad_()
+    expected = torch.zeros((), dtype=torch.float64)
+    for head in HEADS.values():
+        mine = (head.start <= targets) & (head.stop > targets)
+        own, labels = logits[mine][:, head], targets[mine] - head.start
+        examples = np.repeat(np.arange(head.stop - head.start), counts[head])
+        seen = np.unique(examples)
+        found = compute_class_weight("balanced", classes=seen, y=examples)
+        weight = torch.zeros(head.stop - head.start, dtype=torch.float64)
+        weight[seen] = torch.from_numpy(found)
+        losses = functional.cross_entropy(own, labels, reduction="none", label_smoothing=smoothing)
+        chances = own.softmax(1).gather(1, labels[:, None])[:, 0]
+        expected = expected + (weight[labels] * (1 - chances) ** 1.5 * losses).sum()
+    (gradient,) = torch.autograd.grad(expected, logits)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-6)
     assert torch.allclose(model.logits.grad.double(), gradient, atol=1e-6)
 
 

@@ -1,0 +1,85 @@
+"""Get the classifier of one part from a model of several data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.shared.parts import have_parts, in_part, part_indices
+from steadytrain.components.tasks.class_head import class_head
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.saving import never_wrapped
+
+_ADAPTERS = "adapter_config.json"
+
+
+def extract_part(source: Path, part: str, target: Path) -> list[str]:
+    """Write the classifier of a part, with the encoder and the tokenizer, as a plain folder.
+
+    Args:
+        source: an exported model of several data sets.
+        target: the folder, which must not exist or be empty.
+
+    Returns:
+        The classes of the part, without its name.
+
+    Raises:
+        BadInput: the model has no such part, or the target cannot be written.
+    """
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    if (source / _ADAPTERS).is_file():
+        raise BadInput(
+            f"{source} has adapters without their base model",
+            remedy="register the run, which merges them, and extract the part from "
+            "models:/NAME@ALIAS",
+        )
+    with foreign(f"{source} cannot be loaded", "give the exported model of a multi_task run"):
+        model: Any = Auto.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        tokenizer = load_tokenizer(source)
+    labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    rows = [index for index, label in enumerate(labels) if in_part(label, part)]
+    if not rows:
+        raise BadInput(
+            f"{source} has no part {part!r}",
+            remedy=f"one of {', '.join(part_indices(labels)[0])}"
+            if have_parts(labels)
+            else "give a model of data.task multi_task; the classes of this one have no parts",
+        )
+    own = [labels[index].partition("/")[2] for index in rows]
+    _keep(model, rows)
+    model.config.id2label = dict(enumerate(own))
+    model.config.label2id = {label: index for index, label in enumerate(own)}
+    _write(model, tokenizer, target)
+    return own
+
+
+def _keep(model: Any, rows: list[int]) -> None:
+    """Keep only some rows of the head."""
+    name, head = class_head(model)
+    fewer = torch.nn.Linear(
+        head.in_features, len(rows), bias=head.bias is not None, dtype=head.weight.dtype
+    )
+    with torch.no_grad():
+        for own, all_rows in zip(fewer.parameters(), head.parameters(), strict=True):
+            own.copy_(all_rows[rows])
+    model.set_submodule(name, fewer)
+
+
+def _write(model: Any, tokenizer: Any, target: Path) -> None:
+    try:
+        if target.exists() and any(target.iterdir()):
+            raise BadInput(f"{target} is not empty", remedy="give a folder that does not exist")
+        target.mkdir(parents=True, exist_ok=True)
+        with never_wrapped():
+            model.save_pretrained(target, safe_serialization=True)
+        tokenizer.save_pretrained(target)
+    except OSError as error:
+        raise BadInput(
+            f"{target} cannot be written: {error.strerror}",
+            remedy="give another folder, or grant permission and free space there",
+        ) from error

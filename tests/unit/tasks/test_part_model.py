@@ -1,0 +1,147 @@
+"""One part of a model of several data sets, as a model of its own and as the base of others."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.multi_task import MultiTaskClassification
+from steadytrain.components.tasks.part_model import extract_part
+from steadytrain.components.tasks.sequence_classification import SequenceClassification
+
+from support.odd import call
+from support.training import VOCABULARY, write_tokenizer
+from support.weight_digests import BERT
+
+LABELS = ["mood/bad", "mood/good", "topic/art", "topic/law/tax", "topic/sport"]
+ROBERTA = {**BERT, "model_type": "roberta", "pad_token_id": 1}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+
+def write_model(folder, fields=BERT, labels=LABELS):
+    torch.manual_seed(0)
+    names = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}}
+    config = AutoConfig.for_model(**{**fields, "vocab_size": VOCABULARY, **names})
+    config.pad_token_id = 1
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model.eval()
+
+
+@pytest.fixture
+def whole(tmp_path):
+    write_model(tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+@pytest.mark.parametrize("fields", [BERT, ROBERTA, GPT2], ids=["bert", "roberta", "gpt2"])
+def test_part_answers_as_its_rows_of_the_whole(tmp_path, fields):
+    model = write_model(tmp_path / "whole", fields)
+    assert extract_part(tmp_path / "whole", "topic", tmp_path / "topic") == [
+        "art",
+        "law/tax",
+        "sport",
+    ]
+    part, report = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "topic", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert part.config.id2label == {0: "art", 1: "law/tax", 2: "sport"}
+    ids = AutoTokenizer.from_pretrained(tmp_path / "topic")("w5 w9 w7", return_tensors="pt")
+    inputs = {name: ids[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = model(**inputs).logits[:, 2:]
+        assert torch.allclose(part.eval()(**inputs).logits, expected, atol=1e-6)
+
+
+def test_unknown_part_and_plain_classifier_are_errors(tmp_path, whole):
+    with pytest.raises(BadInput, match="no part 'moods'") as caught:
+        extract_part(whole, "moods", tmp_path / "new")
+    assert caught.value.remedy == "one of mood, topic"
+    write_model(tmp_path / "plain", labels=["a", "b"])
+    with pytest.raises(BadInput, match="no part 'mood'") as caught:
+        extract_part(tmp_path / "plain", "mood", tmp_path / "new")
+    assert "multi_task" in caught.value.remedy
+    assert not (tmp_path / "new").exists()
+
+
+def test_adapters_and_folders_in_use_are_errors(tmp_path, whole):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    with pytest.raises(BadInput, match="is not empty"):
+        extract_part(whole, "mood", tmp_path / "used")
+    (whole / "adapter_config.json").touch()
+    with pytest.raises(BadInput, match="adapters without their base model"):
+        extract_part(whole, "mood", tmp_path / "new")
+
+
+def test_command_writes_the_part(tmp_path, whole):
+    done = call("extract", "whole", "mood", "mood", "--json", folder=tmp_path)
+    assert done.code == 0, done
+    assert json.loads(done.out) == {"folder": "mood", "part": "mood", "labels": ["bad", "good"]}
+    assert AutoConfig.from_pretrained(tmp_path / "mood").num_labels == 2
+
+
+def built(folder, labels):
+    """Return the model of a run on data with these classes that starts from a folder."""
+    several = all("/" in label for label in labels)
+    parts = {label.partition("/")[0]: {"source": ["unused"]} for label in labels}
+    config = from_mapping(
+        {
+            "name": "tiny",
+            "data": {"task": "multi_task", "parts": parts}
+            if several
+            else {"task": "sequence_classification", "source": ["unused"]},
+            "model": {"base": str(folder)},
+            "gate": {"max_slice_regression": 0.02},
+        }
+    )
+    data = SimpleNamespace(
+        labels=labels,
+        sequence_length=16,
+        split_digest="0" * 64,
+        tokenizer="whole",
+        path=lambda name: folder,
+    )
+    task = (MultiTaskClassification if several else SequenceClassification)(config, data)
+    torch.manual_seed(1)
+    return task.build_model()
+
+
+@pytest.mark.parametrize(
+    ("labels", "keeps"),
+    [
+        (LABELS, True),
+        (["mood/bad", "mood/good", "topic/art", "topic/law/tax", "other/x"], False),
+        (["mood/bad", "mood/good", "topic/art"], False),
+        (["a", "b", "c", "d", "e"], False),
+        (["a", "b"], False),
+    ],
+)
+def test_whole_is_a_base_whose_head_is_new_if_the_classes_differ(whole, labels, keeps):
+    model = built(whole, labels)
+    old = AutoModelForSequenceClassification.from_pretrained(whole)
+    assert model.bert.encoder.layer[1].output.dense.weight.equal(
+        old.bert.encoder.layer[1].output.dense.weight
+    )
+    assert model.config.id2label == dict(enumerate(labels))
+    assert model.classifier.out_features == len(labels)
+    rows = min(len(labels), len(LABELS))
+    same = model.classifier.weight[:rows].equal(old.classifier.weight[:rows])
+    assert same == keeps
+    assert model.classifier.weight.isfinite().all()
+    assert built(whole, labels).classifier.weight.equal(model.classifier.weight)
+
+
+def test_part_is_a_base_with_its_head(tmp_path, whole):
+    extract_part(whole, "topic", tmp_path / "topic")
+    part = AutoModelForSequenceClassification.from_pretrained(tmp_path / "topic")
+    model = built(tmp_path / "topic", ["art", "law/tax", "sport"])
+    assert model.classifier.weight.equal(part.classifier.weight)
