@@ -11,7 +11,7 @@ from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
-from steadytrain.components.sizing.time_cost import Span, by_table, flops_per_token
+from steadytrain.components.sizing.time_cost import by_table, flops_per_token, hours
 from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
 
 
@@ -20,12 +20,12 @@ class Answering:
     """The pass.
 
     disk: bytes for each target. memory: of the device, while the student is not there yet.
-    seconds: None if the data are not prepared yet. targets: the same.
+    tokens: of training that take as long; None if the data are not prepared yet. targets: the same.
     """
 
     disk: int
     memory: int
-    seconds: Span | None
+    tokens: float | None
     targets: int | None
 
 
@@ -42,18 +42,16 @@ def answering(job: Workload, choice: Choice) -> Answering | None:
     teacher = answering_teacher(config, half=setting.half, length=setting.length)
     tokens = answered_rows(setting.length) * setting.length
     memory = teacher.weights + tokens * (teacher.forward + teacher.kept) + teacher.compared
-    seconds = targets = None
+    passed = targets = None
     if data is not None:
         side = data.sides["train"]
         targets = side.target_tokens or side.rows
-        ratio = flops_per_token(job.shape, setting) / teacher.flops
-        speed = by_table(job, choice).tokens_per_second.times(ratio)
         count = side.tokens or side.rows * setting.length
-        seconds = Span(count / speed.high, count / speed.low)
+        passed = count * teacher.flops / flops_per_token(job.shape, setting)
     return Answering(
         answer_bytes(distillation.top_k or 0),
         memory + (CUDA_CONTEXT if setting.cuda else 0),
-        seconds,
+        passed,
         targets,
     )
 
@@ -64,9 +62,12 @@ def answering_remark(job: Workload, choice: Choice) -> Iterator[str]:
     if found is None:
         return
     takes = f"{size(found.disk * 1e6)} of disk for each million targets"
-    if found.seconds is not None and found.targets is not None:
-        low, high = duration(found.seconds.low), duration(found.seconds.high)
-        takes = f"{low} to {high} and {size(found.disk * found.targets)} of disk beside the data"
+    if found.tokens is not None and found.targets is not None:
+        span = hours(by_table(job, choice).tokens_per_second, found.tokens)
+        takes = (
+            f"{duration(span.low * 3600)} to {duration(span.high * 3600)} of the hours and "
+            f"{size(found.disk * found.targets)} of disk beside the data"
+        )
     yield (
         f"training.distillation.top_k = {job.config.training.distillation.top_k}: before the first "
         f"step, the teacher answers each training row once, which takes {takes}; it needs "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steadytrain.components.plan.answers import answering
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import length_of
@@ -40,8 +41,9 @@ def offer_of(job: Workload, choice: Choice, speed: Speed) -> Offer:
     length = length_of(job.config, job.global_batch)
     needed = None
     if length.tokens is not None:
-        scoring = scoring_of(job, choice)
-        needed = hours(span, length.tokens + ((scoring and scoring.tokens) or 0.0))
+        before = (scoring_of(job, choice), answering(job, choice))
+        tokens = sum(item.tokens or 0.0 for item in before if item is not None)
+        needed = hours(span, length.tokens + tokens)
     price, spot = gpu.usd_per_hour, gpu.spot_usd_per_hour
     if job.config.compute.price_per_hour is not None:
         price = job.config.compute.price_per_hour / ranks

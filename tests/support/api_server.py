@@ -24,6 +24,7 @@ class ApiServer:
 
     calls: the method and kind of each request.
     refusals: per kind, the answers (status and body) for its next creations.
+    hidden: kinds whose objects may not be read.
     away: whether every request gets 503.
     denial: status and body for every request; None denies nothing.
     lossy: whether the next creation succeeds but its response is lost.
@@ -33,6 +34,7 @@ class ApiServer:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.calls: list[tuple[str, str]] = []
         self.refusals: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        self.hidden: set[str] = set()
         self.denial: tuple[int, dict[str, Any]] | None = None
         self.away = self.lossy = False
 
@@ -60,6 +62,8 @@ class ApiServer:
         if method == "POST":
             assert body is not None
             return self._create(kind, body)
+        if method == "GET" and kind in self.hidden:
+            return 403, {"message": f"{kind} is forbidden", "reason": "Forbidden"}
         found = self.objects.get((kind, name))
         if found is None:
             return 404, {"message": f'{kind} "{name}" not found', "reason": "NotFound"}

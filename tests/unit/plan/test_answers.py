@@ -8,13 +8,16 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.memory.peak import CUDA_CONTEXT, peak_memory
-from steadytrain.components.plan import answers
+from steadytrain.components.plan import answers, offer
 from steadytrain.components.plan.answers import answering
+from steadytrain.components.plan.offer import offer_of
 from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import known_gpu
+from steadytrain.components.sizing.length import length_of
+from steadytrain.components.sizing.time_cost import by_table
 
 from support.training import LLAMA, VOCABULARY, language_rows, write_data
 
@@ -54,17 +57,21 @@ def test_the_plan_of_stored_answers_has_no_teacher(stored):
     assert peak_memory(plan.job.shape, alone).total < plan.choice.memory.total
 
 
-def test_the_plan_shows_what_storing_the_answers_takes(stored, tmp_path):
-    config, _ = stored()
+def test_the_plan_shows_what_storing_the_answers_takes(stored, tmp_path, monkeypatch):
+    config, _ = stored(max_steps=10)
     data = write_data(tmp_path / "rows", language_rows(20), language_rows(4, seed=1))
     side = data.sides["train"].model_copy(update={"tokens": 1000, "target_tokens": 900})
     data = data.model_copy(update={"sides": {**data.sides, "train": side}})
     data.save(Workspace.of(config).record("preprocess"))
-    _, plan = stored()
+    _, plan = stored(max_steps=10)
     (remark,) = [text for text in plan.remarks if "distillation" in text]
     assert f"and {size(900 * 68)} of disk beside the data" in remark
     found = answering(plan.job, plan.choice)
-    assert 0 < found.seconds.low < found.seconds.high
+    assert found.tokens > 0
+    monkeypatch.setattr(offer, "answering", lambda *_: None)
+    without = offer_of(plan.job, plan.choice, by_table(plan.job, plan.choice)).hours
+    share = found.tokens / length_of(config, plan.job.global_batch).tokens
+    assert plan.offer.hours.low / without.low == pytest.approx(1 + share)
     # 4,096 tokens of the teacher at once, whose states and feed-forward have at least 64 values.
     assert found.memory > CUDA_CONTEXT + 4096 * 64 * 2
 
