@@ -93,7 +93,10 @@ def compile_(
 
 def step(
     name: Annotated[
-        str, typer.Argument(help="preprocess, tune, train, evaluate, register, promote or report.")
+        str,
+        typer.Argument(
+            help="preprocess, tune, cross-validate, train, evaluate, register, promote or report."
+        ),
     ],
     source: Source,
     overrides: Overrides = [],  # noqa: B006  typer copies it

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.components.shared.errors import ConfigError
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
@@ -38,14 +37,12 @@ def cross_validate(
     out-of-fold.parquet with a prediction for each record, and report.html.
     """
     from steadytrain.components.shared.config import load
-    from steadytrain.components.shared.config.space import steps_problem
-    from steadytrain.components.tune.fold_design import as_cross_validation
+    from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
     from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.studies import check_installed
 
     config = load(source, given(overrides, run=run, output=output))
-    if problem := steps_problem(config):
-        raise ConfigError([problem])
+    check_folds(config)
     config = as_cross_validation(config)
     check_installed("sklearn", "folds are made by")
     check_installed("scipy", "intervals are computed by")

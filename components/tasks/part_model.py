@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.parts import have_parts, in_part, part_indices
+from steadytrain.components.shared.storage.local import share
 from steadytrain.components.tasks.class_head import class_head
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.saving import never_wrapped
+from steadytrain.components.tasks.weights import check_whole
 
 _ADAPTERS = "adapter_config.json"
 
@@ -28,7 +31,7 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
         The classes of the part, without its name.
 
     Raises:
-        BadInput: the model has no such part, or the target cannot be written.
+        BadInput: the model is damaged or has no such part, or the target cannot be written.
     """
     from transformers import AutoModelForSequenceClassification as Auto
 
@@ -39,8 +42,12 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
             "models:/NAME@ALIAS",
         )
     with foreign(f"{source} cannot be loaded", "give the exported model of a multi_task run"):
-        model: Any = Auto.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        model: Any
+        model, report = Auto.from_pretrained(
+            source, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
         tokenizer = load_tokenizer(source)
+    check_whole(model, report, source, new_head=False, field="the model")
     labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
     rows = [index for index, label in enumerate(labels) if in_part(label, part)]
     if not rows:
@@ -54,7 +61,7 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
     _keep(model, rows)
     model.config.id2label = dict(enumerate(own))
     model.config.label2id = {label: index for index, label in enumerate(own)}
-    _write(model, tokenizer, target)
+    _write(model, tokenizer, target.absolute())
     return own
 
 
@@ -74,10 +81,14 @@ def _write(model: Any, tokenizer: Any, target: Path) -> None:
     try:
         if target.exists() and any(target.iterdir()):
             raise BadInput(f"{target} is not empty", remedy="give a folder that does not exist")
-        target.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".partial-{target.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         with never_wrapped():
-            model.save_pretrained(target, safe_serialization=True)
-        tokenizer.save_pretrained(target)
+            model.save_pretrained(unfinished, safe_serialization=True)
+        tokenizer.save_pretrained(unfinished)
+        share(unfinished)
+        unfinished.replace(target)
     except OSError as error:
         raise BadInput(
             f"{target} cannot be written: {error.strerror}",

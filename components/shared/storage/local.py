@@ -147,6 +147,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def share(folder: Path) -> None:
+    """Let those read the files of a folder whom the umask lets read the folder itself.
+
+    safetensors writes files that only their owner can read.
+    """
+    allowed = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(path.stat().st_mode | allowed)
+
+
 def sync_file(path: Path) -> None:
     """Make the file's content durable, whichever process wrote it."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage.local import sync_file, sync_folder
+from steadytrain.components.shared.storage.local import share, sync_file, sync_folder
 from steadytrain.components.tasks.base import Packager
 
 
@@ -43,7 +43,7 @@ def write_model(
             shutil.rmtree(leftover, ignore_errors=True)
         unfinished.mkdir(parents=True)
         write(unfinished)
-        _share(unfinished)
+        share(unfinished)
         _sync(unfinished)
         fence()
         if target.exists():
@@ -73,14 +73,6 @@ def merged(packager: Packager, module: torch.nn.Module, target: Path) -> torch.n
     whole: torch.nn.Module = packager.load_exported(beside)["model"]
     shutil.rmtree(beside)
     return whole
-
-
-def _share(folder: Path) -> None:
-    """Let everyone read the files whom the umask lets read: safetensors writes for its owner."""
-    allowed = folder.stat().st_mode & 0o666
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(path.stat().st_mode | allowed)
 
 
 def _sync(folder: Path) -> None:

@@ -79,7 +79,7 @@ def answered(
     for start in range(0, len(parts), ranks):
         watch.progress(_WORK, parts[start].start, len(rows))
         own = start + accelerator.process_index
-        if own < len(parts) and not _is_stored(paths[own], len(parts[own])):
+        if own < len(parts) and not _is_stored(paths[own], len(parts[own]), watch):
             store = store or _Store(task.open_teacher(student), rows, together, accelerator, watch)
             store.write(paths[own], parts[own])
         watch.beat()
@@ -173,7 +173,7 @@ class _Store:
         LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes(), if_absent=True)
 
 
-def _is_stored(path: Path, rows: int) -> bool:
+def _is_stored(path: Path, rows: int, watch: Watch) -> bool:
     """Return whether a file has the answers as they were written. Remove it if it is damaged."""
     if not path.is_file():
         return False
@@ -182,6 +182,7 @@ def _is_stored(path: Path, rows: int) -> bool:
     except DataError:
         stored = -1
     if stored != rows:
+        watch.warn(f"a teacher's answers in {path} are damaged: the teacher is asked again")
         LocalStorage(path.parent).delete(path.name)
     return stored == rows
 

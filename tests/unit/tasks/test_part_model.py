@@ -7,7 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
@@ -80,6 +86,29 @@ def test_adapters_and_folders_in_use_are_errors(tmp_path, whole):
     (whole / "adapter_config.json").touch()
     with pytest.raises(BadInput, match="adapters without their base model"):
         extract_part(whole, "mood", tmp_path / "new")
+
+
+def test_model_without_its_head_is_an_error(tmp_path, whole):
+    weights = load_file(whole / "model.safetensors")
+    kept = {name: item for name, item in weights.items() if not name.startswith("classifier")}
+    save_file(kept, whole / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadInput, match=r"lacks 2 weights of the model, such as classifier\.bias"):
+        extract_part(whole, "mood", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_interrupted_extraction_is_repeated(tmp_path, whole, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerFast, "save_pretrained", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            extract_part(whole, "mood", tmp_path / "mood")
+    assert not (tmp_path / "mood").exists()
+    extract_part(whole, "mood", tmp_path / "mood")
+    assert (tmp_path / "mood" / "tokenizer_config.json").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mood", "whole"]
 
 
 def test_command_writes_the_part(tmp_path, whole):

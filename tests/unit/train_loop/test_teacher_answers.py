@@ -7,13 +7,18 @@ import json
 import pyarrow as pa
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.tasks import causal_lm, chunks, models
 from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.train.loop import teacher_answers
+from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.setup import set_up
+from steadytrain.components.train.loop.watch import StoppedEarly, Watch
 
 from support.answering import IN_A_FILE, TOGETHER, store_on_a_rank
 from support.forked import on_ranks
@@ -223,6 +228,31 @@ def test_a_damaged_file_is_computed_again(tmp_path, language, asked, how):
     train(tmp_path / "second", language, top_k=4)
     assert sum(asked) == 6
     assert path.read_bytes() == good
+
+
+def test_damaged_files_are_told_and_ranks_that_are_asked_to_stop_keep_the_others(
+    tmp_path, language
+):
+    training, _ = train(tmp_path / "first", language, top_k=4)
+    config, data = training.parts.config, language[0]
+    for path in files(tmp_path):
+        damage(path, "flipped")
+    told, done = [], []
+    asked = [0] * len(OUTCOMES)
+    asked[OUTCOMES.index("preempted")] = 1
+    watch = Watch(
+        flags=lambda: asked,
+        progress=lambda work, count, total: done.append((work, count, total)),
+        warn=told.append,
+    )
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    with pytest.raises(StoppedEarly) as stop:
+        set_up(config, data, BatchSettings(2), watch=watch)
+    assert stop.value.outcome == "preempted"
+    assert done == [("storing the teacher's answers", 0, 20)]
+    assert len(told) == 1
+    assert str(files(tmp_path)[0]) in told[0]
 
 
 def test_damage_while_training_asks_for_another_attempt(tmp_path, language):

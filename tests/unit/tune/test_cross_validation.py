@@ -314,3 +314,8 @@ def test_step_without_a_scored_fold_fails_with_a_fix(step):
 def test_step_rejects_what_is_no_cross_validation(step, override, error, named):
     with pytest.raises(error, match=named.replace(".", r"\.")):
         step(override)
+    field, value = override if isinstance(override, tuple) else override.split("=")
+    arguments = ["cross-validate", "causal-lm", "--set", f"{field}={json.dumps(value)}"]
+    limited = [] if "max_steps" in named else ["--set", "training.max_steps=20"]
+    done = CliRunner().invoke(app, [*arguments, *limited, "--dry-run"])
+    assert isinstance(done.exception, error)
