@@ -230,7 +230,7 @@ def test_a_damaged_file_is_computed_again(tmp_path, language, asked, how):
     assert path.read_bytes() == good
 
 
-def test_damaged_files_are_told_and_ranks_that_are_asked_to_stop_keep_the_others(
+def test_damaged_files_are_reported_and_ranks_that_are_asked_to_stop_keep_the_others(
     tmp_path, language
 ):
     training, _ = train(tmp_path / "first", language, top_k=4)
