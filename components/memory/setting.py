@@ -37,6 +37,10 @@ class Companion:
     matched: int = 0
     projection: int = 0
 
+    def alone(self, tokens: int) -> int:
+        """Return its bytes on a device without the model that trains, for a batch of tokens."""
+        return self.weights + tokens * (self.forward + self.kept) + self.compared
+
 
 @dataclass(frozen=True)
 class Setting:

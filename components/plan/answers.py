@@ -11,7 +11,8 @@ from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
-from steadytrain.components.sizing.time_cost import by_table, flops_per_token, hours
+from steadytrain.components.sizing.scoring import pass_tokens
+from steadytrain.components.sizing.time_cost import by_table, hours
 from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
 
 
@@ -41,18 +42,12 @@ def answering(job: Workload, choice: Choice) -> Answering | None:
         return None
     teacher = answering_teacher(config, half=setting.half, length=setting.length)
     tokens = answered_rows(setting.length) * setting.length
-    memory = teacher.weights + tokens * (teacher.forward + teacher.kept) + teacher.compared
-    passed = targets = None
-    if data is not None:
-        side = data.sides["train"]
-        targets = side.target_tokens or side.rows
-        count = side.tokens or side.rows * setting.length
-        passed = count * teacher.flops / flops_per_token(job.shape, setting)
+    side = None if data is None else data.sides["train"]
     return Answering(
         answer_bytes(distillation.top_k or 0),
-        memory + (CUDA_CONTEXT if setting.cuda else 0),
-        passed,
-        targets,
+        teacher.alone(tokens) + (CUDA_CONTEXT if setting.cuda else 0),
+        pass_tokens(job, setting, teacher),
+        None if side is None else side.target_tokens or side.rows,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steadytrain.components.memory.companion import grader_of
+from steadytrain.components.memory.setting import Companion, Setting
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
@@ -35,11 +36,17 @@ def scoring_of(job: Workload, choice: Choice) -> Scoring | None:
     if found is None:
         return None
     rows = max(SCORED_TOKENS, setting.length)
-    memory = found.weights + rows * (found.forward + found.kept) + found.compared
+    return Scoring(found.alone(rows), pass_tokens(job, setting, found))
+
+
+def pass_tokens(job: Workload, setting: Setting, model: Companion) -> float | None:
+    """Return the tokens of training that take as long as the model's pass over the training rows.
+
+    None if the data are not prepared.
+    """
     data = prepared(job.config)
-    tokens = None
-    if data is not None:
-        side = data.sides["train"]
-        each = side.tokens or side.rows * setting.length
-        tokens = each * found.flops / flops_per_token(job.shape, setting)
-    return Scoring(memory, tokens)
+    if data is None:
+        return None
+    side = data.sides["train"]
+    tokens = side.tokens or side.rows * setting.length
+    return tokens * model.flops / flops_per_token(job.shape, setting)

@@ -10,6 +10,7 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.chunks import comparison_rows
+from steadytrain.components.tasks.device import to_device
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.stored_answers import COLUMNS, top_answers
 from steadytrain.components.tasks.teacher import Forward, Teacher
@@ -47,10 +48,7 @@ class AnsweringTeacher:
     def answer(self, rows: Sequence[Row], device: torch.device) -> list[Row]:
         """Return the answers of each row, as flat lists."""
         counts = [len(_places(self.collate([row]))) for row in rows]
-        batch = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in self.collate(rows).items()
-        }
+        batch = to_device(self.collate(rows), device)
         teaching, places, found = self.teacher.teach(self.forward, batch), _places(batch), []
         for start in range(0, max(len(places), 1), self.block):
             logits = teaching.logits(places[start : start + self.block])

@@ -1,4 +1,4 @@
-"""Random changes of a training text that leave its label as it is.
+"""Random changes to a training text that keep its label.
 
 Random deletion and random swap of words: Wei and Zou 2019, "EDA: Easy Data Augmentation Techniques
 for Boosting Performance on Text Classification Tasks". Typing errors: `noise.with_typos`.

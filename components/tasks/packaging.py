@@ -16,7 +16,7 @@ from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.text import TextTraining
 
-_ADAPTERS = "adapter_config.json"
+ADAPTERS = "adapter_config.json"
 """PEFT's file name. It is next to adapters that were exported without their base model."""
 
 
@@ -37,7 +37,7 @@ class TransformersPackager:
         with never_wrapped():
             model.save_pretrained(folder, safe_serialization=True)  # type: ignore[operator]
         load_tokenizer(self.data.path(self.data.tokenizer)).save_pretrained(folder)
-        if (folder / _ADAPTERS).is_file():
+        if (folder / ADAPTERS).is_file():
             note_base(folder, self.config)
 
     def load_exported(self, folder: Path) -> Components:
@@ -48,7 +48,7 @@ class TransformersPackager:
         """
         # An absolute path is not a repository name, so MLflow looks for no model card on a hub.
         place = folder.absolute()
-        if (place / _ADAPTERS).is_file():
+        if (place / ADAPTERS).is_file():
             from peft import PeftModel
 
             check_base(place, self.config)

@@ -11,13 +11,12 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.parts import have_parts, in_part, part_indices
-from steadytrain.components.shared.storage.local import share
+from steadytrain.components.shared.storage.local import follow_umask
 from steadytrain.components.tasks.class_head import class_head
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.packaging import ADAPTERS
 from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.weights import check_whole
-
-_ADAPTERS = "adapter_config.json"
 
 
 def extract_part(source: Path, part: str, target: Path) -> list[str]:
@@ -35,7 +34,7 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
     """
     from transformers import AutoModelForSequenceClassification as Auto
 
-    if (source / _ADAPTERS).is_file():
+    if (source / ADAPTERS).is_file():
         raise BadInput(
             f"{source} has adapters without their base model",
             remedy="register the run, which merges them, and extract the part from "
@@ -87,7 +86,7 @@ def _write(model: Any, tokenizer: Any, target: Path) -> None:
         with never_wrapped():
             model.save_pretrained(unfinished, safe_serialization=True)
         tokenizer.save_pretrained(unfinished)
-        share(unfinished)
+        follow_umask(unfinished)
         unfinished.replace(target)
     except OSError as error:
         raise BadInput(

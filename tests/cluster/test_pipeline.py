@@ -65,7 +65,7 @@ def test_cross_validation_dag_scores_every_fold_and_registers_nothing(cluster, t
     (plain,) = found["configurations"]
     assert plain["values"]["loss"].keys() == {"0", "1"}
     assert "is cross-validated" in cluster.read(f"{MOUNT_PATH}/runs/folds/report.html")
-    # Without a training step there is no record, so no model either.
+    # No step of this pipeline trains here, so there are no records and no model.
     assert "records" not in cluster.shell("ls", f"{MOUNT_PATH}/runs/folds").split()
 
 

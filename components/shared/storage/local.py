@@ -147,7 +147,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def share(folder: Path) -> None:
+def follow_umask(folder: Path) -> None:
     """Let those read the files of a folder whom the umask lets read the folder itself.
 
     safetensors writes files that only their owner can read.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.mixup import PARTNER, SHARE
@@ -61,11 +59,3 @@ def take_share(parts: Parts, step: int) -> RankBatches:
     padded = getattr(parts.task, "padded", "")
     places = sum(batch[padded].numel() for batch in batches) if padded else tokens
     return RankBatches(batches, weight, tokens, places)
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch with its tensors on the device. Other values stay the same."""
-    return {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }

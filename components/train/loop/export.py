@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage.local import share, sync_file, sync_folder
+from steadytrain.components.shared.storage.local import follow_umask, sync_file, sync_folder
 from steadytrain.components.tasks.base import Packager
 
 
@@ -43,7 +43,7 @@ def write_model(
             shutil.rmtree(leftover, ignore_errors=True)
         unfinished.mkdir(parents=True)
         write(unfinished)
-        share(unfinished)
+        follow_umask(unfinished)
         _sync(unfinished)
         fence()
         if target.exists():

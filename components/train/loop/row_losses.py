@@ -27,6 +27,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.tasks.chunks import SCORED_TOKENS
+from steadytrain.components.tasks.device import to_device
 from steadytrain.components.tasks.registry import OpenTask, task_code
 from steadytrain.components.train.loop.data import Rows, drawn, share
 from steadytrain.components.train.loop.stored_losses import Losses, StoredLosses
@@ -160,10 +161,7 @@ class _Scoring:
         task, device = self.task, self.accelerator.device
         rows = [drawn(task, self.rows[index], index, training=False) for index in indices]
         counts = [task.weight(task.collate([row])) for row in rows]
-        batch = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in task.collate(rows).items()
-        }
+        batch = to_device(task.collate(rows), device)
         sums: list[float] = task.row_losses(model, batch, counts).double().tolist()
         return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from accelerate.utils import gather_object
 
-from steadytrain.components.train.loop.batches import to_device
+from steadytrain.components.tasks.device import to_device
 from steadytrain.components.train.loop.best import best_metric
 from steadytrain.components.train.loop.data import drawn, share
 from steadytrain.components.train.loop.setup import Parts
