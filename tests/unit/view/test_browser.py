@@ -62,6 +62,13 @@ def press_until(page, is_there, key="Tab", most=60):
     raise AssertionError(f"{key} does not reach {is_there}")
 
 
+def answer_login(page, token):
+    """Type into the field, which Chromium focuses only some time after it loads the page."""
+    page.locator("#token:focus").wait_for()
+    page.keyboard.type(token)
+    page.keyboard.press("Enter")
+
+
 FOCUSED = "document.activeElement"
 
 
@@ -145,11 +152,9 @@ def test_token_opens_the_pages_and_stays_secret(make_run, serve):
         page.set_default_timeout(WAIT)
         page.goto(f"{address}/runs/first")
         assert page.url == f"{address}/login"
-        page.keyboard.type("wrong")
-        page.keyboard.press("Enter")
+        answer_login(page, "wrong")
         page.get_by_role("alert").wait_for()
-        page.keyboard.type(TOKEN)
-        page.keyboard.press("Enter")
+        answer_login(page, TOKEN)
         page.get_by_role("link", name="first").wait_for()
         assert all(TOKEN not in url for url in watched.requests)
         assert TOKEN not in page.evaluate("() => document.cookie + document.body.innerHTML")
