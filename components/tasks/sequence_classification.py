@@ -106,6 +106,8 @@ class SequenceClassification(TextTraining):
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
         model = super().load_reference(address, field)
         check_labels(model, self.data.labels, address, field)
+        # With another padding token than the batches, decoders would read a padded place.
+        model.config.pad_token_id = self.pad_token_id  # type: ignore[union-attr]
         return model
 
     def row_losses(

@@ -109,8 +109,8 @@ def check(folder, count):
             and same_weights(halves[1] / "whole", halves[1] / "resumed"),
             "two ranks learn what one does": combination.compressed
             or two["whole"] == pytest.approx(single, rel=1e-4),
-            "a halved micro-batch keeps the losses": one["halved"]
-            == pytest.approx(one["whole"], rel=1e-5),
+            "a halved micro-batch keeps the losses": not combination.halves
+            or one["halved"] == pytest.approx(one["whole"], rel=1e-5),
         }
         failures += [f"{combination}: not true: {name}" for name, true in held.items() if not true]
     assert not failures, "\n".join([f"seed {seed}", *failures])

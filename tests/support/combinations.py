@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
-from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config.compatibility import SMALLER_MICRO_BATCH, obstacles
 from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.checks import check_task
 
 from support import strategies
 from support.forked import on_ranks
-from support.scoring import save
-from support.training import LLAMA
+from support.task_data import TASKS, data_of, model_of, write_reference
+from support.training import PART_LABELS, data_sections
 
 STEPS: Final = 12
 _RECIPE: Final = {
@@ -30,170 +31,202 @@ _RECIPE: Final = {
     "save_steps": 1,
     "save_total_limit": STEPS,
 }
-_GRADER: Final = "GRADER"
-"""Stands for the address of a reference model."""
-_AXES: Final[dict[str, dict[str, dict[str, Any]]]] = {
-    "optim": {
-        name: {"optim": name}
-        for name in (
-            "adamw_torch",
-            "adam",
-            "sgd",
-            "adafactor",
-            "lamb",
-            "lars",
-            "lion",
-            "muon",
-            "schedule_free_adamw",
-        )
-    },
-    "schedule": {
-        name: {"lr_scheduler_type": name}
-        for name in (
-            "linear",
-            "cosine",
-            "cosine_with_restarts",
-            "polynomial",
-            "step_decay",
-            "inverse_sqrt",
-            "warmup_stable_decay",
-            "constant",
-            "constant_with_warmup",
-        )
-    }
-    | {
-        "reduce_lr_on_plateau": {
-            "lr_scheduler_type": "reduce_lr_on_plateau",
-            "lr_scheduler_kwargs": {"factor": 0.5, "patience": 0, "threshold": 0.1},
-        }
-    },
-    "averaging": {
-        kind: {"averaging": {"kind": kind}} if kind != "none" else {}
-        for kind in ("none", "ema", "swa")
-    },
-    "objective": {
-        "plain": {},
-        "label smoothing": {"label_smoothing_factor": 0.1},
-        "contrastive": {"contrastive": {"weight": 0.5}},
-        "several data sets": {"multi_task": {"sampling": "temperature"}},
-        "learned loss weights": {"multi_task": {"loss_weighting": "uncertainty"}},
-    },
-    # A classifier's. The rest is of a language model.
-    "regularization": {
-        "none": {},
-        "mixup": {"mixup": {"alpha": 0.4}},
-        "augmentation": {
-            "augmentation": {"deletion": 0.2, "swap": 0.2, "character_noise": 0.1},
-        },
-    },
-    "compression": {
-        "none": {},
-        "bf16": {"gradient_compression": {"kind": "bf16"}},
-        "powersgd": {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}},
-    },
-    "curriculum": {
-        "none": {},
-        "loss": {"curriculum": {"by": "loss", "model": _GRADER}},
-        "sequence_length": {"curriculum": {"by": "sequence_length", "over": 0.8}},
-    },
-    "groups": {
-        "none": {},
-        "layer decay": {"layer_decay": 0.7},
-        "frozen": {"param_groups": [{"match": "embed_tokens", "frozen": True}]},
-        "unfreezing": {"param_groups": [{"match": r"layers\.0\.", "unfreeze_at": 5}]},
-    },
+_PLAIN: Final[dict[str, dict[str, Any]]] = {
+    "multi_task": {"multi_task": {"sampling": "temperature"}},
+    "preference": {"dpo": {"beta": 0.5}},
+    "text_embedding": {"batch_contrastive": {"rows": strategies.MICRO_BATCH}},
 }
+"""What a task needs in `training`."""
+_REFERENCED: Final = [task for task in TASKS if task != "text_embedding"]
+"""Tasks that something compares with a reference model."""
 _KILLED: Final = (STEPS - 8, STEPS - 1)
 """First and last step of a kill: `strategies.train` keeps nine checkpoints."""
 _STRATEGIES: Final = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 
 
+def _axes(reference: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the fields of `training`, by axis and technique.
+
+    Args:
+        reference: address of a teacher, which also scores the rows for a curriculum.
+    """
+    teacher = {"teacher": reference, "weight": 0.7}
+    plateau = {"factor": 0.5, "patience": 0, "threshold": 0.1}
+    return {
+        "optimizer": {
+            name: {"optim": name}
+            for name in (
+                "adamw_torch",
+                "adam",
+                "sgd",
+                "adafactor",
+                "lamb",
+                "lars",
+                "lion",
+                "muon",
+                "schedule_free_adamw",
+            )
+        },
+        "schedule": {
+            name: {"lr_scheduler_type": name}
+            for name in (
+                "linear",
+                "cosine",
+                "cosine_with_restarts",
+                "polynomial",
+                "step_decay",
+                "inverse_sqrt",
+                "warmup_stable_decay",
+                "constant",
+                "constant_with_warmup",
+            )
+        }
+        | {
+            "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": plateau}
+        },
+        "averaging": {
+            "not averaged": {},
+            "ema": {"averaging": {"kind": "ema"}},
+            "swa": {"averaging": {"kind": "swa"}},
+        },
+        "objective": {
+            "plain": {},
+            "label smoothing": {"label_smoothing_factor": 0.1},
+            "contrastive": {"contrastive": {"weight": 0.5}},
+            "in-batch contrastive": {"batch_contrastive": {"rows": strategies.MICRO_BATCH}},
+            "teacher": {"distillation": teacher},
+            "stored answers": {"distillation": {**teacher, "top_k": 2}},
+            "hidden states": {"distillation": {**teacher, "hidden": {"weight": 0.5}}},
+            "learned loss weights": {"multi_task": {"loss_weighting": "uncertainty"}},
+        },
+        "regularization": {
+            "no regularization": {},
+            "mixup": {"mixup": {"alpha": 0.4}},
+            "augmentation": {
+                "augmentation": {"deletion": 0.2, "swap": 0.2, "character_noise": 0.1}
+            },
+            "r-drop": {"r_drop": {"weight": 1.0}},
+            "focal loss": {"focal_loss": {"gamma": 2.0}},
+            "class weights": {"class_weights": {"kind": "balanced"}},
+            "balanced order": {"order": "balanced"},
+            "fgm": {"adversarial": {"kind": "fgm"}},
+            "pgd": {"adversarial": {"kind": "pgd", "steps": 2}},
+            "freelb": {"adversarial": {"kind": "freelb", "steps": 2}},
+        },
+        "curriculum": {
+            "no curriculum": {},
+            "by length": {"curriculum": {"by": "length", "over": 0.8}},
+            "by loss": {"curriculum": {"by": "loss", "model": reference}},
+            "by sequence length": {"curriculum": {"by": "sequence_length", "over": 0.8}},
+        },
+        "groups": {
+            "one group": {},
+            "layer decay": {"layer_decay": 0.7},
+            "frozen": {"param_groups": [{"match": "embed_tokens|word_embed", "frozen": True}]},
+            "unfreezing": {"param_groups": [{"match": r"layers?\.0\.", "unfreeze_at": 5}]},
+        },
+        "compression": {
+            "not compressed": {},
+            "bf16": {"gradient_compression": {"kind": "bf16"}},
+            "powersgd": {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}},
+        },
+    }
+
+
 @dataclass(frozen=True)
 class Combination:
-    """A permitted combination, and the step after which its run is killed."""
+    """A permitted combination, and the step after which its run is killed.
 
+    chosen: the name of its technique on each axis.
+    """
+
+    task: str
     chosen: tuple[str, ...]
     strategy: str
-    training: dict[str, Any]
+    config: RunConfig
     killed_at: int
 
     @property
     def compressed(self) -> bool:
         """Whether two ranks exchange less than complete gradients, so they learn a bit else."""
-        return "gradient_compression" in self.training
+        return self.config.training.gradient_compression.on
 
     @property
-    def classifies(self) -> bool:
-        """Whether it trains a classifier."""
-        return _classifies(self.training)
+    def halves(self) -> bool:
+        """Whether running out of memory may halve its micro-batch."""
+        return not any(obstacles(self.config, SMALLER_MICRO_BATCH))
 
     def __str__(self) -> str:
-        return f"{' + '.join((*self.chosen, self.strategy))}, killed at {self.killed_at}"
+        names = " + ".join((self.task, *self.chosen, self.strategy))
+        return f"{names}, killed at {self.killed_at}"
 
 
 def sample(seed: int, count: int, folder: Path) -> list[Combination]:
-    """Return permitted combinations, the same for the same seed.
+    """Return permitted combinations, the same for the same seed. Each task is equally likely.
 
     Args:
-        folder: for a reference model.
+        folder: for reference models.
     """
-    generator, found = random.Random(seed), []
-    grader = save(folder / "grader", AutoModelForCausalLM, LLAMA)
-    while len(found) < count:
-        chosen = tuple(generator.choice(sorted(values)) for values in _AXES.values())
+    generator = random.Random(seed)
+    references = {task: write_reference(task, folder / task) for task in _REFERENCED}
+    tasks = [generator.choice(TASKS) for _ in range(count)]
+    return [_draw(generator, task, references.get(task, "none")) for task in tasks]
+
+
+def _draw(generator: random.Random, task: str, reference: str) -> Combination:
+    axes = _axes(reference)
+    while True:
+        chosen = tuple(generator.choice(sorted(values)) for values in axes.values())
         strategy = generator.choice(_STRATEGIES)
-        parts = zip(_AXES.values(), chosen, strict=True)
-        training = _RECIPE | {k: v for values, name in parts for k, v in values[name].items()}
-        if training.get("curriculum", {}).get("model"):
-            training["curriculum"] = {**training["curriculum"], "model": grader}
-        if permitted(training, strategy):
-            found.append(Combination(chosen, strategy, training, generator.randint(*_KILLED)))
-    return found
+        training = _RECIPE | _PLAIN.get(task, {})
+        for values, name in zip(axes.values(), chosen, strict=True):
+            training |= values[name]
+        config = _permitted(task, reference, training, strategy)
+        if config is not None:
+            return Combination(task, chosen, strategy, config, generator.randint(*_KILLED))
 
 
-def permitted(training: dict[str, Any], strategy: str) -> bool:
-    """Return whether the compatibility table, and the task, permit a combination."""
-    several = "multi_task" in training
-    if several and _classifies(training):
-        return False
-    task = "sequence_classification" if _classifies(training) else "causal_lm"
-    content: dict[str, Any] = {
+def _permitted(
+    task: str, reference: str, training: dict[str, Any], strategy: str
+) -> RunConfig | None:
+    """Return the configuration; None if the compatibility table, or the task, rejects it."""
+    content = {
         "name": "tiny",
-        "data": {"source": ["x"], "task": task},
-        "model": {"config": LLAMA},
+        **data_sections(task, PART_LABELS),
+        "model": {"base": reference} if task == "preference" else {"config": model_of(task)},
+        "training": training,
+        "compute": {"strategy": strategy, "nproc_per_node": 2, "device": "cpu"},
     }
-    if several:
-        parts = {name: {"source": ["x"]} for name in ("mood", "topic")}
-        content["data"] = {"task": "multi_task", "parts": parts}
-        content["gate"] = {"max_slice_regression": 0.02}
-    compute = {"strategy": strategy, "nproc_per_node": 2, "device": "cpu"}
     try:
-        check_task(from_mapping({**content, "training": training, "compute": compute}))
+        config = from_mapping(content)
+        check_task(config)
     except ConfigError:
-        return False
-    return True
-
-
-def _classifies(training: dict[str, Any]) -> bool:
-    return "mixup" in training or "augmentation" in training
+        return None
+    return config
 
 
 def train_alone(folder: Path, combination: Combination) -> dict[str, dict[int, float]]:
     """Train on this rank: from start to end, from the kill on, and with a halved micro-batch."""
-    alone = {k: v for k, v in combination.training.items() if k != "gradient_compression"}
-    sections: dict[str, Any] = {"training": alone, "classifies": combination.classifies}
-    whole = strategies.train(folder / "whole", **sections)
-    return {
-        "whole": whole,
+    sections = _sections(combination)
+    sections["training"].pop("gradient_compression", None)
+    sections["data"] = data_of(combination.task, folder / "data")
+    found = {
+        "whole": strategies.train(folder / "whole", **sections),
         "resumed": strategies.train(
             folder / "resumed", **sections, resume=_killed(folder, combination)
         ),
-        "halved": strategies.train(folder / "halved", **sections, micro_batch=1),
     }
+    if combination.halves:
+        found["halved"] = strategies.train(folder / "halved", **sections, micro_batch=1)
+    return found
 
 
 def train_on_two(folder: Path, combinations: list[Combination]) -> list[dict[str, Any]]:
     """Train each on two ranks from start to end, and from the kill on; return losses on rank 0."""
+    for number, combination in enumerate(combinations):
+        data_of(combination.task, folder / str(number) / "data").save(
+            folder / str(number) / "data.json"
+        )
     on_ranks(2, _train_each, folder, tuple(combinations))
     return [
         json.loads((folder / str(number) / "losses.json").read_text())
@@ -211,6 +244,11 @@ def same_weights(one: Path, other: Path) -> bool:
     )
 
 
+def _sections(combination: Combination) -> dict[str, Any]:
+    content = combination.config.model_dump(mode="json", exclude_unset=True)
+    return {name: content[name] for name in ("model", "training")}
+
+
 def _killed(folder: Path, combination: Combination) -> Path:
     step = f"step-{combination.killed_at:08d}"
     return folder / "whole" / "runs" / "tiny" / "checkpoints" / step
@@ -219,10 +257,7 @@ def _killed(folder: Path, combination: Combination) -> Path:
 def _train_each(folder: Path, combinations: tuple[Combination, ...]) -> None:
     for number, combination in enumerate(combinations):
         own = folder / str(number)
-        sections: dict[str, Any] = {
-            "training": combination.training,
-            "classifies": combination.classifies,
-        }
+        sections = {**_sections(combination), "data": DataRecord.load(own / "data.json")}
         found = {"whole": strategies.train(own / "whole", combination.strategy, **sections)}
         start = _killed(own, combination)
         found["resumed"] = strategies.train(

@@ -88,12 +88,12 @@ def language(folder: Path, fields: Mapping[str, Any]) -> Bench:
     return bench_of(folder, "causal_lm", language_rows(70), model, fields=fields)
 
 
-def classes(folder: Path, **more: Any) -> Bench:
+def classes(folder: Path, fields: Mapping[str, Any] = BERT, **more: Any) -> Bench:
     """Return a classifier's run."""
     ids = {"id2label": dict(enumerate(LABELS)), **more}
-    model = save(folder / "model", AutoModelForSequenceClassification, BERT, **ids)
+    model = save(folder / "model", AutoModelForSequenceClassification, fields, **ids)
     rows = class_rows(70)
-    return bench_of(folder, "sequence_classification", rows, model, CLASSES, LABELS)
+    return bench_of(folder, "sequence_classification", rows, model, CLASSES, LABELS, fields)
 
 
 def score_on_rank(folder: Path) -> None:

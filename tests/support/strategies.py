@@ -14,6 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from steadytrain.components.memory import buckets
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.reporter import Reporter
@@ -21,16 +22,7 @@ from steadytrain.components.train.loop.setup import set_up
 from steadytrain.components.train.loop.training import Training
 
 from support.forked import on_ranks
-from support.training import (
-    TEXTS,
-    Bench,
-    class_rows,
-    language_rows,
-    losses_of,
-    with_texts,
-    write_data,
-    write_parts,
-)
+from support.training import Bench, language_rows, losses_of, write_data
 
 STEPS, MIDDLE, GLOBAL_BATCH, MICRO_BATCH = 20, 10, 8, 2
 RECIPE = {
@@ -57,25 +49,18 @@ def train(
     resume: Path | None = None,
     device: str = "cpu",
     resumed: Callable[[Training], None] | None = None,
-    classifies: bool = False,
+    data: DataRecord | None = None,
     **sections: Any,
 ) -> dict[int, float]:
     """Train on this rank; return the losses by step on rank 0.
 
     Args:
         resumed: called with what was restored, before training.
-        classifies: whether it trains a classifier and not a language model.
+        data: prepared data that the ranks share. None writes a language model's for each rank.
     """
     rank, world = (int(os.environ.get(*pair)) for pair in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    place = folder / f"data-{rank}"
-    if "multi_task" in sections.get("training", RECIPE):
-        data = write_parts(place)
-    elif classifies:
-        rows, others = with_texts(class_rows(60)), with_texts(class_rows(7, seed=1))
-        task = "sequence_classification"
-        data = write_data(place, rows, others, task=task, schema=TEXTS, labels=["a", "b", "c"])
-    else:
-        data = write_data(place, language_rows(60), language_rows(7, seed=1))
+    if data is None:
+        data = write_data(folder / f"data-{rank}", language_rows(60), language_rows(7, seed=1))
     bench = Bench.make(
         folder,
         data,

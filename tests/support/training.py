@@ -50,6 +50,8 @@ GPT2 = {
     "n_head": 4,
     "n_positions": 64,
 }
+PART_LABELS = ("mood/bad", "mood/good", "topic/art", "topic/law")
+"""The classes of `write_parts`."""
 TEST_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -181,7 +183,7 @@ def write_parts(folder: Path) -> DataRecord:
         class_rows(8, classes=4, seed=1),
         task=MULTI_TASK,
         schema=CLASSES,
-        labels=["mood/bad", "mood/good", "topic/art", "topic/law"],
+        labels=PART_LABELS,
     )
 
 
@@ -199,12 +201,17 @@ class Ended:
         return AttemptResult.load(self.folder.result)
 
 
-def _data_sections(data: DataRecord) -> dict[str, Any]:
-    if data.task != MULTI_TASK:
-        return {"data": {"source": ["unused"], "task": data.task}}
-    parts = {part_of(label): {"source": ["unused"]} for label in data.labels}
+def data_sections(task: str, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a configuration says of prepared data.
+
+    Args:
+        labels: those of several parts, which the data names.
+    """
+    if task != MULTI_TASK:
+        return {"data": {"source": ["unused"], "task": task}}
+    parts = {part_of(label): {"source": ["unused"]} for label in labels}
     return {
-        "data": {"parts": parts, "task": data.task},
+        "data": {"parts": parts, "task": task},
         "gate": {"max_slice_regression": 0.02},
     }
 
@@ -223,7 +230,7 @@ class Bench:
             "name": "tiny",
             "run": "tiny",
             "output": str(root),
-            **_data_sections(data),
+            **data_sections(data.task, data.labels),
             **sections,
         }
         content.setdefault("model", {"config": LLAMA})

@@ -62,9 +62,12 @@ def test_loss_of_packed_rows_is_that_of_their_documents(tmp_path, fields):
     assert scored(bench) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "fields", [BERT, LLAMA, {**LLAMA, "pad_token_id": 0}], ids=["bert", "no padding", "other"]
+)
 @torch.no_grad()
-def test_loss_of_a_text_is_that_of_its_label(tmp_path):
-    bench = classes(tmp_path)
+def test_loss_of_a_text_is_that_of_its_label(tmp_path, fields):
+    bench = classes(tmp_path, fields)
     kind = AutoModelForSequenceClassification
     model = kind.from_pretrained(tmp_path / "model").double().eval()
     expected = [
