@@ -147,14 +147,19 @@ class Combination:
     killed_at: int
 
     @property
-    def compressed(self) -> bool:
-        """Whether two ranks exchange less than complete gradients, so they learn a bit else."""
-        return self.config.training.gradient_compression.on
+    def drops(self) -> bool:
+        """Whether it has dropout, which draws anew on every rank and for every micro-batch."""
+        return bool(self.config.model.dropout.places)
+
+    @property
+    def shares(self) -> bool:
+        """Whether two ranks learn what one does: no dropout, and complete gradients."""
+        return not (self.drops or self.config.training.gradient_compression.on)
 
     @property
     def halves(self) -> bool:
-        """Whether running out of memory may halve its micro-batch."""
-        return not any(obstacles(self.config, SMALLER_MICRO_BATCH))
+        """Whether it may halve its micro-batch, and then learns the same."""
+        return not (self.drops or any(obstacles(self.config, SMALLER_MICRO_BATCH)))
 
     def __str__(self) -> str:
         names = " + ".join((self.task, *self.chosen, self.strategy))
@@ -190,10 +195,16 @@ def _permitted(
     task: str, reference: str, training: dict[str, Any], strategy: str
 ) -> RunConfig | None:
     """Return the configuration; None if the compatibility table, or the task, rejects it."""
+    model: dict[str, Any] = (
+        {"base": reference} if task == "preference" else {"config": model_of(task)}
+    )
+    if "r_drop" in training:
+        # It compares two passes that differ by their dropout.
+        model["dropout"] = {"attention": 0.2}
     content = {
         "name": "tiny",
         **data_sections(task, PART_LABELS),
-        "model": {"base": reference} if task == "preference" else {"config": model_of(task)},
+        "model": model,
         "training": training,
         "compute": {"strategy": strategy, "nproc_per_node": 2, "device": "cpu"},
     }
@@ -256,12 +267,21 @@ def _killed(folder: Path, combination: Combination) -> Path:
 
 def _train_each(folder: Path, combinations: tuple[Combination, ...]) -> None:
     for number, combination in enumerate(combinations):
-        own = folder / str(number)
-        sections = {**_sections(combination), "data": DataRecord.load(own / "data.json")}
-        found = {"whole": strategies.train(own / "whole", combination.strategy, **sections)}
-        start = _killed(own, combination)
-        found["resumed"] = strategies.train(
-            own / "resumed", combination.strategy, **sections, resume=start
-        )
+        try:
+            found = _train_shared(folder / str(number), combination)
+        except Exception as error:
+            error.add_note(str(combination))
+            raise
         if os.environ["RANK"] == "0":
-            (own / "losses.json").write_text(json.dumps(found))
+            (folder / str(number) / "losses.json").write_text(json.dumps(found))
+
+
+def _train_shared(folder: Path, combination: Combination) -> dict[str, dict[int, float]]:
+    sections = {**_sections(combination), "data": DataRecord.load(folder / "data.json")}
+    strategy = combination.strategy
+    return {
+        "whole": strategies.train(folder / "whole", strategy, **sections),
+        "resumed": strategies.train(
+            folder / "resumed", strategy, **sections, resume=_killed(folder, combination)
+        ),
+    }

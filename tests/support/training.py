@@ -179,10 +179,10 @@ def write_parts(folder: Path) -> DataRecord:
     """Write the prepared data of two parts with two classes each."""
     return write_data(
         folder,
-        class_rows(60, classes=4),
-        class_rows(8, classes=4, seed=1),
+        with_texts(class_rows(60, classes=4)),
+        with_texts(class_rows(8, classes=4, seed=1)),
         task=MULTI_TASK,
-        schema=CLASSES,
+        schema=TEXTS,
         labels=PART_LABELS,
     )
 
