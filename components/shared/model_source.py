@@ -150,12 +150,12 @@ def _from_mlflow(address: str, config: RunConfig) -> Path:
 
 def _registered(address: str, config: RunConfig) -> tuple[str, str]:
     """Return the address's current version as models:/NAME/VERSION, and where its files are."""
-    import mlflow
+    from steadytrain.components.shared.tracking import read_registry
 
-    from steadytrain.components.shared.tracking import use_tracking
-
-    use_tracking(config, Workspace.of(config))
-    client = mlflow.MlflowClient()
+    try:
+        client = read_registry(config, Workspace.of(config))
+    except BadInput as error:
+        raise BadInput(f"model {address!r}: {error.message}", remedy=error.remedy) from error
     name, _, tail = address.removeprefix("models:/").partition("@")
     with _registry_errors(address):
         if tail:
