@@ -21,6 +21,7 @@ from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import Side
+from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.encoding.base import Encoder
 
 Progress = Callable[[str, float, float | None, str], None]
@@ -57,6 +58,7 @@ def survey(
 
     Raises:
         DataError: the data cannot be used.
+        BadInput: the weights of classes are not those of the labels.
     """
     data = config.data
     reading = read_everything(
@@ -85,6 +87,7 @@ def survey(
     findings.save(spool.folder)
     trained = _trained_labels(data, spool, reading, findings) if encoder.labeled else []
     labels = _labels(data, trained)
+    check_class_weights(config.training.class_weights, labels)
     if encoder.labeled:
         _warn_of_labels(reading, labels, trained, warn)
     return Survey(reading, findings, trained, labels)

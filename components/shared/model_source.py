@@ -38,6 +38,17 @@ def resolve_model(address: str, config: RunConfig) -> Path:
     return _existing(local_path(address), address)
 
 
+def resolve_config(address: str, config: RunConfig) -> Path:
+    """Return a folder with a model's config.json. Of a hub model, only that file is downloaded.
+
+    Raises:
+        BadInput, StorageError: the same as `resolve_model`.
+    """
+    if address.startswith("hub:"):
+        return _snapshot(address, config, allow_patterns=["config.json"])
+    return resolve_model(address, config)
+
+
 def content_of(address: str, config: RunConfig) -> str:
     """Return an id of the content of an address: equal exactly if the model's files are equal.
 
@@ -50,7 +61,7 @@ def content_of(address: str, config: RunConfig) -> str:
     if scheme == "s3":
         return f"listing {value_digest(_version(address, _listed(address)[1]))}"
     if scheme == "hub":
-        return f"commit {_snapshot(address, config, allow_patterns=['config.json']).name}"
+        return f"commit {resolve_config(address, config).name}"
     if scheme == "models":
         return " at ".join(_registered(address, config))
     return f"sha256 {files_digest(resolve_model(address, config), MODEL_FILES)}"
