@@ -73,19 +73,23 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.cross_validation.display import outline
+    from steadytrain.components.tune.cross_validation.dry_run import fold_sizes
     from steadytrain.components.tune.fold_design import configurations
     from steadytrain.components.tune.study import study_name
     from steadytrain.pipelines.studies import training_cost
 
     steps = config.tune.budget.trials * config.training.max_steps
+    folds = fold_sizes(config)
     hours, text = training_cost(config, steps)
     if not as_json:
-        typer.echo("\n".join(outline(config, steps, text)))
+        typer.echo("\n".join(outline(config, steps, text, folds)))
         return
     json_output.show(
         {
             "study": study_name(config),
             "folds": config.cross_validation.folds,
+            "records": folds.sizes,
+            "warnings": folds.warnings,
             "configurations": list(configurations(config)),
             "trials": config.tune.budget.trials,
             "steps": steps,

@@ -8,13 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from steadytrain.components.preprocess.card import DataCard, card_html
-from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
-from steadytrain.components.preprocess.folds import Division, joined
+from steadytrain.components.preprocess.folds import Division, joined, read_table
 from steadytrain.components.preprocess.inputs import Inputs
-from steadytrain.components.preprocess.labels import alike_labels
 from steadytrain.components.preprocess.model import Model
 from steadytrain.components.preprocess.parallel import Workers, workers, worth_starting
 from steadytrain.components.preprocess.prepare import (
@@ -26,11 +22,11 @@ from steadytrain.components.preprocess.prepare import (
     training_texts,
 )
 from steadytrain.components.preprocess.quarantine import Quarantine
-from steadytrain.components.preprocess.reading import Reading, check_defects, read_everything
+from steadytrain.components.preprocess.reading import Reading, check_defects
 from steadytrain.components.preprocess.shards import write_packed, write_rows
-from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
+from steadytrain.components.preprocess.survey import check_sides, survey
 from steadytrain.components.preprocess.tokenizer import (
     SAMPLE_BYTES,
     copy_tokenizer,
@@ -40,9 +36,7 @@ from steadytrain.components.shared.added_columns import added_columns
 from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
-from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
@@ -101,19 +95,27 @@ class _Builder:
         self.spool = Spool(self.scratch / "spool", self.inputs.bytes)
         chosen = self.config.cross_validation
         self.folds = 0 if chosen.fold is None else chosen.folds
-        self.difficulty = self.config.training.curriculum.column
         self.added = added_columns(self.config.training)
 
     def build(self) -> DataRecord:
         try:
-            reading = self._read()
-            findings = self._find_duplicates()
-            trained = self._trained_labels(reading, findings)
-            labels = self._labels(trained)
-            fitted = Fitted(self._make_tokenizer(), tuple(labels), frozenset(trained), self.scratch)
+            found = survey(
+                self.config,
+                self.encoder,
+                self.inputs,
+                spool=self.spool,
+                quarantine=self.quarantine,
+                scratch=self.scratch,
+                workers=self.pool,
+                progress=self._progress,
+                warn=self._warn,
+            )
+            reading, labels = found.reading, found.labels
+            tokenizer = self._make_tokenizer()
+            fitted = Fitted(tokenizer, tuple(labels), frozenset(found.trained), self.scratch)
             names = self._encode(self.encoder.row_encoder(fitted))
             check_defects(self.data, self.quarantine, reading.records)
-            self._check_sides()
+            check_sides({side: count.documents for side, count in self.counts.items()})
         finally:
             self.spool.close()
             self.quarantine.close()
@@ -126,74 +128,6 @@ class _Builder:
         record = self._record(sides, folds, labels, reading)
         self._write_card(record, reading)
         return record
-
-    def _read(self) -> Reading:
-        total = self.inputs.bytes
-        return read_everything(
-            self.inputs,
-            self.data,
-            self.encoder,
-            self.difficulty,
-            spool=self.spool,
-            quarantine=self.quarantine,
-            scratch=self.scratch,
-            workers=self.pool,
-            progress=lambda done: (
-                self._progress("reading", self.spool.count, None, "records")
-                if total is None
-                else self._progress("reading", min(done, total), total, "bytes")
-            ),
-        )
-
-    def _find_duplicates(self) -> Findings:
-        threshold = self.data.near_duplicate_threshold if self.encoder.tokenizer else None
-        findings = find_duplicates(
-            self.spool,
-            threshold=threshold,
-            bands=0 if threshold is None else PERMUTATIONS // band_rows(threshold),
-            conflicts=self.encoder.labeled,
-            progress=lambda done, total: self._progress("finding duplicates", done, total, "bands"),
-        )
-        findings.save(self.spool.folder)
-        return findings
-
-    def _trained_labels(self, reading: Reading, findings: Findings) -> list[str]:
-        """Return the labels that occur on the training side, sorted."""
-        if not self.encoder.labeled:
-            return []
-        training = self.spool.array("sides") == SIDES.index("train")
-        seen = np.unique(self.spool.array("labels")[training & (findings.codes == KEPT)])
-        trained = sorted(reading.labels[int(label)] for label in seen)
-        for name in self.data.by_part():
-            mine = [label for label in trained if not name or part_of(label) == name]
-            where, of = (f"parts.{name}.", f" of the part {name!r}") if name else ("", "")
-            if len(mine) < 2:
-                raise DataError(
-                    f"the training side{of} has {len(mine)} different labels ({', '.join(mine)}), "
-                    "and at least two are needed; "
-                    f"{(findings.codes != KEPT).sum():,} of all records are left out "
-                    "as duplicates, or because equal texts have different labels",
-                    remedy=f"give data with more classes, or check data.{where}columns.label",
-                )
-        for alike in alike_labels(reading.labels.values()):
-            self._warn(
-                f"the labels {', '.join(map(repr, alike))} are separate classes, although they "
-                "differ only in case, spaces or Unicode form"
-            )
-        absent = sorted(set(self._labels(trained)) - set(trained))
-        if absent:
-            self._warn(f"no training record has the label {', '.join(absent)}")
-        return trained
-
-    def _labels(self, trained: list[str]) -> list[str]:
-        """Return the classes in their order: the configured labels, or those that are trained."""
-        if not self.data.parts:
-            return self.data.labels or trained
-        labels = list[str]()
-        for name, part in sorted(self.data.parts.items()):
-            given = [label_in(name, label) for label in part.labels or ()]
-            labels += given or [label for label in trained if part_of(label) == name]
-        return labels
 
     def _make_tokenizer(self) -> Path | None:
         """Return the folder of the task's tokenizer, or None if it has none."""
@@ -242,17 +176,6 @@ class _Builder:
             self._progress("encoding", done, total, "bytes")
         return [job.part.stem for job in jobs]
 
-    def _check_sides(self) -> None:
-        for side, counts in self.counts.items():
-            if not counts.documents:
-                kept = sum(other.documents for other in self.counts.values())
-                raise DataError(
-                    f"the {side} side of the split is empty: there are {kept} usable records",
-                    remedy="give more data, raise data.validation_share or data.test_share, "
-                    "or set another data.split_salt; with data.columns.group there must be "
-                    "many groups",
-                )
-
     def _pack(self, side: Side, names: list[str]) -> SideRecord:
         self._progress("packing", SIDES.index(side), len(SIDES), "sides")
         return self._write(side, self._parts(side, names), self.counts[side].documents)
@@ -268,13 +191,13 @@ class _Builder:
         """Write the folds of the training side."""
         records = self._parts("train-records", names)
         division = Division.of(
-            records, self.folds, self.data.split_salt, labeled=self.encoder.labeled
+            map(read_table, records),
+            self.folds,
+            self.data.split_salt,
+            labeled=self.encoder.labeled,
         )
-        if division.rare:
-            self._warn(
-                f"there are fewer than {self.folds} training records with the label "
-                f"{', '.join(division.rare)}, so that some folds have none"
-            )
+        if division.warning:
+            self._warn(division.warning)
         rows = [division.divide(part, DOCUMENT) for part in self._parts("train", names)]
         texts = [division.divide(part, "id") for part in records]
         found = list[FoldRecord]()

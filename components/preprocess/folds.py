@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +32,19 @@ class Division:
     """Which document of the training side is in which fold.
 
     sizes: documents of each fold.
-    rare: labels with fewer documents than there are folds, sorted.
+    warning: what is odd about it; "" if nothing is.
     """
 
     fold_of: Mapping[str, int]
     sizes: Sequence[int]
-    rare: Sequence[str]
+    warning: str
 
     @classmethod
-    def of(cls, records: Sequence[Path], folds: int, salt: str, *, labeled: bool) -> Division:
-        """Divide the documents in files of raw records.
+    def of(cls, records: Iterable[pa.Table], folds: int, salt: str, *, labeled: bool) -> Division:
+        """Divide documents.
+
+        Args:
+            records: tables with the columns id, group and, if labeled, label.
 
         Raises:
             BadInput, DataError: as for `assign`.
@@ -51,9 +54,7 @@ class Division:
             "group": [],
             **({"label": []} if labeled else {}),
         }
-        for part in records:
-            with pa.memory_map(str(part)) as source:
-                table = pa.ipc.open_file(source).read_all().select(list(columns))
+        for table in records:
             for name, values in columns.items():
                 values += table.column(name).to_pylist()
         labels = columns.get("label")
@@ -61,7 +62,11 @@ class Division:
         sizes = Counter(fold_of.values())
         counts = Counter(labels or [])
         rare = sorted(label for label, count in counts.items() if count < folds)
-        return cls(fold_of, [sizes[fold] for fold in range(folds)], rare)
+        warning = (
+            f"there are fewer than {folds} training records with the label {', '.join(rare)}, so "
+            "that some folds have none"
+        )
+        return cls(fold_of, [sizes[fold] for fold in range(folds)], warning if rare else "")
 
     def divide(self, part: Path, key: str) -> list[Path]:
         """Write the rows of an Arrow file to a file for each fold next to it.
@@ -82,6 +87,12 @@ class Division:
                 for fold, writer in enumerate(writers):
                     writer.write_batch(batch.filter(pa.array(folds == fold, pa.bool_())))
         return paths
+
+
+def read_table(path: Path) -> pa.Table:
+    """Return the raw records in a file."""
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
 
 
 def assign(

@@ -136,11 +136,16 @@ def prepare(job: PartJob) -> Prepared:
 
 def training_texts(part: Path, spool: Path, settings: TokenizerSettings) -> Iterator[str]:
     """Yield the kept texts of the training side, to train a tokenizer on."""
+    for content in training_records(part, spool)["content"]:
+        yield from settings.texts(content.as_py())
+
+
+def training_records(part: Path, spool: Path) -> pa.Table:
+    """Return the kept records of the training side, as the spool has them."""
     table = read_part(part)
     codes = Findings.load(spool).codes[table["number"].to_numpy()]
     training = np.asarray(table["side"]) == SIDES.index("train")
-    for content in table.filter(pa.array((codes == KEPT) & training))["content"]:
-        yield from settings.texts(content.as_py())
+    return table.filter(pa.array((codes == KEPT) & training))
 
 
 def _encode_side(

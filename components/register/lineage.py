@@ -14,12 +14,12 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.registry.versions import RUN, WEIGHTS
 from steadytrain.components.shared.tracking.connect import (
     brisk,
-    import_mlflow,
     shown,
     tracking_errors,
 )
 from steadytrain.components.shared.tracking.lineage import ENVIRONMENT, FINGERPRINT, PLAN
 from steadytrain.components.shared.tracking.pages import pages
+from steadytrain.components.shared.tracking.reading import reading_client
 from steadytrain.components.shared.tracking.store import sqlite_uri
 
 _TAGS = {
@@ -69,17 +69,14 @@ class ModelLineage:
 class LineageStore:
     """The registry of an output folder, or of MLFLOW_TRACKING_URI.
 
-    Every method raises TrackingError if it cannot be used.
+    Every method raises TrackingError if it cannot be used, and creating one raises BadInput if
+    there is none.
     """
 
     def __init__(self, output: Path) -> None:
         store = output.absolute() / "mlflow.db"
         self.uri = os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(store)
-        if self.uri.startswith("sqlite") and not os.environ.get("MLFLOW_TRACKING_URI"):
-            _check_exists(store)
-        with tracking_errors(self.uri):
-            registry = os.environ.get("MLFLOW_REGISTRY_URI") or self.uri
-            self.client = import_mlflow().MlflowClient(self.uri, registry)
+        self.client = reading_client(self.uri)
 
     def of_model(self, name: str, alias: str) -> ModelLineage:
         """Return what a version was made from.
@@ -150,14 +147,6 @@ class LineageStore:
         models = pages(lambda token: self.client.search_logged_models(places, page_token=token))
         ours = sorted(item.name for item in models if item.source_run_id in ids)
         return {"attempts": len(ids), "checkpoints": tuple(ours)}
-
-
-def _check_exists(store: Path) -> None:
-    if not store.is_file():
-        raise BadInput(
-            f"{store} does not exist: no run has been tracked in that folder",
-            remedy="give --output, or set MLFLOW_TRACKING_URI to the tracking server",
-        )
 
 
 def _content(run: Any, tag: str) -> dict[str, Any]:

@@ -38,6 +38,17 @@ def resolve_model(address: str, config: RunConfig) -> Path:
     return _existing(local_path(address), address)
 
 
+def resolve_config(address: str, config: RunConfig) -> Path:
+    """Return a folder with a model's config.json. Of a hub model, only that file is downloaded.
+
+    Raises:
+        BadInput, StorageError: the same as `resolve_model`.
+    """
+    if address.startswith("hub:"):
+        return _snapshot(address, config, allow_patterns=["config.json"])
+    return resolve_model(address, config)
+
+
 def content_of(address: str, config: RunConfig) -> str:
     """Return an id of the content of an address: equal exactly if the model's files are equal.
 
@@ -50,7 +61,7 @@ def content_of(address: str, config: RunConfig) -> str:
     if scheme == "s3":
         return f"listing {value_digest(_version(address, _listed(address)[1]))}"
     if scheme == "hub":
-        return f"commit {_snapshot(address, config, allow_patterns=['config.json']).name}"
+        return f"commit {resolve_config(address, config).name}"
     if scheme == "models":
         return " at ".join(_registered(address, config))
     return f"sha256 {files_digest(resolve_model(address, config), MODEL_FILES)}"
@@ -150,12 +161,12 @@ def _from_mlflow(address: str, config: RunConfig) -> Path:
 
 def _registered(address: str, config: RunConfig) -> tuple[str, str]:
     """Return the address's current version as models:/NAME/VERSION, and where its files are."""
-    import mlflow
+    from steadytrain.components.shared.tracking import read_registry
 
-    from steadytrain.components.shared.tracking import use_tracking
-
-    use_tracking(config, Workspace.of(config))
-    client = mlflow.MlflowClient()
+    try:
+        client = read_registry(config, Workspace.of(config))
+    except BadInput as error:
+        raise BadInput(f"model {address!r}: {error.message}", remedy=error.remedy) from error
     name, _, tail = address.removeprefix("models:/").partition("@")
     with _registry_errors(address):
         if tail:

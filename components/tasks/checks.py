@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.curriculum import CUTS
+from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.config.training import BALANCED
-from steadytrain.components.shared.errors import ConfigError, Problem
+from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.tasks.registry import load_task, open_encoder
 
 _FROM_SCRATCH: Final = (
@@ -39,6 +40,24 @@ def check_task(config: RunConfig) -> None:
     ]
     if found:
         raise ConfigError(found)
+
+
+def check_class_weights(settings: ClassWeightsConfig, labels: Sequence[str]) -> None:
+    """Check that given weights are those of the labels of the data.
+
+    Raises:
+        BadInput: a label has no weight, or a weight no label.
+    """
+    given = settings.given
+    if not given:
+        return
+    unknown, missing = sorted(given.keys() - set(labels)), sorted(set(labels) - given.keys())
+    if unknown or missing:
+        what = f"{unknown[0]!r} is not a label" if unknown else f"{missing[0]!r} has no weight"
+        raise BadInput(
+            f"training.class_weights.given = {dict(given)}: {what}",
+            remedy=f"give one weight for each of {', '.join(labels)}",
+        )
 
 
 def _objectives(config: RunConfig) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.dropout import dropout_fields
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
-from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
@@ -36,6 +36,8 @@ def build(
 ) -> torch.nn.Module:
     """Return the model to train, checked against the data.
 
+    On torch's device "meta", it has no weights: of a base model, only config.json is read.
+
     Args:
         auto: Transformers' auto class for the kind of model.
         settings: further fields of the model's configuration.
@@ -43,6 +45,8 @@ def build(
     Raises:
         BadInput: the model cannot be used with this data.
     """
+    if torch.get_default_device().type == "meta" and config.model.base:
+        return _outline(auto, config, settings)
     folder = resolve_model(config.model.base, config) if config.model.base else None
     if config.model.dropout.places:
         settings |= dropout_fields(config.model.dropout, _family(config, folder))
@@ -60,6 +64,21 @@ def build(
         add_split(model, data.split_digest)
         # Do this right away: if parts of the model are on the host, it cannot run before.
         lighten(model, config.model.adapter)
+    return model
+
+
+def _outline(auto: Any, config: RunConfig, settings: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the structure of the base model. Code that comes with it does not run.
+
+    Raises:
+        BadInput: that is not possible.
+    """
+    folder = resolve_config(str(config.model.base), config)
+    with _foreign(folder, config):
+        architecture = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **settings
+        )
+        model: torch.nn.Module = auto.from_config(architecture, trust_remote_code=False)
     return model
 
 

@@ -123,6 +123,9 @@ def keeps_documents_apart(model: torch.nn.Module, vocabulary: int) -> bool:
     """
     first, second = torch.arange(6) % vocabulary, torch.arange(3, 8) % vocabulary
     device = next(model.parameters()).device
+    if device.type == "meta":
+        # There are no values to compare.
+        return False
     pair = torch.cat([first, second]).repeat(2, 1).to(device)
     positions = torch.cat([torch.arange(6), torch.arange(5)]).repeat(2, 1).to(device)
     try:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.added_columns import TEXT
-from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.shared.parts import have_parts
 from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.augmentation import augmented
@@ -76,7 +76,7 @@ class SequenceClassification(TextTraining):
 
         Plain classes may have two names for one thing, so their head stays.
         """
-        content = (resolve_model(base, self.config) / "config.json").read_text(encoding="utf-8")
+        content = (resolve_config(base, self.config) / "config.json").read_text(encoding="utf-8")
         found = json.loads(content).get("id2label") or {}
         names, own = [found[key] for key in sorted(found, key=int)], self.data.labels
         return len(names) == len(own) and names != own and (have_parts(names) or have_parts(own))

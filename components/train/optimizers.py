@@ -172,7 +172,10 @@ section 3)."""
 ADAM: Final = replace(ADAMW, build=partial(_adam, "Adam"))
 """Its weight decay is added to the gradient."""
 SGD: Final = OptimizerSpec(
-    build=_sgd, tensors=(StateTensor("momentum_buffer"),), options=SgdOptions
+    build=_sgd,
+    tensors=(StateTensor("momentum_buffer"),),
+    options=SgdOptions,
+    adam_settings=(),
 )
 ADAFACTOR: Final = OptimizerSpec(
     build=_adafactor,
@@ -183,6 +186,7 @@ ADAFACTOR: Final = OptimizerSpec(
     factored=True,
     unsupported=_NORMS,
     options=AdafactorOptions,
+    adam_settings=(),
 )
 LAMB: Final = OptimizerSpec(
     build=_lamb,
@@ -191,9 +195,18 @@ LAMB: Final = OptimizerSpec(
     unsupported={**_NORMS, **_COUNTS},
 )
 LARS: Final = OptimizerSpec(
-    build=_lars, tensors=SGD.tensors, unsupported=_NORMS, options=LarsOptions
+    build=_lars,
+    tensors=SGD.tensors,
+    unsupported=_NORMS,
+    options=LarsOptions,
+    adam_settings=(),
 )
-LION: Final = OptimizerSpec(build=_lion, tensors=(StateTensor("exp_avg"),), options=LionOptions)
+LION: Final = OptimizerSpec(
+    build=_lion,
+    tensors=(StateTensor("exp_avg"),),
+    options=LionOptions,
+    adam_settings=(),
+)
 MUON: Final = OptimizerSpec(
     build=_muon,
     tensors=(

@@ -30,9 +30,10 @@ from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.checks import check_class_weights, check_task
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
+from steadytrain.components.train.recovery.groups import check_groups
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.replay import check_callback, replay
@@ -99,6 +100,7 @@ def run(
     check_task(config)
     trainer = load_trainer(config.model.framework)
     data = data or _prepared(config)
+    check_class_weights(config.training.class_weights, data.labels)
     return trainer(config, data, on_validation=on_validation, sinks=sinks, until=until)
 
 
@@ -162,6 +164,7 @@ def train_with_pytorch(
 ) -> Outcome:
     """Train with ranks on this machine or in pods, under the supervisor."""
     with launcher_for(config) as launcher:
+        check_groups(config, data)
         return Supervisor(config, data, launcher, on_validation, sinks, until=until).run()
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from steadytrain.components.shared.config import AblationConfig, RunConfig
-from steadytrain.components.shared.config.space import steps_problem
+from steadytrain.components.shared.config import AblationConfig, RunConfig, from_mapping
+from steadytrain.components.shared.config.space import changed, steps_problem
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.design import without_search
 from steadytrain.components.tune.history import Params, Trial
@@ -71,6 +71,15 @@ def configurations(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
     compare = config.cross_validation.compare
     # By name: the order in the file must not change which trial is which.
     return {AS_IT_IS: {}} | {name: compare[name] for name in sorted(compare)}
+
+
+def with_fold(config: RunConfig, fold: int) -> RunConfig:
+    """Return the configuration of a run that holds out a fold.
+
+    Raises:
+        ConfigError: such a run is not possible.
+    """
+    return from_mapping(changed(config, {_FOLD: fold}))
 
 
 class FoldDesign:

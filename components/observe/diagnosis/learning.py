@@ -33,6 +33,9 @@ _FASTEST, _SLOWEST = 0.1, 1e-5
 """Bounds on a step's update, relative to the weights."""
 _MEASURED: Final = 3
 """Measurements of layers that must agree."""
+_LIGHTEST, _HEAVIEST = 0.01, 1000.0
+"""Bounds on a learned weight. It settles at 1 / (2 loss), so these are losses of 50 nats, far worse
+than guessing, and of 0.0005 nats, which is learned by heart."""
 _REPORTS: Final = 10
 """Reported steps before a rule about the loss judges."""
 
@@ -157,6 +160,16 @@ def learning_rate_too_low(course: Course) -> str:
     return ""
 
 
+def loss_weight_collapsed(course: Course) -> str:
+    """A learned weight of a part's loss is below 0.01 or above 1000."""
+    metrics = course.validations[-1].metrics if course.validations else {}
+    for name, weight in metrics.items():
+        part = name.removesuffix("_loss_weight")
+        if part != name and not _LIGHTEST <= weight <= _HEAVIEST:
+            return f"the loss of the part {part!r} has the weight {weight:.3g}"
+    return ""
+
+
 def _newest(course: Course) -> list[LayersMeasured]:
     """Return the newest measurements of layers; none if there are too few."""
     found = list(course.layers)[-_MEASURED:]
@@ -258,5 +271,13 @@ LEARNING: Final = (
         "The steps are too small to change the weights.",
         "Raise training.learning_rate by a factor of 10.",
         "Stanford CS231n, Neural Networks 3: ratio of weights to updates",
+    ),
+    Rule(
+        "loss_weight_collapsed",
+        loss_weight_collapsed,
+        "Learned loss weights leave a part out, or leave only it.",
+        "Lower the lr_scale of log_variances in param_groups, or give fixed weights with "
+        "loss_weights instead of loss_weighting.",
+        "Kendall, Gal and Cipolla 2018, Multi-Task Learning Using Uncertainty to Weigh Losses",
     ),
 )

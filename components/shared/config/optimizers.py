@@ -13,9 +13,12 @@ from functools import cache
 from typing import Any, Final, Literal, Protocol
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.base import at_odds
 from steadytrain.components.shared.config.training import TrainingConfig
 
 DEFAULT: Final[str] = TrainingConfig.model_fields["optim"].default
+ADAM_SETTINGS: Final = ("adam_beta1", "adam_beta2", "adam_epsilon")
+"""The fields of `training` for AdamW and its relatives."""
 
 
 class Build(Protocol):
@@ -80,6 +83,8 @@ class OptimizerSpec:
         validated; raises an exception if it does not take them. `build` reads them in `training`.
     factored: whether it keeps, in 32 bits, one value for each row and column of a matrix, and one
         for each weight of a vector. Their `StateTensor` has 0 bytes.
+    adam_settings: the fields of `training` among `ADAM_SETTINGS` that `build` or `evaluated` read.
+        A configuration that sets another one of them is rejected.
     separates_matrices: whether it updates the matrices of the model's layers in another way than
         embeddings, head, biases and norms; see `Build`.
     evaluated: returns the weight to validate and export, from a trained weight, the tensors of its
@@ -98,6 +103,7 @@ class OptimizerSpec:
     title: str = ""
     options: Callable[..., Any] = plugins.no_options
     factored: bool = False
+    adam_settings: tuple[str, ...] = ADAM_SETTINGS
     separates_matrices: bool = False
     evaluated: Callable[[Any, Mapping[str, Any], TrainingConfig], Any] | None = None
 
@@ -122,3 +128,36 @@ def optimizer_spec(name: str) -> OptimizerSpec:
         BadInput: no installed package provides it, or its module cannot be imported.
     """
     return plugins.load_as(plugins.OPTIMIZERS, name, OptimizerSpec)
+
+
+def unread_settings(optim: object) -> list[str]:
+    """Return the fields of `training` among `ADAM_SETTINGS` that an optimizer does not read.
+
+    Args:
+        optim: its name; for anything else, nothing is known, and nothing returned.
+
+    Raises:
+        BadInput: its module cannot be imported.
+    """
+    if optim not in plugins.names(plugins.OPTIMIZERS):
+        return []
+    read = optimizer_spec(str(optim)).adam_settings
+    return [name for name in ADAM_SETTINGS if name not in read]
+
+
+def check_settings(training: TrainingConfig) -> None:
+    """Reject a setting that the optimizer does not read.
+
+    Raises:
+        PydanticCustomError: for the first such field.
+    """
+    defaults = {name: TrainingConfig.model_fields[name].default for name in ADAM_SETTINGS}
+    given = {name: getattr(training, name) for name in ADAM_SETTINGS}
+    for name, value in given.items():
+        if value != defaults[name] and name in unread_settings(training.optim):
+            raise at_odds(
+                f"training.{name}",
+                value,
+                f"training.optim is {training.optim}, which does not read it",
+                f"leave it out; if a preset sets it, set it to its default, {defaults[name]}",
+            )

@@ -28,7 +28,11 @@ from steadytrain.components.shared.config.evaluation import (
 )
 from steadytrain.components.shared.config.model import ModelConfig, identifying_model
 from steadytrain.components.shared.config.observability import ObservabilityConfig
-from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
+from steadytrain.components.shared.config.optimizers import (
+    DEFAULT,
+    check_settings,
+    optimizer_spec,
+)
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
@@ -165,6 +169,11 @@ class RunConfig(Section):
                     plugins.call(spec(name).options, options, name)
             except BadInput as error:
                 raise at_odds(f"training.{field}", options, error.message, error.remedy) from None
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_reads_its_settings(self) -> Self:
+        check_settings(self.training)
         return self
 
     @model_validator(mode="after")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from steadytrain.components.shared.config.asked import OPTIM
 from steadytrain.components.shared.config.assign import assign
+from steadytrain.components.shared.config.effects import Found, no_effect
 from steadytrain.components.shared.config.fidelity import fidelity_problems
 from steadytrain.components.shared.config.fields import Field, describe
+from steadytrain.components.shared.config.optimizers import unread_settings
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.config.run import RunConfig
-from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.tune import Dimension
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
@@ -74,7 +76,7 @@ def space_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
             or _when_problem(tune.space, field)
             or _kind_problem(field, dimension)
             or _grid_problem(config, field)
-            or _no_effect(config, field)
+            or no_effect(config, field)
         )
         if problem:
             where, message, remedy = problem
@@ -86,6 +88,8 @@ def space_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
 def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with other values as plain data, without what only studies use.
 
+    Settings of an optimizer that these values replace are left out if the new one has none.
+
     Raises:
         BadInput: there is no such field.
     """
@@ -94,6 +98,9 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     )
     for field, value in values.items():
         assign(content, field, value)
+    for name in unread_settings(values.get(OPTIM)):
+        if f"training.{name}" not in values:
+            del content["training"][name]
     return content
 
 
@@ -152,10 +159,6 @@ def steps_problem(config: RunConfig) -> Problem | None:
         "a study cuts its trials at optimizer steps, so it must know how many a trial has",
         "set training.max_steps",
     )
-
-
-Found = tuple[str, str, str]
-"""The part of the dimension, what is wrong, and the fix."""
 
 
 def field_problem(config: RunConfig, field: str) -> Found | None:
@@ -232,28 +235,6 @@ def _grid_problem(config: RunConfig, field: str) -> Found | None:
     if is_whole(field, dimension) and not dimension.log:
         return None
     return "", "a grid has no end without a step", "give a step or choices, or another tune.sampler"
-
-
-def _no_effect(config: RunConfig, field: str) -> Found | None:
-    space = config.tune.space
-    kind = "model.adapter.kind"
-    of_adapters = field.startswith("model.adapter.") and field != kind
-    if of_adapters and kind not in space and not config.model.adapter.freezes:
-        return (
-            "",
-            f"it has no effect: {kind} is none",
-            f"set {kind} to lora, or remove the field from the space",
-        )
-    shape = "training.lr_scheduler_type"
-    if field == "training.warmup_steps" and shape not in space:
-        kind = config.training.lr_scheduler_type
-        if not schedule_spec(kind).warms_up:
-            return (
-                "",
-                f"it has no effect: {shape} {kind} has no warm-up",
-                f"choose another {shape}, or remove the field from the space",
-            )
-    return None
 
 
 def _value_problems(config: RunConfig, field: str, build: Build) -> Iterator[Problem]:

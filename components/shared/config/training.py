@@ -219,7 +219,7 @@ class TrainingConfig(Section):
         ge=0,
         lt=1,
         description="Decay of the first moment of AdamW, and of adam, lamb, schedule_free_adamw "
-        "and muon's AdamW.",
+        "and muon's AdamW. An error with an optimizer that does not read it.",
     )
     adam_beta2: float = Field(
         0.999, ge=0, lt=1, description="Decay of the second moment of the same optimizers."

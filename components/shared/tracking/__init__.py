@@ -3,6 +3,7 @@
 from steadytrain.components.shared.tracking.connect import check_tracking, resolve_uri, use_tracking
 from steadytrain.components.shared.tracking.finish import finish_run, log_artifacts
 from steadytrain.components.shared.tracking.links import run_links, version_link
+from steadytrain.components.shared.tracking.reading import read_registry
 from steadytrain.components.shared.tracking.run import parent_run
 from steadytrain.components.shared.tracking.sink import MlflowSink
 
@@ -12,6 +13,7 @@ __all__ = [
     "finish_run",
     "log_artifacts",
     "parent_run",
+    "read_registry",
     "resolve_uri",
     "run_links",
     "use_tracking",

@@ -85,7 +85,7 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     uri = resolve_uri(config, workspace)
     _make_ready(uri, workspace)
     with tracking_errors(uri):
-        client = import_mlflow().MlflowClient(uri, _registry_uri(uri))
+        client = import_mlflow().MlflowClient(uri, registry_uri(uri))
         given = os.environ.get("MLFLOW_RUN_ID")
         if given:
             experiment_id = _given_run(client, given, uri).info.experiment_id
@@ -96,6 +96,16 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
 
 def _make_ready(uri: str, workspace: Workspace) -> None:
     """Import what a store needs, and create a SQLite store if it does not exist."""
+    check_installed(uri)
+    with tracking_errors(uri):
+        import_mlflow()
+        if _is_database(uri):
+            import_module("mlflow.store.tracking.sqlalchemy_store")
+        ensure_store(uri, workspace)
+
+
+def check_installed(uri: str) -> None:
+    """Raise TrackingError if a package is missing that a store needs."""
     if uri.startswith("sqlite") and find_spec("sqlalchemy") is None:
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed; the "
@@ -103,11 +113,6 @@ def _make_ready(uri: str, workspace: Workspace) -> None:
             remedy="set tracking.uri or MLFLOW_TRACKING_URI (on a cluster, in the Secret) to "
             "the address of an MLflow server",
         )
-    with tracking_errors(uri):
-        import_mlflow()
-        if _is_database(uri):
-            import_module("mlflow.store.tracking.sqlalchemy_store")
-        ensure_store(uri, workspace)
 
 
 def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
@@ -122,9 +127,9 @@ def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     """
     tracking = open_tracking(config, workspace)
     mlflow = import_mlflow()
-    with _environment_kept(), tracking_errors(tracking.uri):
+    with environment_kept(), tracking_errors(tracking.uri):
         mlflow.set_tracking_uri(tracking.uri)
-        mlflow.set_registry_uri(_registry_uri(tracking.uri))
+        mlflow.set_registry_uri(registry_uri(tracking.uri))
         mlflow.set_experiment(experiment_id=tracking.experiment_id)
     return tracking
 
@@ -227,8 +232,8 @@ def _reason(error: Exception, uri: str) -> str:
 
 
 @contextlib.contextmanager
-def _environment_kept() -> Iterator[None]:
-    """Restore the environment afterwards.
+def environment_kept() -> Iterator[None]:
+    """Restore the environment after MLflow was pointed at a store.
 
     MLflow writes its settings there, where they would look like the user's.
     """
@@ -256,7 +261,8 @@ def _is_database(uri: str) -> bool:
     return "://" in uri and not uri.startswith("file:") and not _served(uri)
 
 
-def _registry_uri(uri: str) -> str:
+def registry_uri(uri: str) -> str:
+    """Return the address of the registered models of a tracking store."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or uri
 
 

@@ -65,6 +65,23 @@ def ensure_store(uri: str, workspace: Workspace) -> None:
         ) from error
 
 
+def exists(uri: str) -> bool:
+    """Return whether the store of an address exists. It counts as existing if it is on a server.
+
+    Raises:
+        sqlite3.Error: the file is not a store or cannot be read.
+    """
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    if path := _file(uri):
+        return _finished(path)
+    if uri.startswith("sqlite") or not is_local_uri(uri):
+        return True
+    folder = Path(local_file_uri_to_path(uri))
+    return folder.is_dir() and any(folder.iterdir())
+
+
 def _file(uri: str) -> Path | None:
     """Return the file that a SQLite address names; None if it names none."""
     if not uri.startswith("sqlite"):

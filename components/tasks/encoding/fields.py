@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ DEFECTS: Final = {
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
 """By reason: what is wrong with a record."""
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""A decimal number as text. Python reads more as one, such as 1_000."""
 NAME_BYTES: Final = 1024
 """Limit for a label, group or slice, because reports show it and it is held in memory."""
 
@@ -83,7 +86,7 @@ def name_of(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def number_of(row: Mapping[str, Any], column: str) -> float:
-    """Return a number, also from text.
+    """Return a number, also from text such as 3, -0.5 or 1e-3.
 
     Raises:
         Defect: it is null, or no finite number.
@@ -91,12 +94,13 @@ def number_of(row: Mapping[str, Any], column: str) -> float:
     value = row.get(column)
     if value is None:
         raise Defect("missing_field", f"{column} is absent or null")
+    plain = _NUMBER.fullmatch(value) if isinstance(value, str) else not isinstance(value, bool)
     try:
-        found = float(value) if isinstance(value, str | int | float) else math.nan
-    except (ValueError, OverflowError):
+        found = float(value) if plain and isinstance(value, str | int | float) else math.nan
+    except OverflowError:
         found = math.nan
     if not math.isfinite(found):
-        raise Defect("wrong_type", f"{column} is {value!r:.80}, not a finite number")
+        raise Defect("wrong_type", f"{column} is {value!r:.80}, not a finite decimal number")
     return found
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.parts import part_indices
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.scoring.table import read_batches
 
 
@@ -33,7 +31,7 @@ def class_weights(settings: ClassWeightsConfig, data: DataRecord) -> torch.Tenso
     if settings.kind == "balanced":
         return torch.from_numpy(_balanced(class_counts(data), data))
     if settings.kind == "given":
-        _check_labels(settings.given, data.labels)
+        check_class_weights(settings, data.labels)
         return torch.tensor([settings.given[label] for label in data.labels])
     return None
 
@@ -51,13 +49,3 @@ def _balanced(counts: npt.NDArray[np.int64], data: DataRecord) -> npt.NDArray[np
         mine = (np.asarray(owners) == owner) & (counts > 0)
         weights[mine] = counts[mine].sum() / (mine.sum() * np.maximum(counts[mine], 1))
     return weights
-
-
-def _check_labels(given: Mapping[str, float], labels: list[str]) -> None:
-    unknown, missing = sorted(given.keys() - set(labels)), sorted(set(labels) - given.keys())
-    if unknown or missing:
-        what = f"{unknown[0]!r} is not a label" if unknown else f"{missing[0]!r} has no weight"
-        raise BadInput(
-            f"training.class_weights.given = {dict(given)}: {what}",
-            remedy=f"give one weight for each of {', '.join(labels)}",
-        )

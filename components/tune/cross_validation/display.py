@@ -9,6 +9,7 @@ from steadytrain.components.report.words import number
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tune.cross_validation.dry_run import FoldSizes
 from steadytrain.components.tune.cross_validation.results import Results
 from steadytrain.components.tune.cross_validation.table import compared, interval
 from steadytrain.components.tune.display import aligned
@@ -23,7 +24,7 @@ def words(config: RunConfig) -> Callable[[Trial], str]:
     return lambda trial: f"{design.configuration(trial)}, fold {design.fold(trial)} held out"
 
 
-def outline(config: RunConfig, steps: int, cost: str) -> list[str]:
+def outline(config: RunConfig, steps: int, cost: str, folds: FoldSizes) -> list[str]:
     """Return lines on what a cross-validation would do, for `--dry-run`.
 
     Args:
@@ -39,6 +40,8 @@ def outline(config: RunConfig, steps: int, cost: str) -> list[str]:
     return [
         f"study       {study_name(config)}",
         f"folds       {', '.join([str(chosen.folds), *by])}",
+        f"records     {folds}",
+        *(f"warning     {text}" for text in folds.warnings),
         f"runs        {budget.trials:,}: {len(names)} configurations, {budget.parallel} at a time",
         f"steps       {steps:,}",
         f"cost        {cost}",

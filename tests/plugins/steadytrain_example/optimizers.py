@@ -10,4 +10,8 @@ def build(groups, training, *, scaled):
     return lion.Lion(groups, training.learning_rate, (training.adam_beta1, training.adam_beta2))
 
 
-LION = OptimizerSpec(build=build, tensors=(StateTensor("momentum"),))
+LION = OptimizerSpec(
+    build=build,
+    tensors=(StateTensor("momentum"),),
+    adam_settings=("adam_beta1", "adam_beta2"),
+)

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from steadytrain.components.shared.config import load
+from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.config.fields import describe
+from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.errors import ConfigError
 
 LEARNING_RATE = {"training.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
@@ -187,3 +188,41 @@ def test_field_is_checked_under_its_condition():
 )
 def test_settings_of_a_study_must_fit_together(override, field, says):
     assert says in problems(LEARNING_RATE, override)[field]
+
+
+OPTIMIZERS = {"training.optim": {"choices": ["adamw_torch", "lion"]}}
+BETA = "training.adam_beta2"
+
+
+@pytest.mark.parametrize(
+    ("dimension", "says"),
+    [
+        ({}, "training.optim lion does not read it; add when: {training.optim: ['adamw_torch']}"),
+        ({"when": {"training.optim": ["lion", "adamw_torch"]}}, "lion does not read it; add when"),
+        ({"when": {"training.optim": "adamw_torch"}}, None),
+    ],
+)
+def test_setting_of_some_optimizers_varies_only_with_those(dimension, says):
+    space = {**OPTIMIZERS, BETA: {"low": 0.9, "high": 0.99, **dimension}}
+    if says is None:
+        assert load("causal-lm", [("tune.space", space)]).tune.space
+    else:
+        assert says in problems(space)[f"tune.space.{BETA}"]
+
+
+def test_space_in_which_no_optimizer_reads_a_field_does_not_have_it():
+    space = {"training.optim": {"choices": ["sgd", "lion"]}, BETA: {"low": 0.9, "high": 0.99}}
+    assert "remove the field" in problems(space)[f"tune.space.{BETA}"]
+
+
+def test_another_optimizer_of_a_study_goes_without_the_settings_that_it_does_not_read():
+    """The preset sets adam_beta2, which AdamW alone reads."""
+    config = load("causal-lm", [("tune.space", OPTIMIZERS)])
+    assert config.training.adam_beta2 == 0.95
+    for optim, beta in (("lion", 0.999), ("muon", 0.95)):
+        found = from_mapping(changed(config, {"training.optim": optim})).training
+        assert (found.optim, found.adam_beta2) == (optim, beta)
+    changes = {"lion": {"training.optim": "lion"}}
+    assert load("causal-lm", [("ablation.changes", changes)]).ablation.changes == changes
+    with pytest.raises(ConfigError, match="lion, which does not read it"):
+        load("causal-lm", [("ablation.changes", {"lion": {**changes["lion"], BETA: 0.9}})])

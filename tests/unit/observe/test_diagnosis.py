@@ -34,7 +34,15 @@ from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.training import Training
 
-from support.training import LLAMA, VOCABULARY, Bench, events_of, language_rows, write_data
+from support.training import (
+    LLAMA,
+    VOCABULARY,
+    Bench,
+    events_of,
+    language_rows,
+    write_data,
+    write_parts,
+)
 
 RECIPE = {
     "global_batch_size": 4,
@@ -135,6 +143,22 @@ def test_run_whose_loss_is_scaled_up_has_exploding_gradients(trained, monkeypatc
     )
     short = {"max_steps": 16, "logging_steps": 1}
     assert "exploding_gradients" in problems(trained("scaled", language_rows(40), [], **short))
+
+
+@pytest.mark.parametrize(("scale", "found"), [(100, False), (1e6, True)])
+def test_run_whose_loss_weights_change_too_fast_loses_a_part(tmp_path, scale, found):
+    training = {
+        "multi_task": {"loss_weighting": "uncertainty"},
+        "param_groups": [{"match": "log_variances", "lr_scale": scale}],
+        "max_steps": 8,
+        "eval_steps": 2,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+    }
+    bench = Bench.make(tmp_path, write_parts(tmp_path / "data"), training={**RECIPE, **training})
+    with contextlib.suppress(Diverged):
+        bench.train_here()
+    assert ("loss_weight_collapsed" in problems(bench)) == found
 
 
 def test_run_with_a_slow_input_is_bound_by_its_data(trained, monkeypatch):

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from steadytrain.components.evaluate.scoring import judged_records
+from steadytrain.components.preprocess.fold_preview import preview_folds
 from steadytrain.components.preprocess.folds import assign
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import load
@@ -142,6 +143,57 @@ def test_labels_and_groups_of_a_data_set_decide(tmp_path, configure):
     ]
     trained = {row for part in parts for row in part.labels}
     assert any("with the label odd" in text for text in said) == ("odd" in trained)
+
+
+def grouped(tmp_path, configure, *, groups, rare=0, count=150):
+    """Return the configuration of labeled texts in groups, some with a rare label."""
+    rows = [
+        {
+            "text": sentence(number),
+            "label": "rare" if number < rare else f"l{number % 2}",
+            "writer": f"w{number % groups}",
+        }
+        for number in range(count)
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", [*rows, rows[0], {"text": "", "label": "l0"}])
+    data = {"task": "sequence_classification", "columns": {"group": "writer"}}
+    return configure(path, model=ENCODER, max_bad_share=0.1, **data)
+
+
+@pytest.mark.parametrize("rare", [0, 3])
+def test_preview_has_the_folds_and_the_warnings_of_the_real_data(tmp_path, configure, rare):
+    config = holding(grouped(tmp_path, configure, groups=30, rare=rare), 0)
+    before = sorted(tmp_path.rglob("*"))
+    found = preview_folds(config)
+    assert sorted(tmp_path.rglob("*")) == before
+    sizes = [run(holding(config, fold)).sides["test"].documents for fold in range(FOLDS)]
+    assert list(found.sizes) == sizes
+    warned = [
+        event.message
+        for event in read_events(Workspace.of(config).events)
+        if isinstance(event, Warned)
+    ]
+    assert list(found.warnings) == warned
+    assert bool(warned) == bool(rare)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rare", "message"),
+    [
+        (4, 0, "the validation side of the split is empty"),
+        (6, 0, r"[1-3] groups, and cross_validation\.folds is 4"),
+        (30, 149, "each label has fewer|at least two are needed"),
+    ],
+)
+def test_preview_rejects_what_the_real_run_rejects(tmp_path, configure, groups, rare, message):
+    """Some of the groups are on the held-out sides."""
+    config = holding(grouped(tmp_path, configure, groups=groups, rare=rare), 0)
+    told = []
+    for attempt in (preview_folds, run):
+        with pytest.raises(DataError, match=message) as caught:
+            attempt(config)
+        told.append(caught.value.message)
+    assert told[0] == told[1]
 
 
 def test_fold_that_is_none_is_an_error_with_the_field():

