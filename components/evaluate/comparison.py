@@ -110,7 +110,8 @@ class Candidate:
             if self.config.gate.task_metric:
                 pair = self._task_pair(champion, components, report)
             else:
-                theirs = Scores.of(score(scorer.score, components, self.records, report))
+                given = ("the champion", scorer.score, components, self.records, report)
+                theirs = Scores.of(score(*given))
                 pair = self._pair(champion, theirs, metric)
         except Exception as error:
             # A foreign model can raise anything, and the candidate is not to blame for it.

@@ -22,6 +22,7 @@ from steadytrain.components.evaluate.scoring import Report, place, sampled
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import LandscapeRecord, LandscapeRing
 from steadytrain.components.tasks.base import Components, Scorer
+from steadytrain.components.tasks.fitting import splitting
 from steadytrain.components.tasks.registry import OpenTask
 
 Losses = list[list[float | None]]
@@ -51,18 +52,22 @@ def measure_landscape(
         folder: of the exported model.
         records: of the test side. The loss is taken on a sample of them.
         report: called with the number of points that are done.
+
+    Raises:
+        OutOfMemory: one record alone does not fit in memory.
     """
     settings = config.evaluation.landscape
     sample = sampled(records, settings.records)
     components = place(task.packager.load_exported(folder), config)
     steps = np.linspace(-settings.radius, settings.radius, settings.points).tolist()
-    losses = losses_on_plane(
-        components["model"],
-        lambda: mean_loss(task.scorer, components, sample),
-        steps,
-        config.training.seed,
-        report,
-    )
+    with splitting("measuring the loss landscape"):
+        losses = losses_on_plane(
+            components["model"],
+            lambda: mean_loss(task.scorer, components, sample),
+            steps,
+            config.training.seed,
+            report,
+        )
     return LandscapeRecord(
         records=sample.num_rows,
         radius=settings.radius,

@@ -133,9 +133,10 @@ def _slices(evaluation: EvaluationRecord) -> str:
 
 
 def _landscape(evaluation: EvaluationRecord) -> str:
-    found = evaluation.landscape
+    found, missing = evaluation.landscape, evaluation.landscape_missing
     if found is None:
-        return ""
+        note = f'<p class="note">{escape(missing)}</p>'
+        return f"<h2>Loss landscape</h2>{note}" if missing else ""
     heading = "Loss by distance from the trained weights"
     return (
         f"<h2>Loss landscape</h2>{landscape_chart(found)}"

@@ -26,6 +26,9 @@ def measure_robustness(
     Args:
         folder: of the exported model.
         report: called with the number of records scored so far, from 0 for each field.
+
+    Raises:
+        OutOfMemory: one record alone does not fit in memory.
     """
     evaluation, found = config.evaluation, {}
     components = place(task.packager.load_exported(folder), config)
@@ -36,9 +39,9 @@ def measure_robustness(
             scoring = partial(task.scorer.score_attacked, attack=evaluation.attack)
         else:
             given = noised(records, evaluation.character_noise, config.training.seed)
-        found[field] = measure(
-            Scores.of(score(scoring, components, given, report)), resampling(config)
-        )
+        how = f"the candidate with evaluation.{field}"
+        scores = Scores.of(score(how, scoring, components, given, report))
+        found[field] = measure(scores, resampling(config))
     return found
 
 

@@ -16,6 +16,7 @@ from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.fitting import splitting
 from steadytrain.components.tasks.registry import OpenTask
 
 Report = Callable[[int], None]
@@ -57,12 +58,22 @@ def sampled(records: pa.Table, limit: int | None) -> pa.Table:
     return records.take(sorted(chosen))
 
 
-def score(scoring: Scoring, components: Components, records: pa.Table, report: Report) -> pa.Table:
-    """Score all records, a few hundred at a time, to report progress."""
+def score(
+    what: str, scoring: Scoring, components: Components, records: pa.Table, report: Report
+) -> pa.Table:
+    """Score all records, a few hundred at a time, to report progress.
+
+    Args:
+        what: is scored and how, such as "the candidate".
+
+    Raises:
+        OutOfMemory: one record alone does not fit in memory.
+    """
     parts = []
-    for start in range(0, records.num_rows, _RECORDS_AT_ONCE):
-        parts.append(scoring(components, records.slice(start, _RECORDS_AT_ONCE)))
-        report(min(start + _RECORDS_AT_ONCE, records.num_rows))
+    with splitting(f"scoring {what}"):
+        for start in range(0, records.num_rows, _RECORDS_AT_ONCE):
+            parts.append(scoring(components, records.slice(start, _RECORDS_AT_ONCE)))
+            report(min(start + _RECORDS_AT_ONCE, records.num_rows))
     return pa.concat_tables(parts)
 
 
@@ -79,11 +90,12 @@ def score_candidate(
         BadInput: the list of splits in the model's configuration is malformed.
         SteadytrainError: the model's losses are not finite.
         DataError: no record has anything to predict.
+        OutOfMemory: one record alone does not fit in memory.
     """
     from steadytrain.components.tasks.splits import splits_of
 
     components = place(task.packager.load_exported(folder), config)
-    scores = score(task.scorer.score, components, records, report)
+    scores = score("the candidate", task.scorer.score, components, records, report)
     broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
     if broken:
         raise SteadytrainError(

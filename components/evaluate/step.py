@@ -8,6 +8,7 @@ it stays valid.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,15 +21,17 @@ from steadytrain.components.evaluate.calibration import (
 )
 from steadytrain.components.evaluate.classes import Classes, confusion, per_class
 from steadytrain.components.evaluate.comparison import Candidate, resampling
-from steadytrain.components.evaluate.language_tasks import TaskResults, run_lm_tasks
+from steadytrain.components.evaluate.extras import (
+    landscape_of,
+    robustness_of,
+    scoring_progress,
+    task_results,
+)
 from steadytrain.components.evaluate.measure import measure, measure_slices
 from steadytrain.components.evaluate.page import evaluation_page
-from steadytrain.components.evaluate.robustness import measure_robustness
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import (
-    Report,
     judged_records,
-    place,
     score_candidate,
     trained_model,
 )
@@ -38,13 +41,12 @@ from steadytrain.components.shared.config.data import identifying_data
 from steadytrain.components.shared.config.evaluation import identifying_evaluation
 from steadytrain.components.shared.digest import JUDGING_CODE
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.events.types import BatchSplit, Warned
 from steadytrain.components.shared.lm_tasks import LmTasks, open_lm_tasks
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
     GateRecord,
-    LandscapeRecord,
     TrainRecord,
 )
 from steadytrain.components.shared.registry.verdict import decided_about
@@ -53,6 +55,7 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.fitting import splitting
 from steadytrain.components.tasks.registry import OpenTask, task_code
 
 SCORES = "scores.parquet"
@@ -73,7 +76,7 @@ def run(
         DataError: the test side has no usable records.
         TrackingError: the registry cannot be used.
     """
-    with stage(config, "evaluate") as current:
+    with stage(config, "evaluate") as current, telling_splits(current):
         workspace = current.workspace
         data = data or DataRecord.load(workspace.record("preprocess"))
         train = train or TrainRecord.load(workspace.record("train"))
@@ -116,10 +119,14 @@ def _standing(candidate: Candidate, champion: Version | None, current: Stage) ->
     return earlier if earlier.promoted and earlier.subject == about else None
 
 
-def scoring_progress(current: Stage, who: str, records: pa.Table) -> Report:
-    """Return a function that reports in the run's events how many records are scored."""
-    total = records.num_rows
-    return lambda done: current.progress(f"scoring the {who}", done, total, "records")
+def telling_splits(current: Stage) -> AbstractContextManager[None]:
+    """Return a context that reports in the run's events where memory ran out for a batch."""
+
+    def tell(work: str, rows: int, instead_of: int) -> None:
+        stage = current.name
+        current.emit(BatchSplit(stage=stage, work=work, rows=rows, instead_of=instead_of))
+
+    return splitting("evaluating", tell)
 
 
 def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
@@ -181,13 +188,16 @@ def _evaluation(
     path = _write(folder / SCORES, table)
     files, reached = [path], {}
     if tasks is not None:
-        results = _task_results(current, config, task, trained_model(train), tasks)
+        results = task_results(current, config, task, trained_model(train), tasks)
         files.append(_write(folder / TASK_ANSWERS, results.answers))
         reached = results.scores
     scores = Scores.of(table)
     classes = scores.classes
     labels = _labels(data, classes)
     averages = average_precisions(classes, labels) if classes else {}
+    given = (current, config, task, trained_model(train), records)
+    robustness = robustness_of(*given)
+    landscape, missing = landscape_of(*given)
     evaluation = EvaluationRecord(
         task=config.data.task,
         weights_digest=train.weights_digest,
@@ -204,57 +214,13 @@ def _evaluation(
         splits=splits,
         tasks=reached,
         answers=str(files[1]) if tasks else "",
-        robustness=measure_robustness(
-            config,
-            task,
-            trained_model(train),
-            records,
-            scoring_progress(current, "perturbed candidate", records),
-        )
-        if config.evaluation.robustness
-        else {},
-        landscape=_landscape(current, config, task, trained_model(train), records),
+        robustness=robustness,
+        landscape=landscape,
+        landscape_missing=missing,
     )
-    store.remember(key, evaluation, files)
+    if not missing:
+        store.remember(key, evaluation, files)
     return evaluation, table
-
-
-def _task_results(
-    current: Stage, config: RunConfig, task: OpenTask, folder: Path, tasks: LmTasks
-) -> TaskResults:
-    """Run lm-eval's tasks on the candidate."""
-    results = run_lm_tasks(
-        place(task.packager.load_exported(folder), config),
-        tasks,
-        batch_size=config.evaluation.batch_size,
-        how=resampling(config),
-        progress=lambda what, done, total: current.progress(
-            f"{what} of lm-eval's tasks", done, total, "requests"
-        ),
-    )
-    for remark in results.remarks:
-        current.emit(Warned(stage=current.name, message=remark))
-    return results
-
-
-def _landscape(
-    current: Stage, config: RunConfig, task: OpenTask, folder: Path, records: pa.Table
-) -> LandscapeRecord | None:
-    """Measure the loss around the trained weights if it is configured."""
-    settings = config.evaluation.landscape
-    if not settings.on:
-        return None
-    # Here, because importing it imports torch.
-    from steadytrain.components.evaluate.landscape import measure_landscape
-
-    total = settings.scorings
-    return measure_landscape(
-        config,
-        task,
-        folder,
-        records,
-        lambda done: current.progress("measuring the loss landscape", done, total, "points"),
-    )
 
 
 def _write(path: Path, table: pa.Table) -> Path:

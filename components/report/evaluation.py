@@ -59,6 +59,7 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
         ],
         "figures": class_figures(record),
         "landscape": landscape_section(record),
+        "landscape_missing": record.landscape_missing,
         "classes": _table(record.per_class, columns),
         "slices": _table(record.slices, slice_columns),
         "matrix": _matrix(record) if len(record.labels) <= MATRIX_CLASSES else None,

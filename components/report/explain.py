@@ -1,6 +1,7 @@
 """Explain what happened in a run, in ten lines or fewer, for a terminal.
 
-Up to three more lines name damaged files, and up to three more the problems that were found.
+Up to three more lines name damaged files, and up to three more the problems that were found. One
+more says that memory ran out outside the training itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import RunSummary, outcome
 from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.controls import on_one_line
-from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.events.types import BatchSplit, StepFailed
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
@@ -41,6 +42,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
         lines.append(f"{standing.failure.error}: {standing.failure.message}")
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += _training(facts)
+    lines += [event.message for event in facts.of(BatchSplit)[-1:]]
     found = findings(facts.events)
     lines += map(str, found[:PROBLEMS])
     lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []

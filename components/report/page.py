@@ -31,6 +31,7 @@ from steadytrain.components.report.timing import phases, repeated_steps, wall_se
 from steadytrain.components.report.words import moment, number, percent
 from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.events.types import (
+    BatchSplit,
     DecisionMade,
     StepStarted,
     TrainingStarted,
@@ -95,7 +96,11 @@ def content(facts: Facts) -> dict[str, Any]:
         "gate": gate_section(facts.gate) if facts.gate else None,
         "phases": _phase_rows(ran),
         "wall": duration(wall_seconds(ran)),
-        "warnings": Counter((event.stage, event.message) for event in facts.of(Warned)).items(),
+        "warnings": Counter(
+            (event.stage, event.message)
+            for event in facts.events
+            if isinstance(event, Warned | BatchSplit)
+        ).items(),
         "environment": _environment(facts),
         "config_text": facts.config_text,
         "unreadable": facts.unreadable,

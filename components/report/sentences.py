@@ -9,6 +9,7 @@ from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
+    BatchSplit,
     CheckpointSaved,
     DecisionMade,
     GradientOverflow,
@@ -146,7 +147,7 @@ def _(event: GradientOverflow) -> str:
 
 
 @describe.register
-def _(event: Warned) -> str:
+def _(event: Warned | BatchSplit) -> str:
     return f"{event.stage}: {event.message}"
 
 

@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Iterator
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, Stopped
+from steadytrain.components.shared.out_of_memory import ran_out
 
 _PANIC = "PanicException"
 """From tokenizers and safetensors, which are written in Rust. It is not an Exception, and each
 library has its own."""
-_OUT_OF_MEMORY = "OutOfMemoryError"
-"""From torch, compared by name to avoid importing torch."""
 _LONGEST = 500
 
 
@@ -33,12 +32,12 @@ def foreign(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (SteadytrainError, MemoryError, Stopped):
+    except (SteadytrainError, Stopped):
         raise
     except BaseException as error:
         kind = type(error).__name__
         theirs = isinstance(error, Exception | SystemExit) or kind == _PANIC
-        if kind == _OUT_OF_MEMORY or not theirs:
+        if ran_out(error) or not theirs:
             raise
         # Transformers' configurations name the field in the cause.
         said = error.__cause__ if kind.startswith("StrictDataclass") else None

@@ -240,6 +240,7 @@ class EvaluationRecord(Record):
     robustness: metrics under an attack on the embeddings ("attack") and with typing errors
         ("character_noise"), as far as they are configured.
     landscape: the loss around the trained weights, if it is configured.
+    landscape_missing: why it is configured and still not there, and the fix; "" otherwise.
     answers: absolute path of the result for each document of those tasks (Parquet); "" without
         tasks.
     """
@@ -261,6 +262,7 @@ class EvaluationRecord(Record):
     answers: str = ""
     robustness: dict[str, dict[str, Interval]] = {}
     landscape: LandscapeRecord | None = None
+    landscape_missing: str = ""
 
 
 class Subject(Record):

@@ -46,13 +46,16 @@ class Teacher:
         self, model: torch.nn.Module, settings: DistillationConfig, part: HiddenStates | None = None
     ) -> None:
         self.model, self.settings, self.part = model, settings, part
+        self._device: torch.device | None = None
 
     @torch.no_grad()
     def teach(self, forward: Forward, batch: Batch) -> Teaching:
         """Return what the teacher says about a micro-batch."""
         device = batch["targets"].device
-        if next(self.model.parameters()).device != device:
+        if self._device != device:
+            # If memory runs out, some of the weights have moved, so they cannot be asked.
             self.model.to(device)
+            self._device = device
         with request_states() as request:
             given = forward(self.model, batch, states=self.part is not None)
         comparison = self._comparison(given)

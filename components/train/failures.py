@@ -10,6 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.out_of_memory import DEVICE_TEXTS
 from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.output import Output
 
@@ -104,15 +105,7 @@ _KINDS = {
 
 # The first match wins, so the most specific patterns come first.
 _TEXTS = [
-    (
-        FailureClass.GPU_OOM,
-        r"(?:CUDA|HIP|XPU|MPS)(?: error:| backend)? out of memory|OutOfMemoryError"
-        r"|C(?:UBLAS|USOLVER|UDNN)_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_HOST_ALLOCATION_FAILED)"
-        # Creating a handle allocates memory, and running out of it is the most common cause.
-        r"|CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate"
-        r"|DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
-        r"|Cuda failure \d* ?'out of memory'",
-    ),
+    (FailureClass.GPU_OOM, DEVICE_TEXTS),
     (
         FailureClass.HOST_OOM,
         r"MemoryError|Cannot allocate memory|Unable to allocate [\d.]+ [KMGT]iB"

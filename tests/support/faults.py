@@ -10,22 +10,26 @@ import contextlib
 import ctypes
 import math
 import os
-import re
 import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.built_in import CAUSAL_LM
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel, LanguageModelPackager
+from steadytrain.components.train.loop import row_losses
+
+from support.limits import address_space, limited, return_freed_memory
 
 
 class Faulty(CausalLanguageModel):
@@ -187,13 +191,10 @@ class RunsOut(CausalLanguageModel):
 
     def __init__(self, *given) -> None:
         super().__init__(*given)
-        faults = os.environ["FAULTS"].split()
-        mark = Path(os.environ["STEADYTRAIN_ATTEMPT"])
-        attempt = int(next(part for part in reversed(mark.parts) if part.isdigit()))
+        faults, attempt = os.environ["FAULTS"].split(), attempt_number()
         phase, _, rank = (faults[attempt - 1] if attempt <= len(faults) else "").partition(":")
         self.phase = phase if rank == os.environ.get("RANK", "0") else ""
-        # Return freed large blocks to the kernel, so that they can't be reused.
-        ctypes.CDLL(None).mallopt(-3, 1 << 20)
+        return_freed_memory()
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         if self.phase == "forward":
@@ -206,6 +207,56 @@ class RunsOut(CausalLanguageModel):
         return found
 
     def limit(self, *_: object) -> None:
-        status = Path("/proc/self/status").read_text()
-        size = int(re.search(r"VmSize:\s+(\d+) kB", status)[1]) * 1024 + self.SLACK
+        size = address_space() + self.SLACK
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+class LittleMemory(CausalLanguageModel):
+    """Another model has SPARE bytes for a pass over rows; torch's allocator raises the error.
+
+    This happens on the ranks in SHORT_RANKS. The first attempt kills itself before its pass number
+    KILL_AT. Ranks write losses after each of their batches.
+    """
+
+    passes = most = 0
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        ranks = os.environ.get("SHORT_RANKS", "0").split()
+        self.short = os.environ.get("RANK", "0") in ranks
+        row_losses._ROUND, row_losses._SAVE_SECONDS = 1, 0.0
+        return_freed_memory()
+
+    def row_losses(self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]) -> Any:
+        with self.limited():
+            return super().row_losses(model, batch, counts)
+
+    def open_teacher(self, student: torch.nn.Module) -> AnsweringTeacher:
+        teacher = super().open_teacher(student)
+        answer = teacher.answer
+
+        def limited(rows: Sequence[Row], device: torch.device) -> list[Row]:
+            with self.limited():
+                return answer(rows, device)
+
+        teacher.answer = limited
+        return teacher
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        self.passes += 1
+        if self.passes == int(os.environ.get("KILL_AT", "0")) and attempt_number() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not self.short:
+            yield
+            return
+        # The same for each pass, so that what one has allocated does not help the next.
+        self.most = self.most or address_space() + int(os.environ["SPARE"])
+        with limited(self.most):
+            yield
+
+
+def attempt_number() -> int:
+    """Return the number of this rank's attempt."""
+    mark = Path(os.environ["STEADYTRAIN_ATTEMPT"])
+    return int(next(part for part in reversed(mark.parts) if part.isdigit()))

@@ -19,7 +19,9 @@ _MEASURED_IF_ON: Final = ("attack", "character_noise", "landscape")
 class EvaluationConfig(Section):
     """Evaluation on the test side."""
 
-    batch_size: int = Field(8, ge=1, description="Sequences per forward pass.")
+    batch_size: int = Field(
+        8, ge=1, description="Sequences per forward pass, or fewer if they do not fit in memory."
+    )
     max_examples: int | None = Field(
         None,
         ge=1,

@@ -460,6 +460,35 @@ class Warned(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchSplit(Event):
+    """Memory ran out for a batch of rows that a model only answers, so it gets fewer at a time.
+
+    The micro-batch of the training stays the same.
+
+    work: what the model was doing, such as "scoring the training rows".
+    rows, instead_of: number of rows at a time, and what it was before.
+    rank: the rank whose memory ran out; 0 outside training.
+    """
+
+    name: ClassVar[str] = "batch_split"
+    level: ClassVar[Level] = "warn"
+    stage: str
+    work: str
+    rows: int
+    instead_of: int
+    rank: int = 0
+
+    @property
+    def message(self) -> str:
+        """The same in words."""
+        where = f" on rank {self.rank}" if self.stage == "train" else ""
+        return (
+            f"memory ran out while {self.work}{where}: {self.rows} at a time instead of "
+            f"{self.instead_of}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resubmitted(Event):
     """A step was lost with its pod, and the pipeline was submitted again.
 

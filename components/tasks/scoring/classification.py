@@ -18,6 +18,8 @@ from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.attack import perturbed, search
 from steadytrain.components.tasks.base import Batch, Components
+from steadytrain.components.tasks.device import to_device
+from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.class_balance import class_counts
 from steadytrain.components.tasks.scoring.table import (
     longest,
@@ -156,16 +158,14 @@ def _log_chances(
     encoded = tokenizer(given.texts, truncation=True, max_length=length)["input_ids"]
     order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]), reverse=True)
     device, fill = next(model.parameters()).device, padding_id(tokenizer)
-    parts = []
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
+
+    def classify(rows: Sequence[int]) -> list[npt.NDArray[np.float64]]:
         ids, mask = pad([encoded[index] for index in rows], fill)
-        targets = torch.from_numpy(given.truth[rows])
+        targets = torch.from_numpy(given.truth[list(rows)])
         batch = {"input_ids": ids, "attention_mask": mask, "targets": targets}
-        parts.append(
-            _forward(model, {name: item.to(device) for name, item in batch.items()}, attack)
-        )
-    ordered = np.concatenate(parts)
+        return list(_forward(model, to_device(batch, device), attack))
+
+    ordered = np.stack(batched(classify, order, batch_size, lambda index: len(encoded[index])))
     found = np.empty_like(ordered)
     found[order] = ordered
     return found

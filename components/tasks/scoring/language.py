@@ -29,6 +29,7 @@ from steadytrain.components.tasks.encoding.tokens import (
     scored_bytes,
     windows,
 )
+from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.lost_text import lost_nats
 from steadytrain.components.tasks.scoring.table import (
     longest,
@@ -169,11 +170,14 @@ def document_losses(
         if any(window.targets)
     ]
     pieces.sort(key=lambda piece: len(piece[1].input_ids), reverse=True)
+    sums = batched(
+        lambda batch: _window_losses(model, batch, fill).tolist(),
+        [window for _, window in pieces],
+        batch_size,
+        lambda window: len(window.input_ids),
+    )
     totals = np.zeros(len(documents))
-    for start in range(0, len(pieces), batch_size):
-        batch = pieces[start : start + batch_size]
-        sums = _window_losses(model, [window for _, window in batch], fill)
-        np.add.at(totals, [index for index, _ in batch], sums)
+    np.add.at(totals, [index for index, _ in pieces], sums)
     found: list[float] = totals.tolist()
     return found
 

@@ -17,6 +17,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.masked_text import text_windows
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.masking import Masking
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.table import (
@@ -40,15 +41,18 @@ class MaskedScorer:
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, tokenizer = components["model"].eval(), components["tokenizer"]
         length = longest(model, self.data.sequence_length)
-        size = self.config.evaluation.batch_size
         windows = list(self._windows(tokenizer, records, length))
         windows.sort(key=lambda item: len(item[1][0]), reverse=True)
         loss, targets = np.zeros(records.num_rows), np.zeros(records.num_rows, dtype=np.int64)
-        for start in range(0, len(windows), size):
-            part = windows[start : start + size]
-            rows = [row for row, _ in part]
-            np.add.at(loss, rows, _losses(model, [item for _, item in part], padding_id(tokenizer)))
-            np.add.at(targets, rows, [(item[1] != IGNORED).sum() for _, item in part])
+        rows, items = [row for row, _ in windows], [item for _, item in windows]
+        sums = batched(
+            lambda part: _losses(model, part, padding_id(tokenizer)).tolist(),
+            items,
+            self.config.evaluation.batch_size,
+            lambda item: len(item[0]),
+        )
+        np.add.at(loss, rows, sums)
+        np.add.at(targets, rows, [(item[1] != IGNORED).sum() for item in items])
         sizes = np.zeros(records.num_rows, dtype=np.int64)
         return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
 

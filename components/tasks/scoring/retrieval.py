@@ -16,9 +16,11 @@ from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.device import to_device
 from steadytrain.components.tasks.embeddings import embedded, without_pooler
 from steadytrain.components.tasks.encoding.text_pairs import halves
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.in_batch_negatives import Compared, alike, compare, numbered
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
@@ -113,12 +115,13 @@ class RetrievalScorer:
         """Return the embedding of each text, (texts, width), float32."""
         device, size = next(model.parameters()).device, self.config.evaluation.batch_size
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
-        parts = []
-        for start in range(0, len(order), size):
-            ids, mask = pad([texts[index] for index in order[start : start + size]], fill)
-            batch = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-            parts.append(embedded(model, batch))
-        found = torch.cat(parts)
+
+        def embed(rows: Sequence[int]) -> list[torch.Tensor]:
+            ids, mask = pad([texts[index] for index in rows], fill)
+            batch = {"input_ids": ids, "attention_mask": mask}
+            return list(embedded(model, to_device(batch, device)))
+
+        found = torch.stack(batched(embed, order, size, lambda index: len(texts[index])))
         return found[torch.tensor(order, device=device).argsort()]
 
     def _table(self, records: pa.Table, found: Compared) -> pa.Table:

@@ -41,7 +41,7 @@ class Rank(RankProcess):
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
-        from steadytrain.components.train.loop.usage import Usage
+        from steadytrain.components.train.loop.usage import Usage, report_split
         from steadytrain.components.train.loop.watch import StoppedEarly, Watch
 
         spec, config, workspace = self.spec, self.config, self.workspace
@@ -61,6 +61,7 @@ class Rank(RankProcess):
                     flags=self.requests.flags,
                     progress=reporter.worked,
                     warn=reporter.warn,
+                    split=partial(report_split, workspace, spec.attempt, self.number),
                 ),
             )
         except StoppedEarly as stop:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
@@ -28,13 +30,14 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.tasks.chunks import SCORED_TOKENS
 from steadytrain.components.tasks.device import to_device
+from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.tasks.registry import OpenTask, task_code
 from steadytrain.components.train.loop.data import Rows, drawn, share
 from steadytrain.components.train.loop.stored_losses import Losses, StoredLosses
-from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of
+from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of, memory_for
 
 FIELD: Final = "training.curriculum.model"
-_WORK: Final = "scoring"
+_WORK: Final = "scoring the training rows"
 _ROWS: Final = 32
 """Most rows of a batch."""
 _ROUND: Final = 4
@@ -60,7 +63,9 @@ def row_losses(
     stored = StoredLosses(LocalStorage(Workspace.of(config).losses), _key(config, data), len(rows))
     found = _read(stored, accelerator, watch)
     if np.isnan(found).any():
-        found = _Scoring(config, data, rows, accelerator, watch).complete(found, stored)
+        scoring = _Scoring(config, data, rows, accelerator, watch)
+        with memory_for(FIELD, scoring.address), splitting(_WORK, watch.split):
+            found = scoring.complete(found, stored)
     return found
 
 
@@ -113,14 +118,18 @@ class _Scoring:
     def complete(self, found: Losses, stored: StoredLosses) -> Losses:
         """Fill in what is missing."""
         accelerator, watch = self.accelerator, self.watch
-        batches = [batch for batch in self._batches() if np.isnan(found[batch]).any()]
+        costs = self._costs()
+        batches = [batch for batch in _batches(costs) if np.isnan(found[batch]).any()]
         model = self.task.load_reference(self.address, FIELD).to(accelerator.device)
         ranks, written = accelerator.num_processes, time.monotonic()
         for start in range(0, len(batches), _ROUND * ranks):
             watch.progress(_WORK, int(np.isfinite(found).sum()), len(found))
             part = batches[start : start + _ROUND * ranks]
             mine = share(range(len(part)), accelerator.process_index, ranks)
-            own = [self._score(model, part[number]) for number in mine]
+            own = [
+                fitted(partial(self._score, model), part[number], costs.__getitem__)
+                for number in mine
+            ]
             told = gather_object([(own, watch.flags())])
             scored = [losses for losses, _ in told for losses in losses]
             for batch, losses in zip(part, scored, strict=True):
@@ -141,18 +150,11 @@ class _Scoring:
             torch.cuda.empty_cache()
         return found
 
-    def _batches(self) -> list[list[int]]:
-        """Return the rows of each batch: rows of similar length together, the longest first."""
+    def _costs(self) -> npt.NDArray[np.int64]:
+        """Return the length of each row."""
         padded = getattr(self.task, "padded", "")
         each = self.rows.lengths(padded) if padded else map(self.task.cost, self.rows)
-        costs = np.array([*each])
-        found: list[list[int]] = []
-        for row in np.argsort(-costs, kind="stable").tolist():
-            first = costs[found[-1][0]] if found else 0
-            if not found or len(found[-1]) == _ROWS or (len(found[-1]) + 1) * first > SCORED_TOKENS:
-                found.append([])
-            found[-1].append(row)
-        return found
+        return np.array([*each])
 
     @torch.no_grad()
     def _score(self, model: torch.nn.Module, indices: Sequence[int]) -> list[float]:
@@ -172,3 +174,14 @@ class _Scoring:
                     f"{FIELD} = {self.address!r}: its loss of a training row is not finite",
                     remedy="use another model, or train in float32 or bf16",
                 )
+
+
+def _batches(costs: npt.NDArray[np.int64]) -> list[list[int]]:
+    """Return the rows of each batch: rows of similar length together, the longest first."""
+    found: list[list[int]] = []
+    for row in np.argsort(-costs, kind="stable").tolist():
+        first = costs[found[-1][0]] if found else 0
+        if not found or len(found[-1]) == _ROWS or (len(found[-1]) + 1) * first > SCORED_TOKENS:
+            found.append([])
+        found[-1].append(row)
+    return found

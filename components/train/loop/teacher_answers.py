@@ -7,7 +7,7 @@ whose name has a digest of all that determines them, so later runs reuse them.
 Each file has the answers to consecutive rows. It appears when it is complete and is never replaced
 unless it is damaged, so a killed attempt leaves whole files, and the next one computes the rest.
 Which rows are answered together depends on the data alone: the answers do not depend on micro-batch
-or world size.
+or world size. If memory runs out, a rank asks about the halves of those rows: see fitting.py.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import answers_beside
 from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
 from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
+from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.tasks.stored_answers import CLASSES, LIKELY, REST
+from steadytrain.components.tasks.teacher import FIELD
 from steadytrain.components.train.loop.data import Rows, drawn
-from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of
+from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of, memory_for
 
 _WORK: Final = "storing the teacher's answers"
 _FILE_TOKENS: Final = 2**18
@@ -80,8 +82,12 @@ def answered(
         watch.progress(_WORK, parts[start].start, len(rows))
         own = start + accelerator.process_index
         if own < len(parts) and not _is_stored(paths[own], len(parts[own]), watch):
-            store = store or _Store(task.open_teacher(student), rows, together, accelerator, watch)
-            store.write(paths[own], parts[own])
+            address = config.training.distillation.teacher
+            with memory_for(FIELD, address), splitting(_WORK, watch.split):
+                store = store or _Store(
+                    task.open_teacher(student), task, rows, together, accelerator, watch
+                )
+                store.write(paths[own], parts[own])
         watch.beat()
         # Ranks meet after each file, so none waits longer than another one needs for a file.
         if asked := asked_of(gather_object([watch.flags()])):
@@ -139,18 +145,20 @@ class _Store:
     """Computes and writes answers.
 
     Args:
+        task: knows how long a row is.
         together: how many rows the teacher is asked about at once.
     """
 
     def __init__(
         self,
         teacher: RowTeacher,
+        task: TrainingTask,
         rows: Rows,
         together: int,
         accelerator: Accelerator,
         watch: Watch,
     ) -> None:
-        self.teacher, self.rows, self.together = teacher, rows, together
+        self.teacher, self.task, self.rows, self.together = teacher, task, rows, together
         self.accelerator, self.watch = accelerator, watch
 
     def write(self, path: Path, numbers: range) -> None:
@@ -160,9 +168,7 @@ class _Store:
             rows: Sequence[Row] = [
                 self.rows[number] for number in numbers[start : start + self.together]
             ]
-            with self.accelerator.autocast():
-                found += self.teacher.answer(rows, self.accelerator.device)
-            self.watch.beat()
+            found += fitted(self._answer, rows, self.task.cost)
         sink = pa.BufferOutputStream()
         columns = {
             name: pa.array([row[name] for row in found], kind) for name, kind in _TYPES.items()
@@ -171,6 +177,12 @@ class _Store:
         with pa.ipc.new_file(sink, batch.schema) as writer:
             write_batch(writer, batch)
         LocalStorage(path.parent).write(path.name, sink.getvalue().to_pybytes(), if_absent=True)
+
+    def _answer(self, rows: Sequence[Row]) -> list[Row]:
+        with self.accelerator.autocast():
+            found = self.teacher.answer(rows, self.accelerator.device)
+        self.watch.beat()
+        return found
 
 
 def _is_stored(path: Path, rows: int, watch: Watch) -> bool:

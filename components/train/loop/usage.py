@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from steadytrain.components.shared.events import EventStream
-from steadytrain.components.shared.events.types import RankUsage
+from steadytrain.components.shared.events.types import BatchSplit, RankUsage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.loop.gpu import gpu_use
 
@@ -57,6 +57,19 @@ class Usage:
                 **gpu,
             )
         )
+
+
+def report_split(
+    workspace: Workspace, attempt: int, rank: int, work: str, rows: int, instead_of: int
+) -> None:
+    """Report that memory ran out for a batch of rows that another model worked on."""
+    # As above, no failure for a rank that cannot write it.
+    with suppress(OSError):
+        stream = workspace.stream(f"splits-a{attempt}-r{rank}")
+        stream.emit(
+            BatchSplit(stage="train", work=work, rows=rows, instead_of=instead_of, rank=rank)
+        )
+        stream.close()
 
 
 def _has_gpu() -> bool:
