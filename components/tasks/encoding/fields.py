@@ -22,8 +22,9 @@ DEFECTS: Final = {
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
 """By reason: what is wrong with a record."""
-_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-"""A decimal number as text. Python reads more as one, such as 1_000."""
+_NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
+"""A decimal number as text, also after the comma and space of a CSV file. Python reads more as one,
+such as 1_000."""
 NAME_BYTES: Final = 1024
 """Limit for a label, group or slice, because reports show it and it is held in memory."""
 
