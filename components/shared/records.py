@@ -238,7 +238,8 @@ class EvaluationRecord(Record):
         with the worst results.
     tasks: results of lm-eval tasks, by TASK/METRIC.
     robustness: metrics under an attack on the embeddings ("attack") and with typing errors
-        ("character_noise"), as far as they are configured.
+        ("character_noise"), as far as they are configured. With several data sets, also those of
+        each, as PART/metric.
     landscape: the loss around the trained weights, if it is configured.
     answers: absolute path of the result for each document of those tasks (Parquet); "" without
         tasks.
@@ -261,6 +262,13 @@ class EvaluationRecord(Record):
     answers: str = ""
     robustness: dict[str, dict[str, Interval]] = {}
     landscape: LandscapeRecord | None = None
+
+    def unperturbed(self, name: str) -> float | None:
+        """Return the value that one of `robustness` compares with; None if there is none."""
+        part, _, metric = name.rpartition("/")
+        if part:
+            return self.slices.get(part, {}).get(metric)
+        return self.metrics[name].value if name in self.metrics else None
 
 
 class Subject(Record):

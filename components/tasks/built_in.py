@@ -89,6 +89,9 @@ MULTI_TASK: Final = Task(
     training=late(f"{_TASKS}.multi_task:MultiTaskClassification"),
     scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
-    objectives=frozenset({"multi_task", "focal_loss", "class_weights", "augmentation"}),
+    objectives=frozenset(
+        {"multi_task", "r_drop", "focal_loss", "class_weights", "adversarial", "augmentation"}
+    ),
+    robustness=True,
     grades=True,
 )

@@ -16,6 +16,7 @@ from support.training import (
     weights_digest,
     with_texts,
     write_data,
+    write_parts,
 )
 from support.weight_digests import BERT, RECIPE, KillsOnce
 
@@ -58,7 +59,17 @@ def classified(tmp_path_factory):
     )
 
 
-def run(folder, data, training, *, killed=False, ranks=1, strategy="auto", model=MODEL):
+def run(
+    folder,
+    data,
+    training,
+    *,
+    killed=False,
+    ranks=1,
+    strategy="auto",
+    model=MODEL,
+    micro_batch=RECIPE["micro_batch_size"],
+):
     """Train to the end under the supervisor; return the run's workspace."""
     compute = {
         "device": "cpu",
@@ -70,7 +81,7 @@ def run(folder, data, training, *, killed=False, ranks=1, strategy="auto", model
         folder,
         data,
         model=model,
-        training={**RECIPE, **training},
+        training={**RECIPE, **training, "micro_batch_size": micro_batch},
         compute=compute,
         recovery={"backoff_seconds": 0},
     )
@@ -116,3 +127,80 @@ def still(name):
 def test_two_ranks_match_one(tmp_path, classified, alone, technique, strategy):
     shared = run(tmp_path, classified, still(technique), ranks=2, strategy=strategy, model=STILL)
     assert losses_of(shared) == pytest.approx(alone[technique], rel=1e-4)
+
+
+STEPS = {
+    "fgm": {"adversarial": {"kind": "fgm", "epsilon": 0.3}},
+    "pgd": {"adversarial": {"kind": "pgd", "steps": 2, "epsilon": 0.3}},
+    "freelb": {"adversarial": {"kind": "freelb", "norm": "linf", "epsilon": 0.02}},
+}
+OTHER_TASKS = {
+    **{
+        ("multi_task", kind): {"multi_task": {"loss_weighting": "uncertainty"}, **STEPS[kind]}
+        for kind in STEPS
+    },
+    ("multi_task", "r_drop"): {
+        "multi_task": {"loss_weights": {"mood": 1.0, "topic": 3.0}},
+        "r_drop": {"weight": 1.0},
+        "label_smoothing_factor": 0.1,
+    },
+}
+"""The fields of `training`, by task and technique."""
+DROPPING = {
+    "multi_task": MODEL,
+}
+WITHOUT_DROPOUT = {
+    "multi_task": STILL,
+}
+
+
+@pytest.fixture(scope="module")
+def of_task(tmp_path_factory):
+    """Return the data of each task."""
+    folder = tmp_path_factory.mktemp("tasks")
+    return {
+        "multi_task": write_parts(folder / "multi_task"),
+    }
+
+
+@pytest.fixture(scope="module")
+def calm(request, of_task, tmp_path_factory):
+    """Return the losses of one rank without dropout, by task and technique."""
+    folder = tmp_path_factory.mktemp("calm")
+    wanted = sorted(selected.selected(request, "case"))
+    return {
+        case: losses_of(run_of(folder / "-".join(case), of_task, case, WITHOUT_DROPOUT))
+        for case in wanted
+        if case[1] != "r_drop"
+    }
+
+
+def run_of(folder, of_task, case, models, **how):
+    return run(folder, of_task[case[0]], OTHER_TASKS[case], model=models[case[0]], **how)
+
+
+@selected.each("case", list(OTHER_TASKS), few=[("multi_task", "r_drop"), ("multi_task", "fgm")])
+def test_killed_run_of_another_task_ends_with_the_same_weights(tmp_path, of_task, case):
+    whole = run_of(tmp_path / "whole", of_task, case, DROPPING)
+    killed = run_of(tmp_path / "killed", of_task, case, DROPPING, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+
+
+ATTACKED = [case for case in OTHER_TASKS if case[1] in STEPS]
+
+
+@selected.each("case", ATTACKED, few=[("multi_task", "pgd")])
+@selected.each("strategy", ["ddp", "fsdp", "zero1", "zero3"], few=["fsdp"])
+def test_two_ranks_match_one_in_another_task(tmp_path, of_task, calm, case, strategy):
+    shared = run_of(tmp_path, of_task, case, WITHOUT_DROPOUT, ranks=2, strategy=strategy)
+    assert losses_of(shared) == pytest.approx(calm[case], rel=1e-4)
+
+
+@selected.each("case", ATTACKED, few=[("multi_task", "fgm")])
+def test_smaller_micro_batches_are_attacked_alike(tmp_path, of_task, calm, case):
+    halved = run_of(tmp_path, of_task, case, WITHOUT_DROPOUT, micro_batch=1)
+    assert losses_of(halved) == pytest.approx(calm[case], rel=1e-5)
+    plain = {name: item for name, item in OTHER_TASKS[case].items() if name != "adversarial"}
+    assert losses_of(
+        run(tmp_path / "plain", of_task[case[0]], plain, model=WITHOUT_DROPOUT[case[0]])
+    ) != pytest.approx(calm[case], rel=1e-3)
