@@ -52,7 +52,7 @@ MASKED_LM: Final = Task(
     training=late(f"{_TASKS}.masked_lm:MaskedLanguageModel"),
     scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer"),
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
-    objectives=frozenset({"masking"}),
+    objectives=frozenset({"masking", "adversarial"}),
     grades=True,
 )
 TEXT_EMBEDDING: Final = Task(

@@ -17,6 +17,7 @@ from support.training import (
     with_texts,
     write_data,
     write_parts,
+    write_whole_texts,
 )
 from support.weight_digests import BERT, RECIPE, KillsOnce
 
@@ -136,22 +137,32 @@ STEPS = {
 }
 OTHER_TASKS = {
     **{
-        ("multi_task", kind): {"multi_task": {"loss_weighting": "uncertainty"}, **STEPS[kind]}
+        f"multi_task, {kind}": {"multi_task": {"loss_weighting": "uncertainty"}, **STEPS[kind]}
         for kind in STEPS
     },
-    ("multi_task", "r_drop"): {
+    "multi_task, r_drop": {
         "multi_task": {"loss_weights": {"mood": 1.0, "topic": 3.0}},
         "r_drop": {"weight": 1.0},
         "label_smoothing_factor": 0.1,
     },
+    **{f"{task}, {kind}": STEPS[kind] for task in ("masked_lm",) for kind in STEPS},
 }
 """The fields of `training`, by task and technique."""
 DROPPING = {
     "multi_task": MODEL,
+    "masked_lm": {"config": BERT, "dropout": {"hidden": 0.2, "attention": 0.1}},
 }
 WITHOUT_DROPOUT = {
     "multi_task": STILL,
+    "masked_lm": {"config": BERT, "dropout": {"hidden": 0.0, "attention": 0.0}},
 }
+ATTACKED = [case for case in OTHER_TASKS if "adversarial" in OTHER_TASKS[case]]
+
+
+def run_of(folder, of_task, case, models, *, training=None, **how):
+    task = case.partition(", ")[0]
+    training = OTHER_TASKS[case] if training is None else training
+    return run(folder, of_task[task], training, model=models[task], **how)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +171,7 @@ def of_task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     return {
         "multi_task": write_parts(folder / "multi_task"),
+        "masked_lm": write_whole_texts(folder / "masked_lm", "masked_lm"),
     }
 
 
@@ -167,40 +179,31 @@ def of_task(tmp_path_factory):
 def calm(request, of_task, tmp_path_factory):
     """Return the losses of one rank without dropout, by task and technique."""
     folder = tmp_path_factory.mktemp("calm")
-    wanted = sorted(selected.selected(request, "case"))
+    wanted = selected.selected(request, "case") & set(ATTACKED)
     return {
-        case: losses_of(run_of(folder / "-".join(case), of_task, case, WITHOUT_DROPOUT))
-        for case in wanted
-        if case[1] != "r_drop"
+        case: losses_of(run_of(folder / case, of_task, case, WITHOUT_DROPOUT))
+        for case in sorted(wanted)
     }
 
 
-def run_of(folder, of_task, case, models, **how):
-    return run(folder, of_task[case[0]], OTHER_TASKS[case], model=models[case[0]], **how)
-
-
-@selected.each("case", list(OTHER_TASKS), few=[("multi_task", "r_drop"), ("multi_task", "fgm")])
+@selected.each("case", list(OTHER_TASKS), few=["multi_task, r_drop", "masked_lm, fgm"])
 def test_killed_run_of_another_task_ends_with_the_same_weights(tmp_path, of_task, case):
     whole = run_of(tmp_path / "whole", of_task, case, DROPPING)
     killed = run_of(tmp_path / "killed", of_task, case, DROPPING, killed=True)
     assert weights_digest(killed) == weights_digest(whole)
 
 
-ATTACKED = [case for case in OTHER_TASKS if case[1] in STEPS]
-
-
-@selected.each("case", ATTACKED, few=[("multi_task", "pgd")])
+@selected.each("case", ATTACKED, few=["multi_task, pgd"])
 @selected.each("strategy", ["ddp", "fsdp", "zero1", "zero3"], few=["fsdp"])
 def test_two_ranks_match_one_in_another_task(tmp_path, of_task, calm, case, strategy):
     shared = run_of(tmp_path, of_task, case, WITHOUT_DROPOUT, ranks=2, strategy=strategy)
     assert losses_of(shared) == pytest.approx(calm[case], rel=1e-4)
 
 
-@selected.each("case", ATTACKED, few=[("multi_task", "fgm")])
+@selected.each("case", ATTACKED, few=["multi_task, fgm"])
 def test_smaller_micro_batches_are_attacked_alike(tmp_path, of_task, calm, case):
-    halved = run_of(tmp_path, of_task, case, WITHOUT_DROPOUT, micro_batch=1)
+    halved = run_of(tmp_path / "halved", of_task, case, WITHOUT_DROPOUT, micro_batch=1)
     assert losses_of(halved) == pytest.approx(calm[case], rel=1e-5)
-    plain = {name: item for name, item in OTHER_TASKS[case].items() if name != "adversarial"}
-    assert losses_of(
-        run(tmp_path / "plain", of_task[case[0]], plain, model=WITHOUT_DROPOUT[case[0]])
-    ) != pytest.approx(calm[case], rel=1e-3)
+    training = {name: item for name, item in OTHER_TASKS[case].items() if name != "adversarial"}
+    plain = run_of(tmp_path / "plain", of_task, case, WITHOUT_DROPOUT, training=training)
+    assert losses_of(plain) != pytest.approx(calm[case], rel=1e-3)

@@ -7,11 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
+from steadytrain.components.tasks.masked_lm import MaskedLanguageModel
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
+from steadytrain.components.tasks.packing import IGNORED
 
 from support.attacking import attacked_loss, trained
 from support.training import VOCABULARY
@@ -93,6 +99,51 @@ def test_several_data_sets_learn_as_the_papers_say(weighting, kind, norm):
             else:
                 total = total + weighting["loss_weights"][part] * own
         return total
+
+    expected = attacked_loss(table(ids).detach() * 0, how, loss)
+    found = trained(model, task, batch, how)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    check_gradients(model, expected)
+
+
+def configure(task, architecture, **training):
+    return from_mapping(
+        {
+            "name": "tiny",
+            "data": {"source": ["unused"], "task": task},
+            "model": {"config": architecture},
+            "training": training,
+        }
+    )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("norm", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_masked_tokens_learn_as_the_papers_say(kind, norm, fused):
+    """The head is tied to the embeddings, and computes the loss itself if it is fused."""
+    task = MaskedLanguageModel(configure("masked_lm", BERT, label_smoothing_factor=0.1), None)
+    how = attack_of(kind, norm)
+    fields = {**BERT, "vocab_size": VOCABULARY}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**fields)).double().eval()
+    if fused:
+        assert task.ready(model) == []
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    ids = torch.randint(2, VOCABULARY, mask.shape) * mask
+    targets = torch.full(mask.shape, IGNORED)
+    targets[0, 1], targets[0, 4], targets[1, 2] = 7, 9, 11
+    batch = {"input_ids": ids, "attention_mask": mask, "targets": targets}
+    table = model.get_input_embeddings()
+
+    def loss(perturbation):
+        logits = model(inputs_embeds=table(ids) + perturbation, attention_mask=mask).logits
+        return functional.cross_entropy(
+            logits.flatten(0, 1),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+            label_smoothing=0.1,
+        )
 
     expected = attacked_loss(table(ids).detach() * 0, how, loss)
     found = trained(model, task, batch, how)
