@@ -23,7 +23,7 @@ CAUSAL_LM: Final = Task(
     scorer=late(f"{_TASKS}.scoring.language:LanguageScorer"),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
-    objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss"}),
+    objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss", "adversarial"}),
     grades=True,
     cuttable=True,
 )

@@ -8,6 +8,7 @@ from support import selected
 from support.forked import ForkedLauncher, train
 from support.training import (
     GPT2,
+    LLAMA,
     TEXTS,
     Bench,
     class_rows,
@@ -135,6 +136,7 @@ STEPS = {
     "pgd": {"adversarial": {"kind": "pgd", "steps": 2, "epsilon": 0.3}},
     "freelb": {"adversarial": {"kind": "freelb", "norm": "linf", "epsilon": 0.02}},
 }
+UNLABELED = ("masked_lm", "causal_lm", "supervised_finetuning", "denoising")
 OTHER_TASKS = {
     **{
         f"multi_task, {kind}": {"multi_task": {"loss_weighting": "uncertainty"}, **STEPS[kind]}
@@ -145,16 +147,24 @@ OTHER_TASKS = {
         "r_drop": {"weight": 1.0},
         "label_smoothing_factor": 0.1,
     },
-    **{f"{task}, {kind}": STEPS[kind] for task in ("masked_lm",) for kind in STEPS},
+    **{f"{task}, {kind}": STEPS[kind] for task in UNLABELED for kind in STEPS},
+    # A document is limited in the same way wherever a curriculum cuts it.
+    "causal_lm, cut": {
+        "curriculum": {"by": "sequence_length", "start": 0.2, "over": 0.8},
+        "contrastive": {"weight": 0.5},
+        **STEPS["pgd"],
+    },
 }
 """The fields of `training`, by task and technique."""
 DROPPING = {
     "multi_task": MODEL,
     "masked_lm": {"config": BERT, "dropout": {"hidden": 0.2, "attention": 0.1}},
+    **{task: {"config": GPT2} for task in UNLABELED[1:]},
 }
 WITHOUT_DROPOUT = {
     "multi_task": STILL,
     "masked_lm": {"config": BERT, "dropout": {"hidden": 0.0, "attention": 0.0}},
+    **{task: {"config": LLAMA} for task in UNLABELED[1:]},
 }
 ATTACKED = [case for case in OTHER_TASKS if "adversarial" in OTHER_TASKS[case]]
 
@@ -171,7 +181,11 @@ def of_task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     return {
         "multi_task": write_parts(folder / "multi_task"),
-        "masked_lm": write_whole_texts(folder / "masked_lm", "masked_lm"),
+        **{task: write_whole_texts(folder / task, task) for task in ("masked_lm", "denoising")},
+        **{
+            task: write_data(folder / task, language_rows(60), language_rows(8, seed=1), task=task)
+            for task in ("causal_lm", "supervised_finetuning")
+        },
     }
 
 
@@ -186,21 +200,23 @@ def calm(request, of_task, tmp_path_factory):
     }
 
 
-@selected.each("case", list(OTHER_TASKS), few=["multi_task, r_drop", "masked_lm, fgm"])
+@selected.each(
+    "case", list(OTHER_TASKS), few=["multi_task, r_drop", "masked_lm, fgm", "causal_lm, pgd"]
+)
 def test_killed_run_of_another_task_ends_with_the_same_weights(tmp_path, of_task, case):
     whole = run_of(tmp_path / "whole", of_task, case, DROPPING)
     killed = run_of(tmp_path / "killed", of_task, case, DROPPING, killed=True)
     assert weights_digest(killed) == weights_digest(whole)
 
 
-@selected.each("case", ATTACKED, few=["multi_task, pgd"])
+@selected.each("case", ATTACKED, few=["multi_task, pgd", "causal_lm, fgm"])
 @selected.each("strategy", ["ddp", "fsdp", "zero1", "zero3"], few=["fsdp"])
 def test_two_ranks_match_one_in_another_task(tmp_path, of_task, calm, case, strategy):
     shared = run_of(tmp_path, of_task, case, WITHOUT_DROPOUT, ranks=2, strategy=strategy)
     assert losses_of(shared) == pytest.approx(calm[case], rel=1e-4)
 
 
-@selected.each("case", ATTACKED, few=["multi_task, fgm"])
+@selected.each("case", ATTACKED, few=["multi_task, fgm", "causal_lm, freelb"])
 def test_smaller_micro_batches_are_attacked_alike(tmp_path, of_task, calm, case):
     halved = run_of(tmp_path / "halved", of_task, case, WITHOUT_DROPOUT, micro_batch=1)
     assert losses_of(halved) == pytest.approx(calm[case], rel=1e-5)

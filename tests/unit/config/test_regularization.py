@@ -70,6 +70,15 @@ def test_language_models_have_no_classes_to_weigh():
         check_task(configure("causal_lm", class_weights={"kind": "balanced"}))
 
 
+def test_losses_that_compare_texts_are_not_attacked():
+    attacked = {"adversarial": {"kind": "fgm"}}
+    for task in ("masked_lm", "causal_lm", "supervised_finetuning", "denoising"):
+        check_task(configure(task, **attacked))
+    for task in ("preference", "text_embedding"):
+        with pytest.raises(ConfigError, match=rf"adversarial.*{task} does not include it"):
+            check_task(configure(task, model={"base": "folder:x"}, **attacked))
+
+
 @pytest.mark.parametrize("labels", [0, 3])
 def test_the_plan_counts_both_passes(labels):
     shape = shape_of({**LLAMA, "vocab_size": VOCABULARY}, labels=labels)
