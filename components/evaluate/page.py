@@ -83,7 +83,7 @@ def _robustness(evaluation: EvaluationRecord) -> str:
             f"{_plain(name)}, {_plain(condition)}",
             _number(item.value),
             f"{_number(item.low)} to {_number(item.high)}",
-            _number(evaluation.metrics[name].value) if name in evaluation.metrics else "",
+            "" if (plain := evaluation.unperturbed(name)) is None else _number(plain),
         ]
         for condition, metrics in evaluation.robustness.items()
         for name, item in metrics.items()

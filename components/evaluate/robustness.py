@@ -23,6 +23,8 @@ def measure_robustness(
 ) -> dict[str, dict[str, Interval]]:
     """Return the metrics by the field of `evaluation` that asks for them.
 
+    With several data sets, each also as PART/metric, over the records of that part.
+
     Args:
         folder: of the exported model.
         report: called with the number of records scored so far, from 0 for each field.
@@ -41,8 +43,18 @@ def measure_robustness(
             given = noised(records, evaluation.character_noise, config.training.seed)
         how = f"the candidate with evaluation.{field}"
         scores = Scores.of(score(how, scoring, components, given, report))
-        found[field] = measure(scores, resampling(config))
+        found[field] = measure(scores, resampling(config)) | _by_part(scores, config)
     return found
+
+
+def _by_part(scores: Scores, config: RunConfig) -> dict[str, Interval]:
+    if scores.classes is None or scores.classes.part is None:
+        return {}
+    return {
+        f"{part}/{name}": interval
+        for part, rows in scores.by_slice().items()
+        for name, interval in measure(scores.only(rows), resampling(config)).items()
+    }
 
 
 def noised(records: pa.Table, share: float, seed: int) -> pa.Table:

@@ -39,7 +39,7 @@ def evaluation_section(record: EvaluationRecord) -> dict[str, Any]:
                 f"{name}, {condition.replace('_', ' ')}",
                 number(metric.value),
                 interval(metric),
-                number(record.metrics[name].value) if name in record.metrics else "",
+                number(record.unperturbed(name)),
             )
             for condition, metrics in record.robustness.items()
             for name, metric in metrics.items()

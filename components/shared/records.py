@@ -238,7 +238,8 @@ class EvaluationRecord(Record):
         with the worst results.
     tasks: results of lm-eval tasks, by TASK/METRIC.
     robustness: metrics under an attack on the embeddings ("attack") and with typing errors
-        ("character_noise"), as far as they are configured.
+        ("character_noise"), as far as they are configured. With several data sets, also those of
+        each, as PART/metric.
     landscape: the loss around the trained weights, if it is configured.
     landscape_missing: why it is configured and still not there, and the fix; "" otherwise.
     answers: absolute path of the result for each document of those tasks (Parquet); "" without
@@ -263,6 +264,13 @@ class EvaluationRecord(Record):
     robustness: dict[str, dict[str, Interval]] = {}
     landscape: LandscapeRecord | None = None
     landscape_missing: str = ""
+
+    def unperturbed(self, name: str) -> float | None:
+        """Return the value that one of `robustness` compares with; None if there is none."""
+        part, _, metric = name.rpartition("/")
+        if part:
+            return self.slices.get(part, {}).get(metric)
+        return self.metrics[name].value if name in self.metrics else None
 
 
 class Subject(Record):

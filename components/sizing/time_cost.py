@@ -100,7 +100,8 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     2022, "PaLM", appendix B). Frozen weights need no gradients, which saves a third. Recomputing
     activations adds a forward pass (Korthikanti et al. 2022, section 5), and so does a teacher.
     R-Drop passes each token twice, and adversarial training several times. Its search for a
-    perturbation needs no gradients of weights. What R-Drop and the focal loss do with the logits of
+    perturbation needs no gradients of weights, but a language model's head computes its own with
+    the loss. What R-Drop and the focal loss do with the logits of
     a language model counts as the FLOPs that take as long.
     """
     matrices = shape.layers * (sum(matrix.size for matrix in shape.matrices) + shape.used)
@@ -112,8 +113,11 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
     teacher = setting.companion.flops if setting.companion else 0.0
     own = units * forward + setting.passes * adapters
-    own += _on_logits(shape, setting, own)
-    return setting.copies * own + (setting.passes + setting.ascents) * teacher
+    if not (shape.labels or setting.adapter.freezes):
+        own += setting.ascents * 2.0 * head
+    passes = setting.passes + setting.ascents
+    own += passes * _on_logits(shape, setting, own / passes)
+    return setting.copies * own + passes * teacher
 
 
 def _on_logits(shape: Shape, setting: Setting, products: float) -> float:
@@ -123,7 +127,7 @@ def _on_logits(shape: Shape, setting: Setting, products: float) -> float:
     same FLOPs take longer by that share.
 
     Args:
-        products: FLOPs of the token's matrix products.
+        products: FLOPs of the token's matrix products, in one pass.
     """
     if shape.labels or not setting.differentiates:
         return 0.0

@@ -2,8 +2,9 @@
 
 One step along the gradient is the fast gradient method (Goodfellow et al. 2015; on texts Miyato et
 al. 2017), several projected ones are projected gradient descent (Madry et al. 2018). Perturbations
-start at zero, so they depend on nothing but the model and the text: neither on the size of the
-micro-batch nor on the number of ranks.
+start at zero, and a text is a row or one of the documents in a row. So they depend on nothing but
+the model and the text: neither on the micro-batch, nor on the row's other documents, nor on the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,66 @@ from steadytrain.components.tasks.base import Batch
 
 _SHORTEST: Final = 1e-30
 """Norm of a gradient below which it has no direction."""
+
+
+class Texts:
+    """The texts of a micro-batch, each limited by epsilon: here, one in each row.
+
+    Values are (rows, length, width), and what is returned has their shape or can be expanded to it.
+    """
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the largest absolute value of each text."""
+        return values.abs().amax((1, 2), keepdim=True)
+
+    def norm(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the l2 norm of all values of each text."""
+        found: torch.Tensor = values.norm(dim=(1, 2), keepdim=True)
+        return found
+
+    def are_finite(self, values: torch.Tensor) -> torch.Tensor:
+        """Return whether all values of each text are finite."""
+        return values.isfinite().all((1, 2), keepdim=True)
+
+
+_ROWS: Final = Texts()
+
+
+class _Documents(Texts):
+    """The documents of packed rows. Padding is one more document, which no loss depends on.
+
+    Args:
+        starts: (rows, length), whether a document begins at a token.
+    """
+
+    def __init__(self, starts: torch.Tensor) -> None:
+        flat = starts.flatten()
+        ends = torch.tensor([len(flat)], device=flat.device)
+        self.lengths = flat.nonzero().squeeze(1).diff(append=ends)
+        self.owners = flat.cumsum(0).sub(1).view_as(starts)
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        return self._of_each(values.abs().amax(2), "max")
+
+    def norm(self, values: torch.Tensor) -> torch.Tensor:
+        return self._of_each(values.square().sum(2), "sum").sqrt()
+
+    def are_finite(self, values: torch.Tensor) -> torch.Tensor:
+        return self._of_each(values.isfinite().all(2).float(), "min") > 0
+
+    def _of_each(self, values: torch.Tensor, how: str) -> torch.Tensor:
+        """Reduce the values (rows, length) of each document. Return (rows, length, 1)."""
+        found = torch.segment_reduce(values.flatten(), how, lengths=self.lengths, unsafe=True)
+        return found[self.owners].unsqueeze(2)
+
+
+def texts_of(batch: Batch) -> Texts:
+    """Return the texts of a micro-batch: its documents, if positions begin again with each."""
+    if "position_ids" not in batch:
+        return _ROWS
+    starts = batch["position_ids"] == 0
+    starts[:, 0] = True
+    return _Documents(starts)
 
 
 def unperturbed(model: Any, batch: Batch) -> torch.Tensor:
@@ -42,28 +103,29 @@ def perturbed(model: Any, perturbation: torch.Tensor) -> Iterator[None]:
 
 
 @torch.no_grad()
-def ascended(perturbation: torch.Tensor, gradient: torch.Tensor, attack: Attack) -> torch.Tensor:
+def ascended(
+    perturbation: torch.Tensor, gradient: torch.Tensor, attack: Attack, texts: Texts = _ROWS
+) -> torch.Tensor:
     """Return the perturbation after one step, within the ball of radius epsilon.
 
     Args:
         gradient: of the loss, times any positive factor. A text whose gradient is zero or not
             finite keeps its perturbation.
+        texts: each has a ball of its own.
 
     Returns:
         A leaf that requires a gradient.
     """
-    inner = (1, 2)
     if attack.norm == "linf":
         direction = gradient.sign()
         moved = (perturbation + attack.step_size * direction).clamp(-attack.epsilon, attack.epsilon)
     else:
         # Normalized first by the largest value, because squares of small ones underflow.
-        scaled = gradient / gradient.abs().amax(inner, keepdim=True).clamp_min(_SHORTEST)
-        direction = scaled / scaled.norm(dim=inner, keepdim=True).clamp_min(_SHORTEST)
+        scaled = gradient / texts.largest(gradient).clamp_min(_SHORTEST)
+        direction = scaled / texts.norm(scaled).clamp_min(_SHORTEST)
         moved = perturbation + attack.step_size * direction
-        norms = moved.norm(dim=inner, keepdim=True)
-        moved = moved * (attack.epsilon / norms.clamp_min(attack.epsilon))
-    found = torch.where(moved.isfinite().all(inner, keepdim=True), moved, perturbation)
+        moved = moved * (attack.epsilon / texts.norm(moved).clamp_min(attack.epsilon))
+    found = torch.where(texts.are_finite(gradient), moved, perturbation)
     return found.requires_grad_()
 
 
@@ -75,9 +137,9 @@ def search(
     Args:
         loss: runs the forward pass. The gradients of weights stay as they are.
     """
-    perturbation = unperturbed(model, batch)
+    perturbation, texts = unperturbed(model, batch), texts_of(batch)
     for _ in range(attack.step_count):
         with perturbed(model, perturbation):
             (gradient,) = torch.autograd.grad(loss(), perturbation)
-        perturbation = ascended(perturbation, gradient, attack)
+        perturbation = ascended(perturbation, gradient, attack, texts)
     return perturbation

@@ -23,7 +23,7 @@ CAUSAL_LM: Final = Task(
     scorer=late(f"{_TASKS}.scoring.language:LanguageScorer"),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
-    objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss"}),
+    objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss", "adversarial"}),
     grades=True,
     cuttable=True,
 )
@@ -52,7 +52,7 @@ MASKED_LM: Final = Task(
     training=late(f"{_TASKS}.masked_lm:MaskedLanguageModel"),
     scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer"),
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
-    objectives=frozenset({"masking"}),
+    objectives=frozenset({"masking", "adversarial"}),
     grades=True,
 )
 TEXT_EMBEDDING: Final = Task(
@@ -89,6 +89,9 @@ MULTI_TASK: Final = Task(
     training=late(f"{_TASKS}.multi_task:MultiTaskClassification"),
     scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
-    objectives=frozenset({"multi_task", "focal_loss", "class_weights", "augmentation"}),
+    objectives=frozenset(
+        {"multi_task", "r_drop", "focal_loss", "class_weights", "adversarial", "augmentation"}
+    ),
+    robustness=True,
     grades=True,
 )

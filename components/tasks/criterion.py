@@ -85,10 +85,17 @@ class Criterion:
         if not self.r_drop:
             return found
         first, second = (logits[start::2].log_softmax(1) for start in (0, 1))
-        # Both directions of the Kullback-Leibler divergence together.
-        diverging = ((first.exp() - second.exp()) * (first - second)).sum()
+        return self.of_both_passes(found, diverging(first, second).sum())
+
+    def of_both_passes(self, losses: torch.Tensor, divergence: torch.Tensor) -> torch.Tensor:
+        """Return the loss of examples that pass the model twice.
+
+        Args:
+            losses: of both passes together.
+            divergence: of one from the other and back.
+        """
         # The paper adds up both passes. Their mean keeps the scale of a loss with one.
-        return (found + self.r_drop * diverging / 2) / 2
+        return (losses + self.r_drop * divergence / 2) / 2
 
     def _on_targets(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row."""
@@ -131,6 +138,15 @@ class Criterion:
             loss += found.detach()
             logits[place] = gradient.to(logits.dtype)
         return loss
+
+
+def diverging(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return what each class adds to both directions of the Kullback-Leibler divergence together.
+
+    Args:
+        first, second: logarithms of probabilities.
+    """
+    return (first.exp() - second.exp()) * (first - second)
 
 
 def twice(batch: Batch) -> Batch:

@@ -15,13 +15,14 @@ class HostEmbedding(torch.nn.Module):
     The table is not a parameter. Moving the module doesn't move it, ranks don't synchronize it, and
     it is not in the module's state dict.
 
-    shape: (words, width).
+    shape: (words, width). embedding_dim: the width, as an embedding has it.
     """
 
     def __init__(self, embedding: torch.nn.Embedding) -> None:
         super().__init__()
         self.table = embedding.weight.detach().cpu()
         self.shape = self.table.shape
+        self.embedding_dim = self.shape[1]
 
     # A lookup on a different device breaks a compiled graph anyway.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

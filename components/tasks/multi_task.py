@@ -13,6 +13,7 @@ import torch
 
 from steadytrain.components.shared.parts import part_indices
 from steadytrain.components.tasks.base import Batch, LossSum
+from steadytrain.components.tasks.criterion import diverging, twice
 from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
@@ -52,12 +53,19 @@ class MultiTaskClassification(SequenceClassification):
             attach_uncertainty(model, len(self.parts))
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        if self.criterion.r_drop:
+            batch = twice(batch)
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
         given = class_output(model, batch)
         logits = within_parts(given.logits.float(), targets, owners)
         losses = smoothed_losses(logits, targets, self.criterion.smoothing)
         losses = self.criterion.scaled(losses, logits, targets)
+        if self.criterion.r_drop:
+            logs, both = own_logs(logits).chunk(2), losses.chunk(2)
+            apart = diverging(*logs).sum(1)
+            losses = self.criterion.of_both_passes(both[0] + both[1], apart)
+            targets = batch["targets"].chunk(2)[0]
         if self.learns_weights:
             return LossSum(uncertain_loss(losses, owners[targets], given.loss))
         weights = self.weights.to(targets.device)
@@ -143,11 +151,19 @@ def smoothed_losses(
         logits: as `within_parts` returns them.
         smoothing: share of each target that is spread over all classes of its part.
     """
-    logs = logits.log_softmax(-1)
+    logs = own_logs(logits)
     losses = -logs.gather(1, targets[:, None])[:, 0]
     if not smoothing:
         return losses
     # torch's own smoothing would also spread it over the classes that are impossible here.
-    own = logits.isfinite()
-    spread = -logs.masked_fill(~own, 0).sum(1) / own.sum(1)
+    spread = -logs.sum(1) / logits.isfinite().sum(1)
     return (1 - smoothing) * losses + smoothing * spread
+
+
+def own_logs(logits: torch.Tensor) -> torch.Tensor:
+    """Return the logarithms of the probabilities, (rows, classes); 0 outside the part of each row.
+
+    Args:
+        logits: as `within_parts` returns them.
+    """
+    return logits.log_softmax(-1).masked_fill(~logits.isfinite(), 0)

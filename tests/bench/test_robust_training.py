@@ -53,18 +53,22 @@ LLAMA = {
     "num_attention_heads": 6,
     "attention_dropout": 0.1,
 }
-CLASSIFIER = {
-    "plain": {},
-    "r_drop": {"r_drop": {"weight": 1.0}},
+ATTACKED = {
     "fgm": {"adversarial": {"kind": "fgm"}},
     "pgd, 3 steps": {"adversarial": {"kind": "pgd"}},
     "freelb, 3 steps": {"adversarial": {"kind": "freelb"}},
+}
+CLASSIFIER = {
+    "plain": {},
+    "r_drop": {"r_drop": {"weight": 1.0}},
+    **ATTACKED,
     "mixup": {"mixup": {"alpha": 0.4}},
 }
 LANGUAGE = {
     "plain": {},
     "focal_loss": {"focal_loss": {"gamma": 2.0}},
     "r_drop": {"r_drop": {"weight": 1.0}},
+    **ATTACKED,
 }
 
 

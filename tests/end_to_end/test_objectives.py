@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.events.types import CheckpointSaved, Validated, WorkProgress
-from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
 from support import selected
 from support.forked import ForkedLauncher, train
@@ -23,12 +22,12 @@ from support.training import (
     Bench,
     class_rows,
     events_of,
-    language_rows,
     losses_of,
     packed_row,
     weights_digest,
     write_data,
     write_parts,
+    write_whole_texts,
 )
 from support.weight_digests import BERT
 from support.weight_digests import RECIPE as SMALL
@@ -220,12 +219,7 @@ def test_two_ranks_prefer_the_same_answers(tmp_path, preferred, shards, kind):
 def masked(tmp_path_factory):
     """Return texts, the sections of a run that predicts their masked tokens, and the run."""
     root = tmp_path_factory.mktemp("masked")
-    rows = [{"input_ids": row["input_ids"]} for row in language_rows(68)]
-    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
-    data = write_data(root / "data", rows[:60], rows[60:], task="masked_lm", schema=schema)
-    tokenizer = load_tokenizer(root / "data" / "tokenizer")
-    tokenizer.mask_token = "w2"
-    tokenizer.save_pretrained(root / "data" / "tokenizer")
+    data = write_whole_texts(root / "data", "masked_lm")
     sections = {"training": {**SMALL, "max_steps": 24}, "model": {"config": STILL}}
     return data, sections, run(root / "whole", data, sections)
 
@@ -251,14 +245,7 @@ def test_two_ranks_mask_the_same_tokens(tmp_path, masked, shards):
 def denoised(tmp_path_factory):
     """Return texts, the sections of a run that writes their hidden spans, and the run."""
     root = tmp_path_factory.mktemp("denoised")
-    rows = [{"input_ids": row["input_ids"]} for row in language_rows(68)]
-    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
-    data = write_data(root / "data", rows[:60], rows[60:], task="denoising", schema=schema)
-    tokenizer = load_tokenizer(root / "data" / "tokenizer")
-    tokenizer.add_special_tokens(
-        {"extra_special_tokens": [f"<extra_id_{number}>" for number in range(20)]}
-    )
-    tokenizer.save_pretrained(root / "data" / "tokenizer")
+    data = write_whole_texts(root / "data", "denoising")
     sections = {"training": {**SMALL, "max_steps": 24}}
     return data, sections, run(root / "whole", data, sections)
 

@@ -8,6 +8,7 @@ from support import selected
 from support.forked import ForkedLauncher, train
 from support.training import (
     GPT2,
+    LLAMA,
     TEXTS,
     Bench,
     class_rows,
@@ -16,6 +17,8 @@ from support.training import (
     weights_digest,
     with_texts,
     write_data,
+    write_parts,
+    write_whole_texts,
 )
 from support.weight_digests import BERT, RECIPE, KillsOnce
 
@@ -58,7 +61,17 @@ def classified(tmp_path_factory):
     )
 
 
-def run(folder, data, training, *, killed=False, ranks=1, strategy="auto", model=MODEL):
+def run(
+    folder,
+    data,
+    training,
+    *,
+    killed=False,
+    ranks=1,
+    strategy="auto",
+    model=MODEL,
+    micro_batch=RECIPE["micro_batch_size"],
+):
     """Train to the end under the supervisor; return the run's workspace."""
     compute = {
         "device": "cpu",
@@ -70,7 +83,7 @@ def run(folder, data, training, *, killed=False, ranks=1, strategy="auto", model
         folder,
         data,
         model=model,
-        training={**RECIPE, **training},
+        training={**RECIPE, **training, "micro_batch_size": micro_batch},
         compute=compute,
         recovery={"backoff_seconds": 0},
     )
@@ -116,3 +129,97 @@ def still(name):
 def test_two_ranks_match_one(tmp_path, classified, alone, technique, strategy):
     shared = run(tmp_path, classified, still(technique), ranks=2, strategy=strategy, model=STILL)
     assert losses_of(shared) == pytest.approx(alone[technique], rel=1e-4)
+
+
+STEPS = {
+    "fgm": {"adversarial": {"kind": "fgm", "epsilon": 0.3}},
+    "pgd": {"adversarial": {"kind": "pgd", "steps": 2, "epsilon": 0.3}},
+    "freelb": {"adversarial": {"kind": "freelb", "norm": "linf", "epsilon": 0.02}},
+}
+UNLABELED = ("masked_lm", "causal_lm", "supervised_finetuning", "denoising")
+OTHER_TASKS = {
+    **{
+        f"multi_task, {kind}": {"multi_task": {"loss_weighting": "uncertainty"}, **STEPS[kind]}
+        for kind in STEPS
+    },
+    "multi_task, r_drop": {
+        "multi_task": {"loss_weights": {"mood": 1.0, "topic": 3.0}},
+        "r_drop": {"weight": 1.0},
+        "label_smoothing_factor": 0.1,
+    },
+    **{f"{task}, {kind}": STEPS[kind] for task in UNLABELED for kind in STEPS},
+    # A document is limited in the same way wherever a curriculum cuts it.
+    "causal_lm, cut": {
+        "curriculum": {"by": "sequence_length", "start": 0.2, "over": 0.8},
+        "contrastive": {"weight": 0.5},
+        **STEPS["pgd"],
+    },
+}
+"""The fields of `training`, by task and technique."""
+DROPPING = {
+    "multi_task": MODEL,
+    "masked_lm": {"config": BERT, "dropout": {"hidden": 0.2, "attention": 0.1}},
+    **{task: {"config": GPT2} for task in UNLABELED[1:]},
+}
+WITHOUT_DROPOUT = {
+    "multi_task": STILL,
+    "masked_lm": {"config": BERT, "dropout": {"hidden": 0.0, "attention": 0.0}},
+    **{task: {"config": LLAMA} for task in UNLABELED[1:]},
+}
+ATTACKED = [case for case in OTHER_TASKS if "adversarial" in OTHER_TASKS[case]]
+
+
+def run_of(folder, of_task, case, models, *, training=None, **how):
+    task = case.partition(", ")[0]
+    training = OTHER_TASKS[case] if training is None else training
+    return run(folder, of_task[task], training, model=models[task], **how)
+
+
+@pytest.fixture(scope="module")
+def of_task(tmp_path_factory):
+    """Return the data of each task."""
+    folder = tmp_path_factory.mktemp("tasks")
+    return {
+        "multi_task": write_parts(folder / "multi_task"),
+        **{task: write_whole_texts(folder / task, task) for task in ("masked_lm", "denoising")},
+        **{
+            task: write_data(folder / task, language_rows(60), language_rows(8, seed=1), task=task)
+            for task in ("causal_lm", "supervised_finetuning")
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def calm(request, of_task, tmp_path_factory):
+    """Return the losses of one rank without dropout, by task and technique."""
+    folder = tmp_path_factory.mktemp("calm")
+    wanted = selected.selected(request, "case") & set(ATTACKED)
+    return {
+        case: losses_of(run_of(folder / case, of_task, case, WITHOUT_DROPOUT))
+        for case in sorted(wanted)
+    }
+
+
+@selected.each(
+    "case", list(OTHER_TASKS), few=["multi_task, r_drop", "masked_lm, fgm", "causal_lm, pgd"]
+)
+def test_killed_run_of_another_task_ends_with_the_same_weights(tmp_path, of_task, case):
+    whole = run_of(tmp_path / "whole", of_task, case, DROPPING)
+    killed = run_of(tmp_path / "killed", of_task, case, DROPPING, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+
+
+@selected.each("case", ATTACKED, few=["multi_task, pgd", "causal_lm, fgm"])
+@selected.each("strategy", ["ddp", "fsdp", "zero1", "zero3"], few=["fsdp"])
+def test_two_ranks_match_one_in_another_task(tmp_path, of_task, calm, case, strategy):
+    shared = run_of(tmp_path, of_task, case, WITHOUT_DROPOUT, ranks=2, strategy=strategy)
+    assert losses_of(shared) == pytest.approx(calm[case], rel=1e-4)
+
+
+@selected.each("case", ATTACKED, few=["multi_task, fgm", "causal_lm, freelb"])
+def test_smaller_micro_batches_are_attacked_alike(tmp_path, of_task, calm, case):
+    halved = run_of(tmp_path / "halved", of_task, case, WITHOUT_DROPOUT, micro_batch=1)
+    assert losses_of(halved) == pytest.approx(calm[case], rel=1e-5)
+    training = {name: item for name, item in OTHER_TASKS[case].items() if name != "adversarial"}
+    plain = run_of(tmp_path / "plain", of_task, case, WITHOUT_DROPOUT, training=training)
+    assert losses_of(plain) != pytest.approx(calm[case], rel=1e-3)

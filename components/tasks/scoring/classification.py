@@ -88,11 +88,12 @@ def score_classification(
     length = longest(model, max_length)
     texts: list[Any] = records.column("text").to_pylist()
     truth = label_indices(records, labels)
+    attacking = None if attack is None else _Attacking(attack, together)
     parts = []
     for start in range(0, len(texts), _RECORDS_AT_ONCE):
         place = slice(start, start + _RECORDS_AT_ONCE)
         classified = _Texts(texts[place], truth[place])
-        parts.append(_log_chances(model, tokenizer, classified, batch_size, length, attack))
+        parts.append(_log_chances(model, tokenizer, classified, batch_size, length, attacking))
     log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
     if together is not None:
         log_chances = np.where(together[truth], log_chances, -np.inf)
@@ -146,13 +147,31 @@ class _Texts:
     truth: npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class _Attacking:
+    """An attack on the loss of texts among the classes that are alternatives to their own.
+
+    together: as for `score_classification`.
+    """
+
+    attack: Attack
+    together: npt.NDArray[np.bool_] | None
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        logits, targets = _logits(model, batch).float(), batch["targets"]
+        if self.together is not None:
+            own = torch.from_numpy(self.together).to(targets.device)[targets]
+            logits = logits.masked_fill(~own, -torch.inf)
+        return functional.cross_entropy(logits, targets, reduction="sum")
+
+
 def _log_chances(
     model: torch.nn.Module,
     tokenizer: Any,
     given: _Texts,
     batch_size: int,
     length: int,
-    attack: Attack | None,
+    attacking: _Attacking | None,
 ) -> npt.NDArray[np.float64]:
     """Return the log-probabilities (texts, classes), in the order of the texts."""
     encoded = tokenizer(given.texts, truncation=True, max_length=length)["input_ids"]
@@ -163,7 +182,7 @@ def _log_chances(
         ids, mask = pad([encoded[index] for index in rows], fill)
         targets = torch.from_numpy(given.truth[list(rows)])
         batch = {"input_ids": ids, "attention_mask": mask, "targets": targets}
-        return list(_forward(model, to_device(batch, device), attack))
+        return list(_forward(model, to_device(batch, device), attacking))
 
     ordered = np.stack(batched(classify, order, batch_size, lambda index: len(encoded[index])))
     found = np.empty_like(ordered)
@@ -172,19 +191,13 @@ def _log_chances(
 
 
 def _forward(
-    model: torch.nn.Module, batch: Batch, attack: Attack | None
+    model: torch.nn.Module, batch: Batch, attacking: _Attacking | None
 ) -> npt.NDArray[np.float64]:
-    if attack is None:
+    if attacking is None:
         return _classified(model, batch)
-    worst = search(model, batch, attack, lambda: _loss(model, batch))
+    worst = search(model, batch, attacking.attack, lambda: attacking.loss(model, batch))
     with perturbed(model, worst.detach()):
         return _classified(model, batch)
-
-
-def _loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    return functional.cross_entropy(
-        _logits(model, batch).float(), batch["targets"], reduction="sum"
-    )
 
 
 @torch.inference_mode()

@@ -13,7 +13,13 @@ from typing import Final
 
 import torch
 
-from steadytrain.components.tasks.attack import ascended, perturbed, search, unperturbed
+from steadytrain.components.tasks.attack import (
+    ascended,
+    perturbed,
+    search,
+    texts_of,
+    unperturbed,
+)
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.train.loop.setup import Parts
 
@@ -51,14 +57,14 @@ def adversarial_passes(parts: Parts, batch: Batch) -> Iterator[Pass]:
             dropout.repeat()
             yield Pass()
         return
-    perturbation = unperturbed(module, batch)
+    perturbation, texts = unperturbed(module, batch), texts_of(batch)
     for number in range(1, attack.passes + 1):
         dropout.repeat()
         with perturbed(module, perturbation):
             yield Pass(1 / attack.passes, last=number == attack.passes)
         if number < attack.passes:
             assert perturbation.grad is not None, "the model's embeddings are perturbed"
-            perturbation = ascended(perturbation, perturbation.grad, attack)
+            perturbation = ascended(perturbation, perturbation.grad, attack, texts)
 
 
 class _Dropout:

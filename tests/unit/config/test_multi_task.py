@@ -109,11 +109,12 @@ def test_folds_are_an_error():
         from_mapping(content)
 
 
-@pytest.mark.parametrize("name", ["r_drop", "adversarial"])
+@pytest.mark.parametrize("name", ["distillation", "batch_contrastive", "mixup"])
 def test_objectives_of_other_classifiers_are_errors(name):
     on = {
-        "r_drop": {"weight": 1},
-        "adversarial": {"kind": "fgm"},
+        "distillation": {"teacher": "folder:x"},
+        "batch_contrastive": {"rows": 4},
+        "mixup": {"alpha": 0.4},
     }
     with pytest.raises(ConfigError, match=rf"training\.{name} .*multi_task does not include it"):
         check_task(configure(**{name: on[name]}))

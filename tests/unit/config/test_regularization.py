@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks.checks import check_task
@@ -70,6 +70,15 @@ def test_language_models_have_no_classes_to_weigh():
         check_task(configure("causal_lm", class_weights={"kind": "balanced"}))
 
 
+def test_losses_that_compare_texts_are_not_attacked():
+    attacked = {"adversarial": {"kind": "fgm"}}
+    for task in ("masked_lm", "causal_lm", "supervised_finetuning", "denoising"):
+        check_task(configure(task, **attacked))
+    for task in ("preference", "text_embedding"):
+        with pytest.raises(ConfigError, match=rf"adversarial.*{task} does not include it"):
+            check_task(configure(task, model={"base": "folder:x"}, **attacked))
+
+
 @pytest.mark.parametrize("labels", [0, 3])
 def test_the_plan_counts_both_passes(labels):
     shape = shape_of({**LLAMA, "vocab_size": VOCABULARY}, labels=labels)
@@ -127,6 +136,26 @@ def test_the_plan_counts_adversarial_passes(kind, passes, ascents, factor):
     attacked = replace(plain, passes=passes, ascents=ascents)
     assert flops_per_token(shape, attacked) == pytest.approx(factor * flops_per_token(shape, plain))
     assert peak_memory(shape, attacked).activations > peak_memory(shape, plain).activations
+
+
+@pytest.mark.parametrize("differentiates", [False, True])
+def test_the_plan_counts_the_logits_of_each_adversarial_pass(differentiates):
+    shape = shape_of({**LLAMA, "vocab_size": 32_000})
+    one = Setting(length=32, micro_batch=4, cuda=False, differentiates=differentiates)
+    plain = flops_per_token(shape, one)
+    assert flops_per_token(shape, replace(one, passes=2)) == pytest.approx(2 * plain)
+
+
+def test_the_plan_counts_the_heads_gradient_in_a_search():
+    """It comes with the loss. The search needs no gradients of other weights."""
+    shape = shape_of({**LLAMA, "vocab_size": 32_000})
+    one = Setting(length=32, micro_batch=4, cuda=False)
+    plain, head = flops_per_token(shape, one), shape.hidden * shape.vocabulary
+    searching = flops_per_token(shape, replace(one, ascents=3))
+    assert searching == pytest.approx(plain + 3 * (2 / 3 * plain + 2 * head))
+    frozen = replace(one, adapter=AdapterConfig(kind="lora"))
+    ratio = flops_per_token(shape, replace(frozen, ascents=3)) / flops_per_token(shape, frozen)
+    assert ratio == pytest.approx(4, rel=0.05)
 
 
 def test_the_plan_counts_blocks_of_logits():

@@ -6,16 +6,19 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+import torch
 
 from steadytrain.components.evaluate.page import evaluation_page
 from steadytrain.components.evaluate.robustness import measure_robustness, noised
 from steadytrain.components.report.evaluation import evaluation_section
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config.adversarial import AttackConfig
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, Interval
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.noise import generator_of, with_typos
 from steadytrain.components.tasks.scoring.classification import ClassificationScorer
+from steadytrain.components.tasks.scoring.multi_task import MultiTaskScorer
 
 from support.tiny import TEXTS, make_classifier, make_tokenizer
 
@@ -88,6 +91,69 @@ def test_an_attack_raises_the_loss_and_both_are_reported():
     assert task.scorer.score(components, records())["loss"].to_numpy() == pytest.approx(plain)
 
 
+PARTS = ["kind/code", "kind/prose", "mood/bad", "mood/good", "mood/none"]
+
+
+def test_an_attack_on_several_data_sets_raises_the_loss_within_each():
+    """So the loss that it raises is the one among the classes of a text's own part."""
+    tokenizer = make_tokenizer(100)
+    components = {"model": make_classifier(tokenizer, PARTS), "tokenizer": tokenizer}
+    content = configure(attack={"kind": "fgm", "epsilon": 0.05}).model_dump(mode="json")
+    parts = {name: {"source": ["unused"]} for name in ("kind", "mood")}
+    content |= {
+        "data": {"task": "multi_task", "parts": parts},
+        "evaluation": {**content["evaluation"], "character_noise": 0.2},
+        "gate": {"max_slice_regression": 0.02},
+    }
+    config = from_mapping(content)
+    check_task(config)
+    scorer = MultiTaskScorer(
+        config, DataRecord.model_construct(labels=PARTS, sequence_length=64, task="multi_task")
+    )
+    labels = [PARTS[index % len(PARTS)] for index in range(12)]
+    table = records().drop(["label"]).append_column("label", pa.array(labels))
+    table = table.append_column("slice", pa.array([label.split("/")[0] for label in labels]))
+    task = SimpleNamespace(
+        scorer=scorer, packager=SimpleNamespace(load_exported=lambda folder: components)
+    )
+    found = measure_robustness(config, task, None, table, lambda done: None)
+
+    scores = {
+        "attack": scorer.score_attacked(components, table, config.evaluation.attack),
+        "character_noise": scorer.score(components, noised(table, 0.2, config.training.seed)),
+    }
+    for field, scored in scores.items():
+        owners = scored["part"].to_numpy()
+        for index, part in enumerate(("kind", "mood")):
+            own = scored.filter(pa.array(owners == index))
+            right = (own["label"].to_numpy() == own["prediction"].to_numpy()).mean()
+            assert found[field][f"{part}/accuracy"].value == pytest.approx(right)
+            assert found[field][f"{part}/loss"].value == pytest.approx(
+                own["loss"].to_numpy().mean()
+            )
+        assert found[field]["loss"].value == pytest.approx(scored["loss"].to_numpy().mean())
+    # A small step along the gradient of the own part's loss raises it for every text.
+    plain = scorer.score(components, table)["loss"].to_numpy()
+    assert (scores["attack"]["loss"].to_numpy() > plain).all()
+
+
+def test_an_attack_on_several_data_sets_ignores_the_classes_of_other_parts():
+    tokenizer = make_tokenizer(100)
+    model = make_classifier(tokenizer, PARTS)
+    components = {"model": model, "tokenizer": tokenizer}
+    scorer = MultiTaskScorer(
+        configure(), DataRecord.model_construct(labels=PARTS, sequence_length=64)
+    )
+    labels = pa.array([PARTS[index % 2] for index in range(12)])
+    table = records().drop(["label"]).append_column("label", labels)
+    attack = AttackConfig(kind="pgd", epsilon=1.0)
+    before = scorer.score_attacked(components, table, attack)["loss"].to_numpy()
+    with torch.no_grad():
+        model.get_parameter("classifier.weight")[2:] *= 50
+    after = scorer.score_attacked(components, table, attack)["loss"].to_numpy()
+    assert after == pytest.approx(before, rel=1e-5)
+
+
 def test_it_is_on_the_pages():
     level = Interval(value=0.8, low=0.7, high=0.9)
     record = EvaluationRecord(
@@ -96,13 +162,17 @@ def test_it_is_on_the_pages():
         examples=3,
         metrics={"accuracy": level.model_copy(update={"value": 0.95})},
         scores="",
-        robustness={"character_noise": {"accuracy": level}},
+        slices={"topic": {"accuracy": 0.75}},
+        robustness={"character_noise": {"accuracy": level, "topic/accuracy": level}},
     )
-    (row,) = evaluation_section(record)["robustness"]
+    row, part = evaluation_section(record)["robustness"]
     assert row == ("accuracy, character noise", "0.8000", "0.7000 to 0.9000", "0.9500")
+    assert part == ("topic/accuracy, character noise", "0.8000", "0.7000 to 0.9000", "0.7500")
     scores = pa.table({"id": ["a"], "loss": [1.0], "targets": [1], "slice": ["x"]})
     page = evaluation_page(record, scores, pa.table({"id": ["a"]}), title="a run")
     assert "accuracy, character noise" in page
+    assert "0.95" in page
+    assert "0.75" in page
 
 
 def test_language_models_are_rejected_before_anything_starts():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from steadytrain.components.shared.config import TrainingConfig, from_mapping
+from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.adversarial import AdversarialConfig, AttackConfig
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.attack import ascended, perturbed, search
@@ -16,6 +16,7 @@ from steadytrain.components.tasks.base import LossSum
 from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.train.loop.adversary import adversarial_passes
 
+from support.attacking import attacked_loss, parts_of, stepped, trained
 from support.weight_digests import BERT
 
 
@@ -42,18 +43,6 @@ def model_and_batch(dropout=0.0):
     return model, batch
 
 
-def stepped(perturbation, gradient, how):
-    """Return one projected step of each text, with loops."""
-    moved = []
-    for text, slope in zip(perturbation, gradient, strict=True):
-        if how.norm == "linf":
-            moved.append((text + how.step_size * slope.sign()).clamp(-how.epsilon, how.epsilon))
-            continue
-        found = text + how.step_size * slope / slope.norm()
-        moved.append(found * min(1.0, how.epsilon / found.norm().item()))
-    return torch.stack(moved)
-
-
 def plain_gradients(model, batch, how):
     """Return the gradients of weights as the papers compute them, on complete embeddings."""
     table = model.get_input_embeddings()
@@ -64,37 +53,12 @@ def plain_gradients(model, batch, how):
         logits = model(inputs_embeds=embedded, **inputs).logits
         return torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="sum")
 
-    at = torch.zeros(*batch["input_ids"].shape, table.embedding_dim, dtype=torch.float64)
-    visited = []
-    for _ in range(how.step_count if how.kind != "freelb" else how.step_count - 1):
-        visited.append(at)
-        leaf = at.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(loss(leaf), leaf)
-        at = stepped(at, slope, how)
-    visited = [at] if how.kind == "pgd" else [*visited, at]
-    total = sum(loss(each) for each in visited) / len(visited)
+    start = torch.zeros(*batch["input_ids"].shape, table.embedding_dim, dtype=torch.float64)
+    total = attacked_loss(start, how, loss)
     return total, torch.autograd.grad(total, list(model.parameters()))
 
 
-def parts_of(model, how):
-    return SimpleNamespace(
-        config=SimpleNamespace(training=TrainingConfig(adversarial=how)),
-        module=model,
-        accelerator=SimpleNamespace(device=torch.device("cpu")),
-        strategy=SimpleNamespace(scale=0.0),
-        task=SimpleNamespace(loss=lambda model, batch: LossSum(class_loss(model, batch))),
-    )
-
-
-def trained(model, batch, how):
-    """Return the loss, and leave the gradients, as the training loop does."""
-    total = 0.0
-    for each in adversarial_passes(parts_of(model, how), batch):
-        loss = class_loss(model, batch) * each.share
-        loss.backward()
-        total += loss.detach()
-        assert each.last or each.share < 1
-    return total
+CLASSIFIER = SimpleNamespace(loss=lambda model, batch: LossSum(class_loss(model, batch)))
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
@@ -107,7 +71,7 @@ def test_gradients_equal_those_of_the_papers(kind, fields, norm):
     how = attack(kind, epsilon=0.9 if norm == "l2" else 0.05, norm=norm, **fields)
     # The classifier's logits are rounded to 32 bits; so is the perturbation.
     expected, gradients = plain_gradients(model, batch, how)
-    found = trained(model, batch, how)
+    found = trained(model, CLASSIFIER, batch, how)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     for parameter, theirs in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, theirs, rtol=1e-3, atol=1e-5)
@@ -116,11 +80,11 @@ def test_gradients_equal_those_of_the_papers(kind, fields, norm):
 @pytest.mark.parametrize("kind", ["fgm", "pgd", "freelb"])
 def test_texts_of_two_micro_batches_add_up_to_those_of_one(kind):
     model, batch = model_and_batch()
-    whole = trained(model, batch, attack(kind))
+    whole = trained(model, CLASSIFIER, batch, attack(kind))
     together = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     parts = sum(
-        trained(model, {name: item[rows] for name, item in batch.items()}, attack(kind))
+        trained(model, CLASSIFIER, {name: item[rows] for name, item in batch.items()}, attack(kind))
         for rows in (slice(0, 1), slice(1, 3))
     )
     torch.testing.assert_close(parts, whole)
@@ -180,7 +144,7 @@ def test_all_passes_of_a_micro_batch_have_the_same_dropout():
     losses = [class_loss(model, batch).item()]
     after = torch.get_rng_state()
     torch.manual_seed(5)
-    for _ in adversarial_passes(parts_of(model, how), batch):
+    for _ in adversarial_passes(parts_of(model, CLASSIFIER, how), batch):
         loss = class_loss(model, batch)
         loss.backward()
         losses.append(loss.item())

@@ -114,6 +114,67 @@ def test_focal_loss_and_class_weights_are_those_of_separate_heads(monkeypatch, s
     assert torch.allclose(model.logits.grad.double(), gradient, atol=1e-6)
 
 
+class TwoPasses(Logits):
+    """Returns other logits in the second half of the rows, as dropout does."""
+
+    def __init__(self, log_variances=None):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.again = torch.nn.Parameter(3 * torch.randn(len(TARGETS), 5, generator=generator))
+        self.log_variances = log_variances
+
+    def forward(self, input_ids, attention_mask):
+        first, second = input_ids[:, 0].chunk(2)
+        logits = torch.cat((self.logits[first], self.again[second]))
+        return SimpleNamespace(logits=logits, loss=self.log_variances)
+
+
+@pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
+@pytest.mark.parametrize("micro", [7, 2, 1])
+def test_r_drop_compares_the_classes_of_each_part_alone(weighting, micro):
+    """The loss of Liang et al. 2021, halved, of separate heads; its weight is that of the part."""
+    weights, weight, smoothing = {"mood": 0.5, "topic": 3.0}, 0.8, 0.1
+    learned = weighting == "uncertainty"
+    how = {"loss_weighting": weighting} if learned else {"loss_weights": weights}
+    task = task_of(r_drop={"weight": weight}, label_smoothing_factor=smoothing, multi_task=how)
+    variances = torch.tensor([0.4, -0.7], requires_grad=True)
+    model, found = TwoPasses(variances), 0.0
+    for start in range(0, len(TARGETS), micro):
+        rows = list(range(start, min(start + micro, len(TARGETS))))
+        total = task.loss(model, batch_of(rows)).total
+        total.backward()
+        found += total.item()
+
+    passes = [item.detach().double().requires_grad_() for item in (model.logits, model.again)]
+    exact = variances.detach().double().requires_grad_()
+    expected = torch.zeros((), dtype=torch.float64)
+    for part, head in HEADS.items():
+        mine = (head.start <= TARGETS) & (head.stop > TARGETS)
+        labels = TARGETS[mine] - head.start
+        logs = [item[mine][:, head].log_softmax(1) for item in passes]
+        first, second = logs
+        both = sum(
+            functional.cross_entropy(item, labels, reduction="sum", label_smoothing=smoothing)
+            for item in logs
+        )
+        apart = sum(
+            functional.kl_div(one, other, reduction="sum", log_target=True)
+            for one, other in ((first, second), (second, first))
+        )
+        loss = (both + weight * apart / 2) / 2
+        if learned:
+            own = exact[list(HEADS).index(part)]
+            expected = expected + loss / own.exp() + int(mine.sum()) * own / 2
+        else:
+            expected = expected + weights[part] * loss
+    expected.backward()
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+    for mine, theirs in zip((model.logits, model.again), passes, strict=True):
+        assert torch.allclose(mine.grad.double(), theirs.grad, atol=1e-6)
+    if learned:
+        assert torch.allclose(variances.grad.double(), exact.grad, atol=1e-5)
+
+
 def test_validation_metrics_are_those_of_each_part_and_their_mean():
     task, model = task_of(), Logits()
     with torch.no_grad():
