@@ -39,7 +39,7 @@ from support.training import (
     weights_digest,
     write_data,
 )
-from support.weight_digests import RECIPE
+from support.whole_runs import RECIPE
 
 TESTS = Path(__file__).parents[1]
 AT_ONCE = {"backoff_seconds": 0, "breaker_reset_seconds": 0}

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from support import selected
-from support.forked import ForkedLauncher, train
-from support.training import (
-    GPT2,
-    LLAMA,
-    TEXTS,
-    Bench,
-    class_rows,
-    language_rows,
-    losses_of,
-    weights_digest,
-    with_texts,
-    write_data,
-    write_parts,
-    write_whole_texts,
-)
-from support.weight_digests import BERT, RECIPE, KillsOnce
+from support import selected, whole_runs
+from support.task_data import data_of
+from support.training import GPT2, LLAMA, language_rows, losses_of, weights_digest, write_data
+from support.weight_digests import BERT
+from support.whole_runs import RECIPE
 
 MODEL = {"config": BERT, "dropout": {"hidden": 0.2, "attention": 0.1, "classifier": 0.3}}
 STILL = {"config": BERT, "dropout": {"hidden": 0.0, "attention": 0.0, "classifier": 0.0}}
@@ -51,46 +39,13 @@ TRAINING = {
 
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory):
-    return write_data(
-        tmp_path_factory.mktemp("classified"),
-        with_texts(class_rows(60)),
-        with_texts(class_rows(8, seed=1)),
-        task="sequence_classification",
-        schema=TEXTS,
-        labels=["a", "b", "c"],
-    )
+    return data_of("sequence_classification", tmp_path_factory.mktemp("classified"))
 
 
-def run(
-    folder,
-    data,
-    training,
-    *,
-    killed=False,
-    ranks=1,
-    strategy="auto",
-    model=MODEL,
-    micro_batch=RECIPE["micro_batch_size"],
-):
+def run(folder, data, training, *, model=MODEL, micro_batch=RECIPE["micro_batch_size"], **how):
     """Train to the end under the supervisor; return the run's workspace."""
-    compute = {
-        "device": "cpu",
-        "nproc_per_node": ranks,
-        "threads_per_rank": 1,
-        "strategy": strategy,
-    }
-    bench = Bench.make(
-        folder,
-        data,
-        model=model,
-        training={**RECIPE, **training, "micro_batch_size": micro_batch},
-        compute=compute,
-        recovery={"backoff_seconds": 0},
-    )
-    launcher = ForkedLauncher(ranks)
-    outcome = train(bench, launcher=launcher, sinks=[KillsOnce(launcher)] if killed else [])
-    assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
-    return bench.workspace
+    recipe = {**RECIPE, **training, "micro_batch_size": micro_batch}
+    return whole_runs.run(folder, data, {"model": model, "training": recipe}, **how)
 
 
 @selected.each("name", list(TRAINING), few=["r_drop", "mixup"])
@@ -179,14 +134,7 @@ def run_of(folder, of_task, case, models, *, training=None, **how):
 def of_task(tmp_path_factory):
     """Return the data of each task."""
     folder = tmp_path_factory.mktemp("tasks")
-    return {
-        "multi_task": write_parts(folder / "multi_task"),
-        **{task: write_whole_texts(folder / task, task) for task in ("masked_lm", "denoising")},
-        **{
-            task: write_data(folder / task, language_rows(60), language_rows(8, seed=1), task=task)
-            for task in ("causal_lm", "supervised_finetuning")
-        },
-    }
+    return {task: data_of(task, folder / task) for task in ("multi_task", *UNLABELED)}
 
 
 @pytest.fixture(scope="module")

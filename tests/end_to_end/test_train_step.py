@@ -31,7 +31,7 @@ from steadytrain.components.train.recovery.ledger import Ledger
 from support.command import wait_for
 from support.times import told_spans
 from support.training import Bench, events_of
-from support.weight_digests import RECIPE
+from support.whole_runs import RECIPE
 
 # Long enough to be interrupted in the middle, even on a fast machine.
 ENDLESS = {**RECIPE, "max_steps": 100_000, "lr_scheduler_type": "constant"}

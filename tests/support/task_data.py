@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,8 +77,9 @@ def write_reference(task: str, folder: Path, **more: Any) -> str:
     return str(folder)
 
 
-def _packed(folder: Path) -> DataRecord:
-    return write_data(folder, language_rows(_TRAINED), language_rows(_HELD_OUT, seed=1))
+def _packed(folder: Path, task: str = "causal_lm") -> DataRecord:
+    held_out = language_rows(_HELD_OUT, seed=1)
+    return write_data(folder, language_rows(_TRAINED), held_out, task=task)
 
 
 def _classified(folder: Path) -> DataRecord:
@@ -145,6 +147,7 @@ _WRITERS: Final[Mapping[str, Callable[[Path], DataRecord]]] = {
     "masked_lm": _masked,
     "preference": _preferred,
     "sequence_classification": _classified,
+    "supervised_finetuning": partial(_packed, task="supervised_finetuning"),
     "text_embedding": _paired,
     MULTI_TASK: write_parts,
 }

@@ -26,7 +26,6 @@ from steadytrain.components.shared.parts import part_of
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
-from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
 from steadytrain.components.train.loop.main import Rank
 from steadytrain.components.train.loop.order import RowOrder
@@ -186,21 +185,6 @@ def write_parts(folder: Path) -> DataRecord:
         schema=TEXTS,
         labels=PART_LABELS,
     )
-
-
-def write_whole_texts(folder: Path, task: str) -> DataRecord:
-    """Write the prepared data of a task that hides tokens of whole texts, with what it hides by."""
-    rows = [{"input_ids": row["input_ids"]} for row in language_rows(68)]
-    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
-    data = write_data(folder, rows[:60], rows[60:], task=task, schema=schema)
-    tokenizer = load_tokenizer(folder / "tokenizer")
-    if task == "masked_lm":
-        tokenizer.mask_token = "w2"
-    else:
-        names = [f"<extra_id_{number}>" for number in range(20)]
-        tokenizer.add_special_tokens({"extra_special_tokens": names})
-    tokenizer.save_pretrained(folder / "tokenizer")
-    return data
 
 
 @dataclass(frozen=True)

@@ -18,29 +18,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from steadytrain.components.preprocess import step as preprocess
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import DataRecord
 
 from support.data import sentence, write_jsonl
-from support.forked import ForkedLauncher, train
 from support.tiny import make_language_model, make_tokenizer
 from support.training import (
     CLASSES,
-    Bench,
     class_rows,
     language_rows,
     write_data,
 )
+from support.whole_runs import RECIPE, run
 
-RECIPE = {
-    "max_steps": 12,
-    "global_batch_size": 4,
-    "micro_batch_size": 2,
-    "learning_rate": 5e-3,
-    "eval_steps": 4,
-    "save_steps": 4,
-    "logging_steps": 1,
-}
 BERT = {
     "model_type": "bert",
     "hidden_size": 32,
@@ -55,46 +44,12 @@ CHATML = (
 )
 
 
-class KillsOnce:
-    """Kills rank 0 at the run's first checkpoint."""
-
-    def __init__(self, launcher: ForkedLauncher) -> None:
-        self.launcher, self.done = launcher, False
-
-    def emit(self, event: Any) -> None:
-        if isinstance(event, CheckpointSaved) and not self.done:
-            self.done = True
-            self.launcher.kill(0)
-
-    def close(self) -> None:
-        pass
-
-
-def digest(
-    root: Path,
-    name: str,
-    data: DataRecord,
-    *,
-    ranks: int = 1,
-    strategy: str = "auto",
-    killed: bool = False,
-    **sections: Any,
-) -> str:
+def digest(folder: Path, data: DataRecord, *, name: str, **options: Any) -> str:
     """Run to completion and return the digest of the weights; fail if the run doesn't finish."""
-    compute = {
-        "device": "cpu",
-        "nproc_per_node": ranks,
-        "threads_per_rank": 1,
-        "strategy": strategy,
-    }
-    recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
-    sections = {"training": RECIPE, "recovery": recovery, "compute": compute} | sections
-    bench = Bench.make(root / "output", data, run=name, **sections)
-    launcher = ForkedLauncher(ranks)
-    outcome = train(bench, launcher=launcher, sinks=[KillsOnce(launcher)] if killed else [])
-    assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
+    sections = {"run": name, "training": RECIPE, **options.pop("sections", {})}
+    workspace = run(folder, data, sections, **options)
     found = hashlib.sha256()
-    for path in sorted(bench.workspace.model.rglob("*.safetensors")):
+    for path in sorted(workspace.model.rglob("*.safetensors")):
         found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()
 
@@ -140,14 +95,14 @@ def main() -> None:
         conversations, adapted = chat(root)
         runs: dict[str, tuple[DataRecord, dict[str, Any]]] = {
             "causal-lm": (rows, {}),
-            "classification": (classes, {"model": {"config": BERT}}),
-            "chat-lora": (conversations, {"model": adapted}),
+            "classification": (classes, {"sections": {"model": {"config": BERT}}}),
+            "chat-lora": (conversations, {"sections": {"model": adapted}}),
             "ddp": (rows, {"ranks": 2, "strategy": "ddp"}),
             "fsdp": (rows, {"ranks": 2, "strategy": "fsdp"}),
             "killed-and-resumed": (rows, {"killed": True}),
         }
         for name, (data, options) in runs.items():
-            print(f"{name:20}{digest(root, name, data, **options)}", flush=True)
+            print(f"{name:20}{digest(root / 'output', data, name=name, **options)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+"""Training runs from start to end under the supervisor, undisturbed or killed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.workspace import Workspace
+
+from support.forked import ForkedLauncher, train
+from support.training import Bench
+
+RECIPE = {
+    "max_steps": 12,
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "learning_rate": 5e-3,
+    "eval_steps": 4,
+    "save_steps": 4,
+    "logging_steps": 1,
+}
+
+
+class KillsOnce:
+    """Kills rank 0 at the run's first checkpoint."""
+
+    def __init__(self, launcher: ForkedLauncher) -> None:
+        self.launcher, self.done = launcher, False
+
+    def emit(self, event: Any) -> None:
+        if isinstance(event, CheckpointSaved) and not self.done:
+            self.done = True
+            self.launcher.kill(0)
+
+    def close(self) -> None:
+        pass
+
+
+def run(
+    folder: Path,
+    data: DataRecord,
+    sections: dict[str, Any],
+    *,
+    killed: bool | Callable[[ForkedLauncher], Any] = False,
+    ranks: int = 1,
+    strategy: str = "auto",
+) -> Workspace:
+    """Train to the end; fail if the run does not finish.
+
+    Args:
+        sections: of the configuration.
+        killed: whether to kill the run once, or the sink that does it.
+    """
+    bench = Bench.make(
+        folder,
+        data,
+        **sections,
+        compute={
+            "device": "cpu",
+            "nproc_per_node": ranks,
+            "threads_per_rank": 1,
+            "strategy": strategy,
+        },
+        recovery={"backoff_seconds": 0, "breaker_reset_seconds": 0},
+    )
+    launcher = ForkedLauncher(ranks)
+    kills = KillsOnce if killed is True else killed
+    outcome = train(bench, launcher=launcher, sinks=[kills(launcher)] if kills else [])
+    assert (outcome.outcome, outcome.attempts) == ("finished", 1 + bool(kills)), outcome
+    return bench.workspace
