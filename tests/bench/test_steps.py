@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.costed_runs import BERT, LLAMA, ROWS, CostedRun
+from support.costed_runs import BERT, LARGER, LLAMA, ROWS, CostedRun
 from support.costs import in_turns, peak_beside
 from support.scoring import fresh
 
@@ -70,6 +70,10 @@ GROUPS: dict[str, dict[str, Step]] = {
             training={"param_groups": [{"match": r"embeddings\.", "frozen": True}]}
         ),
         "frozen lower half": Step(training={"param_groups": LOWER_HALF}),
+    },
+    "optimizers": {
+        "adamw_torch": Step(LANGUAGE, LARGER, {"bf16": True}),
+        "muon": Step(LANGUAGE, LARGER, {"bf16": True, "optim": "muon"}),
     },
     "language model": {
         "plain": language(),

@@ -23,7 +23,7 @@ from steadytrain.components.sizing.fit import at
 from steadytrain.components.sizing.hardware import Gpu
 from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.strategy import TrainingOption
-from steadytrain.components.sizing.time_cost import flops_per_token
+from steadytrain.components.sizing.time_cost import flops_per_token, update_flops
 from steadytrain.components.tasks.encoding.sentinels import SENTINELS
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.setup import Parts, set_up
@@ -134,7 +134,7 @@ class CostedRun:
 class Planned:
     """What the plan expects of a step on a CPU.
 
-    work: FLOPs of its forward and backward pass.
+    work: FLOPs of its passes and of its update.
     """
 
     memory: Memory
@@ -154,8 +154,8 @@ def planned(config: RunConfig, rows: int) -> Planned:
     option = TrainingOption("none", strategy, False, config.training.optim)
     choice = at(job, option, rows, length=LENGTH)
     setting = choice.setting
-    tokens = setting.micro_batch * setting.length
-    return Planned(choice.memory, flops_per_token(job.shape, setting) * tokens)
+    each = flops_per_token(job.shape, setting) + update_flops(job, choice)
+    return Planned(choice.memory, each * setting.micro_batch * setting.length)
 
 
 def bench_of(
