@@ -145,7 +145,7 @@ def plan(
 def _measure(config: RunConfig) -> Measure | None:
     """Return a function that measures a choice with a dry run; None if torch is not installed."""
     from steadytrain.components.memory.architectures import architecture_of
-    from steadytrain.components.memory.model import label_count
+    from steadytrain.components.memory.model import any_model_shape, label_count
 
     if importlib.util.find_spec("torch") is None:
         return None
@@ -156,7 +156,10 @@ def _measure(config: RunConfig) -> Measure | None:
 
         with warnings.catch_warnings(action="ignore"):
             return dry_run(
-                architecture_of(config.model), choice.setting, labels=label_count(config)
+                architecture_of(config.model),
+                choice.setting,
+                labels=label_count(config),
+                shape=any_model_shape(config),
             )
 
     return measure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import regex
@@ -117,6 +118,35 @@ def frozen_names(model: torch.nn.Module, training: TrainingConfig) -> list[str]:
         return []
     chosen = {name: _group_of(name, groups) for name, _ in model.named_parameters()}
     return [name for name, group in chosen.items() if group is not None and group.frozen]
+
+
+def still_layers(model: torch.nn.Module, training: TrainingConfig) -> int:
+    """Return how many layers, from the first one, never need a backward pass.
+
+    They are frozen, and so is all that the model lists before them.
+    """
+    frozen = set(frozen_names(model, training))
+    if not frozen:
+        return 0
+    try:
+        layers = layers_of(model)
+    except ValueError:
+        return 0
+    named = dict(model.named_parameters())
+    trained = {item for name, item in named.items() if name not in frozen}
+    below = _before(named.values(), layers)
+    if trained.intersection(below):
+        return 0
+    learning = (bool(trained.intersection(layer.parameters())) for layer in layers)
+    return next((place for place, learns in enumerate(learning) if learns), len(layers))
+
+
+def _before(
+    parameters: Iterable[torch.Tensor], layers: Sequence[torch.nn.Module]
+) -> Iterator[torch.Tensor]:
+    """Yield the parameters that a model lists before its layers."""
+    within = {item for layer in layers for item in layer.parameters()}
+    return takewhile(lambda item: item not in within, parameters)
 
 
 def layer_scales(model: torch.nn.Module, decay: float) -> Mapping[str, float]:

@@ -37,9 +37,15 @@ def any_model_shape(config: RunConfig) -> Shape:
     Raises:
         BadInput: its architecture is unknown, or can't be built here.
     """
-    shape = any_shape(architecture_of(config.model), label_count(config))
+    architecture, labels = architecture_of(config.model), label_count(config)
+    shape = any_shape(architecture, labels)
     frozen = sum(group.parameters for group in model_groups(config) if group.unfreeze_at is None)
-    return replace(shape, frozen=frozen)
+    if not frozen:
+        return shape
+    # Imported late, because it imports torch.
+    from steadytrain.components.memory.traced import traced_still
+
+    return replace(shape, frozen=frozen, still=traced_still(config, architecture, labels))
 
 
 def model_groups(config: RunConfig) -> Sequence[Group]:

@@ -17,7 +17,7 @@ from steadytrain.components.memory.activations import (
 from steadytrain.components.memory.kept import LayerMemory
 from steadytrain.components.memory.setting import FP32, Setting
 from steadytrain.components.memory.shape import Shape
-from steadytrain.components.memory.states import States, states
+from steadytrain.components.memory.states import States, states, still_layers
 from steadytrain.components.tasks.chunks import (
     COMPARISON_COPIES,
     block_rows,
@@ -100,7 +100,8 @@ class _Step:
         self.held: States = states(shape, setting)
         self.layer: LayerMemory = layer_memory(shape, setting)
         self.stored = self.layer.entry if setting.recompute else self.layer.kept
-        self.outside = entry_memory(shape, setting)
+        self.learning = shape.layers - still_layers(shape, setting)
+        self.outside = entry_memory(shape, setting) if self.learning == shape.layers else 0
         if setting.perturbs:
             # A perturbation and its gradient, or the sum of it and the embeddings.
             self.outside += 2 * setting.tokens * shape.hidden * FP32
@@ -111,24 +112,32 @@ class _Step:
     def moments(self) -> Iterator[Memory]:
         """Yield the moments, in order."""
         held, layer = self.held, self.layer
-        kept = self.outside + self.shape.layers * self.stored
+        kept = self.outside + self.learning * self.stored
         kept += exit_memory(self.shape, self.setting)
         if (companion := self.setting.companion) is not None:
             kept += self.setting.tokens * companion.matched
             forward = self.setting.tokens * companion.forward
             yield self._moment("the frozen model's forward pass", 0, self.before, companion=forward)
+        if self.learning < self.shape.layers:
+            # Without a backward pass, nothing outlives the half of a layer that made it.
+            half = max(layer.attention, layer.feed_forward)
+            yield self._moment("the frozen layers' forward", layer.entry + half, self.before)
         yield from self._losses(kept)
         yield self._moment(
             "the head's backward",
             kept + self.copies + layer.entry,
             self.before + held.head_gradient,
         )
-        yield from self._layers()
-        # A tied table's two gradients and their sum, in addition to what has accumulated.
-        tables = (2 if self.shape.tied else 0) + (1 if held.waits else 0)
-        yield self._moment(
-            "the embeddings' backward", layer.entry, held.gradients + tables * held.head_gradient
-        )
+        if self.learning:
+            yield from self._layers()
+        if self.learning == self.shape.layers:
+            # A tied table's two gradients and their sum, in addition to what has accumulated.
+            tables = (2 if self.shape.tied else 0) + (1 if held.waits else 0)
+            yield self._moment(
+                "the embeddings' backward",
+                layer.entry,
+                held.gradients + tables * held.head_gradient,
+            )
         yield self._moment("the update", held.update, held.gradients)
 
     def _losses(self, kept: int) -> Iterator[Memory]:
@@ -150,9 +159,10 @@ class _Step:
             )
             return
         # The head's input, the rows of it that have a target, and their gradient.
-        rows = setting.tokens * shape.hidden * (stream(setting) + 2 * setting.width)
+        targets = setting.target_tokens
+        rows = shape.hidden * (setting.tokens * stream(setting) + 2 * targets * setting.width)
         rows -= gradient_memory(shape, setting)
-        chunk = min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.vocabulary
+        chunk = min(targets, chunk_rows(shape.vocabulary)) * shape.vocabulary
         kept += held.copies + held.head_copy + rows
         if setting.contrasts:
             # The gradient that similarities give the head's input. Then for one document: its
@@ -171,7 +181,7 @@ class _Step:
         yield self._moment("the loss", kept, gradients, errors + wide, companion=compared)
         if setting.quantizes_head:
             # A block of the head, its part of the gradient of the head's input, and the sum.
-            sums = 2 * min(setting.tokens, chunk_rows(shape.vocabulary)) * shape.hidden * FP32
+            sums = 2 * min(targets, chunk_rows(shape.vocabulary)) * shape.hidden * FP32
             yield self._moment(
                 "the head's gradient", kept + held.head_block + sums, gradients, errors
             )
@@ -182,9 +192,9 @@ class _Step:
 
     def _layers(self) -> Iterator[Memory]:
         """Yield the backward of the last layer, which runs first, and of the first layer."""
-        held, layer, count = self.held, self.layer, self.shape.layers
+        held, layer, count = self.held, self.layer, self.learning
         growing = held.gradients - held.bucket
-        own = growing * self.shape.layer // max(self.shape.parameters, 1)
+        own = growing * self.shape.layer // max(self.shape.parameters - self.shape.frozen, 1)
         recomputed = layer.kept if self.setting.recompute else 0
         if recomputed and stream(self.setting) == FP32:
             # The layer's input is already stored. A 16-bit input gets a 32-bit copy in addition.

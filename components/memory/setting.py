@@ -63,6 +63,7 @@ class Setting:
     passes: forward and backward passes of each micro-batch: several in adversarial training.
     ascents: further ones that give no gradients of weights.
     answers: bytes of a teacher's stored answers, for this step and the next one.
+    targets: share of the tokens that have a target, as far as the task decides that.
     """
 
     length: int
@@ -86,11 +87,17 @@ class Setting:
     passes: int = 1
     ascents: int = 0
     answers: int = 0
+    targets: float = 1.0
 
     @property
     def tokens(self) -> int:
         """The tokens of a forward pass."""
         return self.micro_batch * self.copies * self.length
+
+    @property
+    def target_tokens(self) -> int:
+        """The tokens of a forward pass that have a target: on average, and at least one."""
+        return max(1, round(self.tokens * self.targets))
 
     @property
     def perturbs(self) -> bool:

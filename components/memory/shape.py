@@ -50,6 +50,8 @@ class Shape:
     fused: whether the head computes the loss; otherwise the logits of a complete micro-batch exist.
     documents: whether attention can be computed per document; otherwise it needs a mask.
     frozen: parameters that `training.param_groups` never trains, of `parameters`.
+    still: layers, from the first one, that have no backward pass: they are frozen, and so is all
+        before them.
     traced: activations of an architecture that has no formula.
     """
 
@@ -77,6 +79,7 @@ class Shape:
     fused: bool = True
     documents: bool = True
     frozen: int = 0
+    still: int = 0
     traced: Callable[[Setting], Activations] | None = field(default=None, compare=False)
 
     @property

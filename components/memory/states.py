@@ -76,6 +76,11 @@ def trained_parameters(shape: Shape, setting: Setting) -> int:
     return shape.layers * a_layer + shape.labels * shape.hidden + beside
 
 
+def still_layers(shape: Shape, setting: Setting) -> int:
+    """Return the layers, from the first one, that have no backward pass."""
+    return 0 if setting.perturbs else shape.still
+
+
 def matrix_share(shape: Shape, setting: Setting) -> float:
     """Return the share of the trained parameters that are in matrices of the layers.
 
@@ -143,8 +148,9 @@ def states(shape: Shape, setting: Setting) -> States:
         head_gradient=_head_values(shape, setting)
         * (2 if setting.deepspeed and setting.half else FP32),
         head_sum=_head_values(shape, setting) * FP32,
-        layer_gradient=gradients * shape.layer // max(shape.parameters, 1),
-        copies=_copies(shape, setting) * shape.layers,
+        layer_gradient=gradients * shape.layer // max(shape.parameters - shape.frozen, 1),
+        # Autocast keeps no copy of a frozen weight.
+        copies=_copies(shape, setting) * (shape.layers - shape.still),
         head_copy=_head_copy(shape, setting),
         head_block=head_block(shape, setting),
         gathered=_gathered(shape, setting),
@@ -156,7 +162,8 @@ def states(shape: Shape, setting: Setting) -> States:
 
 def _head_values(shape: Shape, setting: Setting) -> int:
     """Return the values of a language model's head, if it is trained."""
-    return 0 if setting.adapter.freezes or shape.labels else shape.vocabulary * shape.hidden
+    frozen = setting.adapter.freezes or (shape.tied and shape.still)
+    return 0 if frozen or shape.labels else shape.vocabulary * shape.hidden
 
 
 def _copies(shape: Shape, setting: Setting) -> int:

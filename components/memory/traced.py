@@ -19,7 +19,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from steadytrain.components.memory.fakes import LAYER_COUNTS, fake_mode
-from steadytrain.components.memory.groups import Group, grouped
+from steadytrain.components.memory.groups import Group, grouped, still_layers
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Matrix, Shape
@@ -75,13 +75,28 @@ def traced_groups(
     Raises:
         BadInput: they do not fit the model, or Transformers can't build it.
     """
+    return grouped(_without_memory(config, architecture, labels), config.training)
+
+
+def traced_still(config: RunConfig, architecture: Mapping[str, Any], labels: int) -> int:
+    """Return how many layers of a configured model, from the first one, have no backward pass.
+
+    Args, Raises: as for `traced_groups`.
+    """
+    return still_layers(_without_memory(config, architecture, labels), config.training)
+
+
+def _without_memory(
+    config: RunConfig, architecture: Mapping[str, Any], labels: int
+) -> torch.nn.Module:
+    """Build a configured model whose parameters have no memory."""
     _refuse_what_there_is_not(str(architecture.get("model_type", "")), labels)
     setting = Setting(length=sum(_ASKED), adapter=config.model.adapter)
     with warnings.catch_warnings(action="ignore"), torch.device("meta"):
         model = random_model(architecture, setting, labels)
         if config.training.multi_task.learns_weights:
             attach_uncertainty(model, len(config.data.parts))
-        return grouped(model, config.training)
+        return model
 
 
 def _refuse_what_there_is_not(family: str, labels: int) -> None:

@@ -23,6 +23,7 @@ from steadytrain.components.memory.model import any_shape
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.errors import BadInput
@@ -40,17 +41,24 @@ _BACKWARD: Final = "the backward pass"
 _UPDATE: Final = "the update"
 
 
-def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 0) -> Memory:
+def dry_run(
+    architecture: Mapping[str, Any],
+    setting: Setting,
+    *,
+    labels: int = 0,
+    shape: Shape | None = None,
+) -> Memory:
     """Return the peak of a rank's memory during a step other than the first.
 
     Args:
         architecture: Transformers' configuration of the model, including `model_type`.
         labels: classes of a classification head; 0 for a language model's head.
+        shape: of the model, if parameters of it are frozen.
 
     Raises:
         BadInput: the architecture is unknown or can't be built, or fakes can't run it.
     """
-    shape, nearest = any_shape(architecture, labels), _nearest(setting, labels)
+    shape, nearest = shape or any_shape(architecture, labels), _nearest(setting, labels)
     try:
         found = _run(architecture, nearest, labels, shape.layers)
     except BadInput:
@@ -62,8 +70,8 @@ def dry_run(architecture: Mapping[str, Any], setting: Setting, *, labels: int = 
             f"the dry run of this model fails: {reason}",
             remedy="plan by formula (--formula), and try a few training steps",
         ) from error
-    # The dry run trains all parameters; the formula takes off those that stay frozen.
-    ran = peak_memory(replace(shape, frozen=0), nearest)
+    # The dry run trains all parameters; the formula takes off what frozen ones save.
+    ran = peak_memory(replace(shape, frozen=0, still=0), nearest)
     return _moved(found, ran, peak_memory(shape, setting))
 
 
@@ -95,6 +103,8 @@ def _nearest(setting: Setting, labels: int) -> Setting:
         differentiates=False,
         passes=1,
         ascents=0,
+        # Fakes have no values that would say which tokens have a target.
+        targets=1.0,
     )
 
 

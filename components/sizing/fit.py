@@ -163,6 +163,7 @@ def at(
     config, ranks = job.config, job.machine.ranks
     batch = plan_batch(job.global_batch, ranks, micro_batch)
     adversarial, task = config.training.adversarial, load_task(config.data.task)
+    targets = task.targets(config.training) if task.targets else 1.0
     setting = Setting(
         length=length or config.data.sequence_length,
         micro_batch=micro_batch * task.sequences,
@@ -204,6 +205,7 @@ def at(
             length=length or config.data.sequence_length,
             sequences=job.global_batch // ranks,
         ),
+        targets=targets if job.shape.fused else 1.0,
     )
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node

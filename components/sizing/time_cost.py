@@ -9,7 +9,8 @@ from typing import Final
 
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Shape
-from steadytrain.components.memory.states import trained_parameters
+from steadytrain.components.memory.states import still_layers, trained_parameters
+from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.machine import Machine, Workload
 
@@ -31,6 +32,9 @@ _COPIED_BYTES_PER_SECOND: Final = 5e9
 _RESTART_SECONDS: Final = 120.0
 """Assumed cost of copying a checkpoint to host memory, and of restarting on another node."""
 THE_TABLE: Final = "the table"
+_ONLY_PRODUCTS: Final = 0.6
+"""Time of a FLOP in an optimizer's update, which is nothing but matrix products, relative to one in
+a pass. Fitted to one model on a CPU (tests/bench/test_steps.py)."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +105,21 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     activations adds a forward pass (Korthikanti et al. 2022, section 5), and so does a teacher.
     R-Drop passes each token twice, and adversarial training several times. Its search for a
     perturbation needs no gradients of weights, but a language model's head computes its own with
-    the loss. What R-Drop and the focal loss do with the logits of
-    a language model counts as the FLOPs that take as long.
+    the loss. What R-Drop and the focal loss do with the logits of a language model counts as the
+    FLOPs that take as long. Tokens without a target have no logits. Layers that are frozen, with
+    all before them, have a forward pass only.
     """
-    matrices = shape.layers * (sum(matrix.size for matrix in shape.matrices) + shape.used)
-    head = shape.hidden * (shape.labels or shape.vocabulary)
-    forward = 2.0 * (matrices + head) + 4.0 * shape.layers * shape.attention * setting.length
+    matrices = sum(matrix.size for matrix in shape.matrices) + shape.used
+    layer = 2.0 * matrices + 4.0 * shape.attention * setting.length
+    head = shape.hidden * (shape.labels or shape.vocabulary * setting.targets)
+    forward = shape.layers * layer + 2.0 * head
     again = 1 if setting.recompute else 0
     units = setting.passes * ((2 if setting.adapter.freezes else 3) + again)
     units += setting.ascents * (2 + again)
     adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
     teacher = setting.companion.flops if setting.companion else 0.0
     own = units * forward + setting.passes * adapters
+    own -= (units - 1) * still_layers(shape, setting) * layer
     if not (shape.labels or setting.adapter.freezes):
         own += setting.ascents * 2.0 * head
     passes = setting.passes + setting.ascents
@@ -132,8 +139,24 @@ def _on_logits(shape: Shape, setting: Setting, products: float) -> float:
     if shape.labels or not setting.differentiates:
         return 0.0
     each = _ON_A_GPU if setting.cuda and setting.half else _ON_A_CPU
-    added = shape.vocabulary * (each.r_drop if setting.copies > 1 else each.focal_loss)
-    return added * products / (products + shape.vocabulary * each.plain)
+    logits = shape.vocabulary * setting.targets
+    added = logits * (each.r_drop if setting.copies > 1 else each.focal_loss)
+    return added * products / (products + logits * each.plain)
+
+
+def update_flops(job: Workload, choice: Choice) -> float:
+    """Return the FLOPs of a pass that take as long as the updates, for each token of a rank.
+
+    Each rank updates all of its weights once per global batch, however few tokens that has.
+    """
+    shape, setting = job.shape, choice.setting
+    each = optimizer_spec(setting.optim).update_flops
+    if each is None or setting.adapter.freezes:
+        return 0.0
+    training = job.config.training
+    layer = sum(each(matrix.outputs, matrix.inputs, training) for matrix in shape.matrices)
+    tokens = choice.batch.gradient_accumulation_steps * setting.micro_batch * setting.length
+    return _ONLY_PRODUCTS * (shape.layers - shape.still) * layer / tokens
 
 
 Timing = Callable[[Workload, Choice], Speed]
@@ -142,7 +165,8 @@ Timing = Callable[[Workload, Choice], Speed]
 
 def by_table(job: Workload, choice: Choice) -> Speed:
     """Return the speed that the table's GPU is assumed to reach."""
-    return Speed(tokens_per_second(job.shape, choice.setting, job.machine), THE_TABLE)
+    work = flops_per_token(job.shape, choice.setting) + update_flops(job, choice)
+    return Speed(tokens_per_second(work, choice.setting, job.machine), THE_TABLE)
 
 
 def together(each: Span, machine: Machine) -> Span:
@@ -151,15 +175,19 @@ def together(each: Span, machine: Machine) -> Span:
     return Span(each.low * machine.ranks * left, each.high * machine.ranks)
 
 
-def tokens_per_second(shape: Shape, setting: Setting, machine: Machine) -> Span:
-    """Return the tokens per second of all ranks together."""
+def tokens_per_second(work: float, setting: Setting, machine: Machine) -> Span:
+    """Return the tokens per second of all ranks together.
+
+    Args:
+        work: FLOPs of a token.
+    """
     gpu = machine.gpu
     peak = gpu.half_tflops if setting.half else gpu.fp32_tflops
     sustained = min(peak, gpu.speed * TFLOPS_OF_A_UNIT)
     slow = sustained * UTILIZATION[0] * _OFFLOADING[setting.offload]
     if setting.adapter.kind == "qlora":
         slow *= _UNPACKING
-    rate = 1e12 / flops_per_token(shape, setting)
+    rate = 1e12 / work
     return together(Span(slow * rate, peak * UTILIZATION[1] * rate), machine)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from steadytrain.components.shared.config import DataConfig, RunConfig
+from steadytrain.components.shared.config import DataConfig, RunConfig, TrainingConfig
 from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
@@ -227,6 +227,8 @@ class Task:
     robustness: whether its test records have a `text`, and its scorer `score_attacked`.
     grades: whether its training part has `load_reference` and `row_losses`.
     cuttable: whether it learns from any part of a document as from a whole one.
+    targets: share of the tokens of a sequence that have a target, from the configuration; None if
+        the data decide. Only of tasks whose loss skips the logits of all others.
     contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
         micro-batch, whose number is `training.batch_contrastive.rows`.
     """
@@ -243,6 +245,7 @@ class Task:
     contrasts: bool = False
     grades: bool = False
     cuttable: bool = False
+    targets: Callable[[TrainingConfig], float] | None = None
 
 
 def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:

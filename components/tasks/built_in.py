@@ -36,6 +36,7 @@ DENOISING: Final = replace(
     scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer"),
     objectives=CAUSAL_LM.objectives | {"denoising"},
     cuttable=False,
+    targets=lambda training: training.denoising.targets,
 )
 PREFERENCE: Final = Task(
     encoder=PreferenceEncoder,
@@ -54,6 +55,7 @@ MASKED_LM: Final = Task(
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
     objectives=frozenset({"masking", "adversarial"}),
     grades=True,
+    targets=lambda training: training.masking.probability,
 )
 TEXT_EMBEDDING: Final = Task(
     encoder=TextPairEncoder,

@@ -77,6 +77,16 @@ def _muon(groups: list[dict[str, Any]], training: TrainingConfig, *, scaled: boo
     return MuonWithAdamW(groups, adamw, lr=_settings(training)["lr"], **options)
 
 
+def _newton_schulz(rows: int, columns: int, training: TrainingConfig) -> float:
+    """Return the FLOPs of orthogonalizing an update (Jordan et al. 2024).
+
+    Each iteration multiplies the matrix with itself, squares that, and multiplies the matrix again.
+    """
+    short, long = sorted((rows, columns))
+    steps = MuonOptions(**training.optim_args).ns_steps
+    return steps * (4.0 * short**2 * long + 2.0 * short**3)
+
+
 def _lamb(groups: list[dict[str, Any]], training: TrainingConfig, **_: bool) -> Any:
     import pytorch_optimizer
 
@@ -218,6 +228,7 @@ MUON: Final = OptimizerSpec(
     scaled_update_bytes=ADAMW.scaled_update_bytes,
     options=MuonOptions,
     separates_matrices=True,
+    update_flops=_newton_schulz,
 )
 SCHEDULE_FREE_ADAMW: Final = OptimizerSpec(
     build=_schedule_free,

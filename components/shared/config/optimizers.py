@@ -87,6 +87,8 @@ class OptimizerSpec:
         A configuration that sets another one of them is rejected.
     separates_matrices: whether it updates the matrices of the model's layers in another way than
         embeddings, head, biases and norms; see `Build`.
+    update_flops: FLOPs of the update of one matrix of the model's layers, from its rows, its
+        columns and the configuration. None means that an update takes next to no time.
     evaluated: returns the weight to validate and export, from a trained weight, the tensors of its
         state with the same shape, and the configuration. It works on any part of a weight. None
         means the trained weight itself.
@@ -105,6 +107,7 @@ class OptimizerSpec:
     factored: bool = False
     adam_settings: tuple[str, ...] = ADAM_SETTINGS
     separates_matrices: bool = False
+    update_flops: Callable[[int, int, TrainingConfig], float] | None = None
     evaluated: Callable[[Any, Mapping[str, Any], TrainingConfig], Any] | None = None
 
     def device_bytes(self, matrices: float) -> float:
