@@ -33,11 +33,13 @@ SMALL = {
     "num_attention_heads": 2,
     "max_position_embeddings": 512,
 }
-WIDE = 4096
-"""The widest values of a layer, three for each token, take up to 19 MB for a row."""
+OTHER = {**SMALL, "hidden_size": 32, "num_hidden_layers": 1}
+WIDE = 12_288
+"""The widest values of the layer, three for each token, take up to 57 MB for a row. The memory that
+a process needs besides varies by up to 128 MB, which the C library sets aside for threads."""
 WIDEST = 98_304
 """A value of a row takes more than the 64 MB that the C library has set aside for a thread."""
-SPARE = {"scoring": 300_000_000, "answering": 140_000_000}
+SPARE = {"scoring": 900_000_000, "answering": 430_000_000}
 """Bytes for a pass: less than a batch needs, and more than half of it does."""
 ROWS = {"scoring": (21, 11), "answering": (10, 5)}
 """Rows of a batch, and of its larger half."""
@@ -51,7 +53,7 @@ def run(tmp_path):
     """Return a function that trains a run on data of its own; return the run and its outcome."""
 
     def start(name, kind, *, ranks=1, micro=4, count=24, inner=WIDE, **environment):
-        fields = {**SMALL, "intermediate_size": inner}
+        fields = {**OTHER, "intermediate_size": inner}
         model = save(tmp_path / f"wide-{inner}", AutoModelForCausalLM, fields)
         rows = language_rows(count)
         for row in rows:

@@ -218,7 +218,7 @@ class LittleMemory(CausalLanguageModel):
     KILL_AT. Ranks write losses after each of their batches.
     """
 
-    passes = most = 0
+    passes = 0
 
     def __init__(self, *given) -> None:
         super().__init__(*given)
@@ -250,9 +250,7 @@ class LittleMemory(CausalLanguageModel):
         if not self.short:
             yield
             return
-        # The same for each pass, so that what one has allocated does not help the next.
-        self.most = self.most or address_space() + int(os.environ["SPARE"])
-        with limited(self.most):
+        with limited(address_space() + int(os.environ["SPARE"])):
             yield
 
 
