@@ -148,7 +148,7 @@ class Combination:
 
     @property
     def drops(self) -> bool:
-        """Whether it has dropout, which draws anew on every rank and for every micro-batch."""
+        """Whether it has dropout, which depends on the rank and the size of the micro-batch."""
         return bool(self.config.model.dropout.places)
 
     @property
