@@ -136,6 +136,10 @@ def call(function: Callable[..., T], options: Mapping[str, Any], plugin: str) ->
     Raises:
         BadInput: it rejects them. The message names the plugin, and the fix has the signature.
     """
+    if function is no_options and options:
+        raise BadInput(
+            f"{plugin} has no options, such as {next(iter(options))}", remedy="leave it out"
+        )
     try:
         return function(**options)
     except Stopped:

@@ -34,8 +34,8 @@ class AdafactorOptions:
 
     def __post_init__(self) -> None:
         _within("beta2_decay", self.beta2_decay, above=-math.inf, below=0)
-        if not self.d >= 1:
-            raise ValueError(f"d is {self.d}: give a number of at least 1")
+        if not (_is_number(self.d) and self.d >= 1):
+            raise ValueError(f"d is {self.d!r}: give a number of at least 1")
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class MuonOptions:
     def __post_init__(self) -> None:
         _within("momentum", self.momentum, above=0, below=1)
         _switch("nesterov", self.nesterov)
-        if not (isinstance(self.ns_steps, int) and 1 <= self.ns_steps < 100):
-            raise ValueError(f"ns_steps is {self.ns_steps}: give a whole number from 1 to 99")
+        if not (type(self.ns_steps) is int and 1 <= self.ns_steps < 100):
+            raise ValueError(f"ns_steps is {self.ns_steps!r}: give a whole number from 1 to 99")
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,17 @@ class ScheduleFreeOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("r", self.r), ("weight_lr_power", self.weight_lr_power)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} is {value}: give a number of at least 0")
+            if not (_is_number(value) and 0 <= value < math.inf):
+                raise ValueError(f"{name} is {value!r}: give a number of at least 0")
 
 
 def _within(name: str, value: float, *, above: float, below: float) -> None:
-    if isinstance(value, bool) or not above < value < below:
-        raise ValueError(f"{name} is {value}: give a number above {above:g} and below {below:g}")
+    if not (_is_number(value) and above < value < below):
+        raise ValueError(f"{name} is {value!r}: give a number above {above:g} and below {below:g}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _switch(name: str, value: bool) -> None:

@@ -20,11 +20,12 @@ class Attack(Section):
     epsilon: float = Field(
         1.0,
         gt=0,
+        le=1e6,
         description="Largest norm of the perturbation of a text, or in a packed row of a document. "
         "The embeddings of a token of BERT have an l2 norm of about 1.4.",
     )
     alpha: float | None = Field(
-        None, gt=0, description="Norm of one step. None means 0.3 of epsilon. Not for fgm."
+        None, gt=0, le=1e6, description="Norm of one step. None means 0.3 of epsilon. Not for fgm."
     )
     steps: int | None = Field(
         None, ge=1, description="Steps of the search. None means 3. Not for fgm, which has one."

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.steps import whole_steps
 
 
 class AveragingConfig(Section):
@@ -52,3 +53,7 @@ class AveragingConfig(Section):
     def on(self) -> bool:
         """Whether weights are averaged."""
         return self.kind != "none"
+
+    def first_step(self, steps: int) -> int:
+        """Return the first step whose weights are averaged, in a run of so many steps."""
+        return whole_steps(self.start, steps) + self.every

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.base import (
@@ -34,6 +35,20 @@ MULTI_TASK: Final = "multi_task"
 
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Source = Annotated[list[Address], Field(min_length=1)]
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    if len(labels) < 2:
+        raise ValueError(f"{labels} gives no choice: name at least two labels")
+    for label, count in Counter(labels).items():
+        if not label.strip():
+            raise ValueError("a label is empty: leave it out")
+        if count > 1:
+            raise ValueError(f"the label {label!r} is listed {count} times: list it once")
+    return labels
+
+
+Labels = Annotated[list[str], AfterValidator(_distinct)]
 
 
 class Columns(Section):
@@ -76,7 +91,7 @@ class PartConfig(Section):
     source: Source = Field(..., description="Where the part's data are, as for data.source.")
     format: DataFormat = Field("auto", description="Format of the files, as for data.format.")
     columns: Columns = Columns()
-    labels: list[str] | None = Field(
+    labels: Labels | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."
     )
 
@@ -121,7 +136,7 @@ class DataConfig(Section):
         default=[], description="Globs of files to leave out, relative to the source."
     )
     columns: Columns = Columns()
-    labels: list[str] | None = Field(
+    labels: Labels | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."
     )
     parts: dict[PartName, PartConfig] = Field(

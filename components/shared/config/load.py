@@ -148,7 +148,9 @@ def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
     # Do not remove a complete section, because the problem may be a field in it.
     # A problem of the whole configuration has no location.
     if path and (len(path) == len(location) or not isinstance(holder, dict)):
-        place, part = path[-1]
+        # Without its kind, nothing reads the other fields of a section.
+        whole = path[-1][1] == "kind" and len(path) > 1
+        place, part = path[-2 if whole else -1]
         del place[part]
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.steps import whole_steps
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 
@@ -105,11 +106,6 @@ def course_of(training: TrainingConfig, steps: int, peak: float) -> Course:
     return Course(
         steps, whole_steps(training.warmup_steps, steps) if spec.warms_up else 0, peak, options
     )
-
-
-def whole_steps(value: float, steps: int) -> int:
-    """Return a number of steps; a value below 1 is a fraction of all `steps`."""
-    return int(value) if value >= 1 else math.ceil(steps * value)
 
 
 def rate_factor(step: int, *, kind: str, course: Course) -> float:

@@ -439,6 +439,13 @@ class TrainingConfig(Section):
                 f"training.max_steps is {self.max_steps}, so nothing would be averaged",
                 "use fewer steps, or a share of all steps below 1",
             )
+        if self.averaging.on and self.averaging.first_step(self.max_steps) > self.max_steps > 0:
+            raise at_odds(
+                "training.averaging.every",
+                self.averaging.every,
+                f"training.max_steps is {self.max_steps}, so nothing would be averaged",
+                "use fewer steps, or start earlier",
+            )
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.schedules import whole_steps
+from steadytrain.components.shared.config.averaging import AveragingConfig
+from steadytrain.components.shared.config.steps import whole_steps
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import Batch
@@ -58,6 +59,7 @@ class Components:
         averaging = parts.config.training.averaging
         self._average: WeightAverage | None = None
         if averaging.on:
+            _check_begins(averaging, parts.steps)
             start = whole_steps(averaging.start, parts.steps)
             self._average = self._by_name[_AVERAGING] = WeightAverage(averaging, start)
         self._watching = _watching(parts)
@@ -259,3 +261,14 @@ def _described(found: Mapping[str, Sequence[str]]) -> str:
 
 def _naming(name: str, hook: str) -> contextlib.AbstractContextManager[None]:
     return naming(f"training component {name!r}", hook)
+
+
+def _check_begins(averaging: AveragingConfig, steps: int) -> None:
+    """Reject an average that no step of the run would be part of."""
+    first = averaging.first_step(steps)
+    if first > steps:
+        raise BadInput(
+            f"training.averaging.start = {averaging.start} with every {averaging.every}: the first "
+            f"averaged step would be {first}, and the run has {steps}",
+            remedy="start earlier, or average every few steps",
+        )

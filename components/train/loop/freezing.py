@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from steadytrain.components.shared.config.schedules import whole_steps
+from steadytrain.components.shared.config.steps import whole_steps
 
 
 class Freezing:

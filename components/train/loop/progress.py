@@ -71,6 +71,9 @@ class Progress:
         by more than the threshold resets the patience.
         """
         self.last_score, self.last_averaged = score, averaged
+        if averaged and training.averaging.export == "averaged" and not self.best_averaged:
+            # Only the average may be exported, so scores from before it began do not count.
+            self.best_score = None
         gain = self._gain(score, greater_is_better)
         self.worse = 0 if gain > training.early_stopping_threshold else self.worse + 1
         if gain > 0:

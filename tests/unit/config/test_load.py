@@ -111,6 +111,33 @@ def test_unworkable_settings_are_rejected(change, words):
 
 
 @pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["a", "a", "b"], "the label 'a' is listed 2 times"),
+        (["a", " ", "b"], "a label is empty"),
+        (["a"], "name at least two labels"),
+        ([], "name at least two labels"),
+    ],
+)
+def test_labels_are_a_choice(labels, words):
+    content = {"name": "tiny", "model": {"base": "x"}}
+    data = {"source": ["x"], "task": "sequence_classification", "labels": labels}
+    with pytest.raises(ConfigError, match=rf"data\.labels.*{words}"):
+        from_mapping({**content, "data": data})
+    part = {"source": ["x"], "labels": labels}
+    parts = {"task": "multi_task", "parts": {"one": part, "two": part}}
+    with pytest.raises(ConfigError, match=rf"parts\.one\.labels.*{words}"):
+        from_mapping({**content, "data": parts})
+
+
+def test_rejected_kind_leaves_no_second_problem():
+    compression = {"kind": "powersgd", "start": 3}
+    with pytest.raises(ConfigError) as caught:
+        load("causal-lm", [("training.gradient_compression", compression)])
+    assert [item.field for item in caught.value.problems] == ["training.gradient_compression.kind"]
+
+
+@pytest.mark.parametrize(
     ("version", "words"), [(0, "rewrite it"), (2, "newer steadytrain"), ("x", "rewrite it")]
 )
 def test_another_schema_version_is_rejected_by_name(version, words):

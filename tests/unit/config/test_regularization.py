@@ -46,6 +46,8 @@ def test_what_is_off_leaves_a_runs_identity_alone():
     [
         ({"r_drop": {"weight": -1}}, r"training\.r_drop\.weight = -1"),
         ({"focal_loss": {"gamma": -2}}, r"training\.focal_loss\.gamma = -2"),
+        ({"adversarial": {"kind": "pgd", "epsilon": 1e39}}, r"adversarial\.epsilon = 1e\+39"),
+        ({"adversarial": {"kind": "pgd", "alpha": 1e39}}, r"adversarial\.alpha = 1e\+39"),
         ({"class_weights": {"given": {"a": 1}}}, r"class_weights\.kind is none"),
         ({"class_weights": {"kind": "given"}}, "give the weight of each label"),
         ({"class_weights": {"kind": "given", "given": {"a": 0}}}, r"class_weights\.given\.a = 0"),

@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.averaging import AveragingConfig
 from steadytrain.components.shared.config.training import identifying
-from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.loop.averaging import WeightAverage
@@ -116,6 +116,26 @@ def test_exported_weights_are_those_that_were_chosen(make_bench, export):
         assert chosen.averaged == (export == "averaged")
 
 
+def test_scores_from_before_the_average_do_not_count_if_only_it_is_exported(make_bench):
+    """The weights of an early step may be better than any average."""
+    rising = {"learning_rate": 1.0, "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 7}
+    settings = averaging(export="averaged", start=4)
+    bench = make_bench(training={**settings["training"], **rising, "max_steps": 8})
+    training = bench.train_here()
+    metrics = {event.step: event.metrics for event in events_of(bench.workspace, Validated)}
+    averaged = {step: item["averaged_loss"] for step, item in metrics.items() if step > 4}
+    assert metrics[2]["loss"] < min(averaged.values())
+    chosen = training.best()
+    assert (chosen.averaged, chosen.score) == (True, min(averaged.values()))
+
+
+def test_average_that_never_begins_is_rejected_once_the_steps_are_known(make_bench):
+    epochs = {"max_steps": -1, "num_train_epochs": 1}
+    bench = make_bench(training={**averaging(start=5, every=6)["training"], **epochs})
+    with pytest.raises(BadInput, match="first averaged step would be 11, and the run has 10"):
+        bench.train_here()
+
+
 def test_averaging_changes_nothing_that_is_learned(make_bench):
     plain, averaged = make_bench("plain", training=EACH_STEP), make_bench("av", **averaging())
     plain.train_here()
@@ -130,6 +150,10 @@ def test_averaging_changes_nothing_that_is_learned(make_bench):
         (
             {"averaging": {"kind": "swa", "start": 9}, "max_steps": 9},
             r"averaging\.start = 9\.0: training\.max_steps is 9, so nothing would be averaged",
+        ),
+        (
+            {"averaging": {"kind": "ema", "start": 0.5, "every": 6}, "max_steps": 11},
+            r"averaging\.every = 6: training\.max_steps is 11, so nothing would be averaged",
         ),
         ({"averaging": {"kind": "swa", "decay": 0.5}}, r"averaging\.decay.*kind is swa\n.*to ema"),
         ({"averaging": {"start": 3}}, r"averaging\.start.*kind is none\n.*to ema or swa"),

@@ -225,7 +225,11 @@ def test_optimizer_rejects_the_settings_of_adam_that_it_does_not_read(name, fiel
         ("lion", {"beta2": 1}, "beta2 is 1: give a number above 0 and below 1"),
         ("muon", {"ns_steps": 0}, "ns_steps is 0: give a whole number from 1 to 99"),
         ("schedule_free_adamw", {"r": -1}, "r is -1: give a number of at least 0"),
-        ("lamb", {"momentum": 0.5}, "unexpected keyword argument 'momentum'"),
+        ("sgd", {"momentum": "high"}, "momentum is 'high': give a number above 0 and below 1"),
+        ("adafactor", {"d": [2]}, "d is [2]: give a number of at least 1"),
+        ("muon", {"ns_steps": True}, "ns_steps is True: give a whole number from 1 to 99"),
+        ("schedule_free_adamw", {"r": "1"}, "r is '1': give a number of at least 0"),
+        ("lion", {"momentum": 0.5}, "unexpected keyword argument 'momentum'"),
     ],
 )
 def test_options_out_of_range_are_rejected(name, options, problem):
@@ -234,6 +238,13 @@ def test_options_out_of_range_are_rejected(name, options, problem):
     (found,) = caught.value.problems
     assert problem in found.message
     assert "its options are (" in found.remedy
+
+
+def test_optimizer_without_options_rejects_each():
+    given = {"optim": "lamb", "optim_args": {"momentum": 0.5}, **CONSTANT}
+    with pytest.raises(ConfigError, match="has no options, such as momentum") as caught:
+        from_mapping({**MINIMAL, "training": given})
+    assert caught.value.problems[0].remedy == "leave it out"
 
 
 def test_options_reach_the_optimizer():
