@@ -101,15 +101,20 @@ def test_run_without_problems_has_no_findings(healthy):
     assert problems(healthy) == set()
 
 
+def of_learning(bench):
+    """Return the problems other than late data, which a busy machine has too."""
+    return problems(bench) - {"data_bound"}
+
+
 def test_run_that_learns_its_data_by_heart_overfits(trained):
-    assert problems(trained("overfit", noise(8, 0), noise(8, 1))) == {"overfitting"}
+    assert of_learning(trained("overfit", noise(8, 0), noise(8, 1))) == {"overfitting"}
 
 
 def test_run_that_learns_nothing_underfits_on_a_plateau(trained):
     bench = trained(
         "noise", noise(600, 0), noise(4, 1), lr_scheduler_type="constant", learning_rate=1e-4
     )
-    assert problems(bench) == {"underfitting", "plateau"}
+    assert of_learning(bench) == {"underfitting", "plateau"}
 
 
 def test_run_that_ends_while_its_loss_falls_underfits(trained):
@@ -122,7 +127,7 @@ def test_run_that_ends_while_its_loss_falls_underfits(trained):
         lr_scheduler_type="constant",
         save_steps=50,
     )
-    assert problems(bench) == {"underfitting"}
+    assert of_learning(bench) == {"underfitting"}
 
 
 def test_run_that_diverges_has_too_high_a_learning_rate(trained):
