@@ -81,6 +81,10 @@ class StorageError(SteadytrainError):
     """Storage rejected a read or a write, even after retries."""
 
 
+class PathTaken(StorageError):
+    """Something else, such as a folder, is in the place of a file. No retry helps."""
+
+
 class Unreadable(StorageError):
     """Stored content cannot be read back: a broken disk, or something that is not a file."""
 

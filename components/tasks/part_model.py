@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from steadytrain.components.shared.storage.local import follow_umask
 from steadytrain.components.tasks.class_head import class_head
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.packaging import ADAPTERS
-from steadytrain.components.tasks.saving import never_wrapped
+from steadytrain.components.tasks.saving import never_wrapped, system_errors
 from steadytrain.components.tasks.weights import check_whole
 
 
@@ -24,7 +25,7 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
 
     Args:
         source: an exported model of several data sets.
-        target: the folder, which must not exist or be empty.
+        target: the folder, which must not exist or be empty. A link is followed.
 
     Returns:
         The classes of the part, without its name.
@@ -39,6 +40,11 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
             f"{source} has adapters without their base model",
             remedy="register the run, which merges them, and extract the part from "
             "models:/NAME@ALIAS",
+        )
+    if _followed(target).is_relative_to(_followed(source)):
+        raise BadInput(
+            f"{target} is in the model's own folder, {source}",
+            remedy="give a folder outside of it",
         )
     with foreign(f"{source} cannot be loaded", "give the exported model of a multi_task run"):
         model: Any
@@ -60,8 +66,13 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
     _keep(model, rows)
     model.config.id2label = dict(enumerate(own))
     model.config.label2id = {label: index for index, label in enumerate(own)}
-    _write(model, tokenizer, target.absolute())
+    _write(model, tokenizer, _followed(target))
     return own
+
+
+def _followed(path: Path) -> Path:
+    """Return where links lead. `Path.resolve` fails if a link leads to itself."""
+    return Path(os.path.realpath(path))
 
 
 def _keep(model: Any, rows: list[int]) -> None:
@@ -77,19 +88,21 @@ def _keep(model: Any, rows: list[int]) -> None:
 
 
 def _write(model: Any, tokenizer: Any, target: Path) -> None:
+    unfinished = target.parent / f".partial-{target.name}"
     try:
         if target.exists() and any(target.iterdir()):
             raise BadInput(f"{target} is not empty", remedy="give a folder that does not exist")
-        unfinished = target.with_name(f".partial-{target.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        with never_wrapped():
+        with never_wrapped(), system_errors():
             model.save_pretrained(unfinished, safe_serialization=True)
-        tokenizer.save_pretrained(unfinished)
+            tokenizer.save_pretrained(unfinished)
         follow_umask(unfinished)
         unfinished.replace(target)
     except OSError as error:
         raise BadInput(
-            f"{target} cannot be written: {error.strerror}",
+            f"{target} cannot be written: {error.strerror or error}",
             remedy="give another folder, or grant permission and free space there",
         ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,9 +1,13 @@
-"""Save a Transformers model without importing DeepSpeed."""
+"""Save a Transformers model without importing DeepSpeed, and with errors that say why it failed."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator
+
+from steadytrain.components.shared.errors import SteadytrainError
 
 
 @contextlib.contextmanager
@@ -22,3 +26,22 @@ def never_wrapped() -> Iterator[None]:
         yield
     finally:
         other.is_deepspeed_available = before
+
+
+@contextlib.contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise OSError where safetensors and tokenizers raise errors of their own.
+
+    They are written in Rust, which puts the number of a system error, such as a full disk, into
+    the text.
+    """
+    try:
+        yield
+    except SteadytrainError:
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code)) from error

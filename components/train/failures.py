@@ -99,6 +99,7 @@ _KINDS = {
     "Unreachable": FailureClass.NETWORK,
     "DataError": FailureClass.DATA,
     "BadInput": FailureClass.USER_BUG,
+    "PathTaken": FailureClass.USER_BUG,
     "ConfigError": FailureClass.USER_BUG,
     "PluginFailed": FailureClass.USER_BUG,
 }

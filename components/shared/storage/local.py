@@ -6,12 +6,13 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from steadytrain.components.shared.errors import StorageError, Unreadable
+from steadytrain.components.shared.errors import PathTaken, StorageError, Unreadable
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
 from steadytrain.components.shared.storage.regular import UNREADABLE, open_regular
@@ -48,6 +49,8 @@ class LocalStorage:
                 try:
                     os.link(path, target)
                 except FileExistsError:
+                    if target.is_dir():
+                        raise
                     # Over NFS, the response to a successful link may be lost. Then the link exists.
                     return path.samefile(target)
             sync_folder(target.parent)
@@ -138,6 +141,26 @@ def copy_file(source: Path, target: Path) -> None:
         sync_folder(target.parent)
 
 
+def is_stored(path: Path) -> bool:
+    """Return whether there is a file.
+
+    Raises:
+        PathTaken: something else is in its place.
+    """
+    with local_errors("use", path):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise FileExistsError(errno.EEXIST, "Link to a file that is missing") from None
+            return False
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise FileExistsError(errno.EEXIST, "Not a regular file")
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """Make the folder's entries durable, so that a rename survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -190,6 +213,7 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
     """Turn system errors other than FileNotFoundError into StorageError.
 
     Raises:
+        PathTaken: if something else is in the place of the file or of a folder.
         Unreadable: if a read failed and would fail again.
     """
     try:
@@ -204,9 +228,9 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
                 "start the run again: it continues where it stopped",
             ) from error
         if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
-            raise StorageError(
+            raise PathTaken(
                 f"cannot {what} {path}: {error.strerror}",
-                remedy="move what is in its place, then start the run again: it continues "
+                remedy="move away what is in its place, then start the run again: it continues "
                 "where it stopped",
             ) from error
         raise StorageError(

@@ -12,6 +12,7 @@ import torch
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.storage.local import follow_umask, sync_file, sync_folder
 from steadytrain.components.tasks.base import Packager
+from steadytrain.components.tasks.saving import system_errors
 
 
 def export_model(
@@ -42,7 +43,8 @@ def write_model(
         for leftover in (unfinished, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        write(unfinished)
+        with system_errors():
+            write(unfinished)
         follow_umask(unfinished)
         _sync(unfinished)
         fence()

@@ -13,6 +13,7 @@ import pyarrow as pa
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.local import is_stored
 
 Losses = npt.NDArray[np.float64]
 _SCHEMA = pa.schema([("loss", pa.float64())])
@@ -30,10 +31,14 @@ class StoredLosses:
         self.storage, self.name, self.rows = storage, f"{key}.arrow", rows
 
     def read(self) -> tuple[Losses, str]:
-        """Return the losses, and why those in the file cannot be used; "" if there is no damage."""
+        """Return the losses, and why those in the file cannot be used; "" if there is no damage.
+
+        Raises:
+            PathTaken: something else is in the place of the file.
+        """
         missing = np.full(self.rows, np.nan)
         path = self.storage.folder / self.name
-        if not path.is_file():
+        if not is_stored(path):
             return missing, ""
         try:
             parts = [stored.checked().column("loss") for stored in open_batches(path)]

@@ -30,6 +30,7 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import answers_beside
 from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
 from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
@@ -67,6 +68,7 @@ def answered(
     All ranks call it. Each answers every nth file.
 
     Raises:
+        PathTaken: something else is in the place of a file.
         BadInput: the task's rows have no fixed answers, or the teacher cannot teach this student.
         StoppedEarly: the ranks were asked to stop.
         StorageError: the answers cannot be written.
@@ -81,7 +83,7 @@ def answered(
     for start in range(0, len(parts), ranks):
         watch.progress(_WORK, parts[start].start, len(rows))
         own = start + accelerator.process_index
-        if own < len(parts) and not _is_stored(paths[own], len(parts[own]), watch):
+        if own < len(parts) and not _is_whole(paths[own], len(parts[own]), watch):
             address = config.training.distillation.teacher
             with memory_for(FIELD, address), splitting(_WORK, watch.split):
                 store = store or _Store(
@@ -185,9 +187,9 @@ class _Store:
         return found
 
 
-def _is_stored(path: Path, rows: int, watch: Watch) -> bool:
+def _is_whole(path: Path, rows: int, watch: Watch) -> bool:
     """Return whether a file has the answers as they were written. Remove it if it is damaged."""
-    if not path.is_file():
+    if not is_stored(path):
         return False
     try:
         stored = sum(item.checked().num_rows for item in open_batches(path))

@@ -18,11 +18,12 @@ import torch
 from moto import mock_aws
 
 from steadytrain.components.preprocess.sources import find_files
-from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError
 from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.shared.paths import UnsafeName, below
 from steadytrain.components.shared.storage import LocalStorage, S3Storage, open_storage, s3
 from steadytrain.components.shared.storage.base import Weight
+from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.train.checkpoint import CheckpointStore
 
 from support.checkpoints import save
@@ -352,6 +353,37 @@ def test_name_never_leaves_its_folder(tmp_path, name):
             attempt()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert outside.read_bytes() == b"theirs"
+
+
+def test_folder_in_the_place_of_a_file_is_an_error_that_no_retry_helps(tmp_path):
+    storage, source = LocalStorage(tmp_path), tmp_path / "source"
+    (tmp_path / "taken").mkdir()
+    source.write_bytes(b"content")
+    for attempt in (
+        lambda: storage.write("taken", b"ours"),
+        lambda: storage.write("taken", b"ours", if_absent=True),
+        lambda: storage.write_stream("taken", [b"ours"]),
+        lambda: storage.write("source/file", b"ours"),
+        lambda: storage.upload(source, "taken"),
+    ):
+        with pytest.raises(PathTaken, match=r"cannot write .*: (Is a|Not a|File e)") as caught:
+            attempt()
+        assert "move away what is in its place" in caught.value.remedy
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "taken"]
+
+
+def test_only_a_file_is_a_stored_file(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("missing")
+    os.mkfifo(tmp_path / "pipe")
+    assert is_stored(tmp_path / "file")
+    assert not is_stored(tmp_path / "missing")
+    assert not is_stored(tmp_path / "missing" / "file")
+    for name in ("folder", "link", "pipe", "file/file"):
+        with pytest.raises(PathTaken, match=f"cannot use {tmp_path / name}: ") as caught:
+            is_stored(tmp_path / name)
+        assert "move away what is in its place" in caught.value.remedy
 
 
 def test_links_are_not_followed(tmp_path):

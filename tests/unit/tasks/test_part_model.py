@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from steadytrain.components.tasks.multi_task import MultiTaskClassification
 from steadytrain.components.tasks.part_model import extract_part
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
 
+from support.disks import small_file_system
 from support.odd import call
 from support.training import VOCABULARY, write_tokenizer
 from support.weight_digests import BERT
@@ -83,6 +85,8 @@ def test_adapters_and_folders_in_use_are_errors(tmp_path, whole):
     (tmp_path / "used" / "file").touch()
     with pytest.raises(BadInput, match="is not empty"):
         extract_part(whole, "mood", tmp_path / "used")
+    with pytest.raises(BadInput, match="/ is not empty"):
+        extract_part(whole, "mood", Path("/"))
     (whole / "adapter_config.json").touch()
     with pytest.raises(BadInput, match="adapters without their base model"):
         extract_part(whole, "mood", tmp_path / "new")
@@ -105,10 +109,59 @@ def test_interrupted_extraction_is_repeated(tmp_path, whole, monkeypatch):
         patch.setattr(PreTrainedTokenizerFast, "save_pretrained", interrupted)
         with pytest.raises(KeyboardInterrupt):
             extract_part(whole, "mood", tmp_path / "mood")
-    assert not (tmp_path / "mood").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole"]
     extract_part(whole, "mood", tmp_path / "mood")
     assert (tmp_path / "mood" / "tokenizer_config.json").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mood", "whole"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "size=64k",  # The weights do not fit.
+        "nr_inodes=3",  # No file for the weights.
+        "nr_inodes=4",  # One for the weights, none for the tokenizer.
+        "nr_inodes=5",
+    ],
+)
+def test_full_disk_is_an_error_and_nothing_is_left(tmp_path, whole, options):
+    with small_file_system(tmp_path / "disk", options) as disk:
+        with pytest.raises(BadInput, match=f"{disk}/mood cannot be written: No space") as caught:
+            extract_part(whole, "mood", disk / "mood")
+        assert "free space" in caught.value.remedy
+        assert not list(disk.iterdir())
+
+
+@pytest.mark.parametrize("dangling", [True, False])
+def test_part_is_written_through_a_link(tmp_path, whole, dangling):
+    (tmp_path / "elsewhere").mkdir()
+    if not dangling:
+        (tmp_path / "elsewhere" / "mood").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "mood")
+    extract_part(whole, "mood", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert AutoConfig.from_pretrained(tmp_path / "elsewhere" / "mood").num_labels == 2
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["mood"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link", "whole"]
+
+
+def test_link_to_itself_is_an_error_and_nothing_is_left(tmp_path, whole):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(BadInput, match="loop cannot be written: "):
+        extract_part(whole, "mood", tmp_path / "loop")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "whole"]
+
+
+def test_folder_in_the_model_is_an_error(tmp_path, whole):
+    (tmp_path / "link").symlink_to(whole)
+    before = sorted(whole.iterdir())
+    for target in (whole, whole / "sub", whole / "sub" / "sub", tmp_path / "link" / "sub"):
+        with pytest.raises(BadInput, match=f"{target} is in the model's own folder") as caught:
+            extract_part(whole, "mood", target)
+        assert "outside" in caught.value.remedy
+    with pytest.raises(BadInput, match="in the model's own folder"):
+        extract_part(tmp_path / "link", "mood", whole / "sub")
+    assert sorted(whole.iterdir()) == before
 
 
 def test_command_writes_the_part(tmp_path, whole):

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from steadytrain.components.shared.config.data import MULTI_TASK
-from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.errors import BadInput, ConfigError, PathTaken
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.loop import row_losses as scoring
@@ -138,6 +138,19 @@ def test_stored_losses_are_read_and_damaged_ones_computed_again(tmp_path, monkey
         assert file.read_bytes() == content
     assert len(said) == 3
     assert all("computed again" in message for message in said)
+
+
+def test_folder_in_the_place_of_the_file_is_an_error_before_the_rows_are_scored(tmp_path):
+    bench = classes(tmp_path)
+    scored(bench)
+    (file,) = bench.workspace.losses.iterdir()
+    file.unlink()
+    file.mkdir()
+    beats = []
+    with pytest.raises(PathTaken, match=f"{file}: Is a directory") as caught:
+        scored(bench, Watch(beat=lambda: beats.append(1)))
+    assert "move away what is in its place" in caught.value.remedy
+    assert not beats
 
 
 def test_another_model_or_other_data_have_losses_of_their_own(tmp_path):

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError
 from steadytrain.components.tasks import causal_lm, chunks, models
 from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.train.loop import teacher_answers
@@ -228,6 +228,20 @@ def test_a_damaged_file_is_computed_again(tmp_path, language, asked, how):
     train(tmp_path / "second", language, top_k=4)
     assert sum(asked) == 6
     assert path.read_bytes() == good
+
+
+def test_a_folder_in_the_place_of_a_file_is_an_error_before_the_teacher_is_asked(
+    tmp_path, language, asked
+):
+    train(tmp_path / "first", language, top_k=4)
+    path = files(tmp_path)[0]
+    path.unlink()
+    path.mkdir()
+    asked.clear()
+    with pytest.raises(PathTaken, match=f"{path}: Is a directory") as caught:
+        train(tmp_path / "second", language, top_k=4)
+    assert "move away what is in its place" in caught.value.remedy
+    assert not asked
 
 
 def test_damaged_files_are_reported_and_ranks_that_are_asked_to_stop_keep_the_others(

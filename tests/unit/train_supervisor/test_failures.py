@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.errors import BadInput, DataError, PathTaken, StorageError
 from steadytrain.components.train.checkpoint import CheckpointDamaged
 from steadytrain.components.train.errors import CannotRecompute, CompiledCodeDamaged, Diverged
 from steadytrain.components.train.failures import FailureClass, classify
@@ -223,6 +223,7 @@ CAPTURED = [
 # steadytrain's own errors, which include a fix.
 OWN = [
     (StorageError("it cannot be written", remedy="do this"), "storage"),
+    (PathTaken("a folder is in its place", remedy="do this"), "user_bug"),
     (
         CheckpointDamaged("a file has its content has changed", remedy="do this"),
         "checkpoint_corrupt",
