@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,6 +56,7 @@ def cross_validate(
 
 def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.cross_validation.display import ending, words
+    from steadytrain.components.tune.cross_validation.dry_run import checked_start
     from steadytrain.components.tune.cross_validation.results import results_of, summary
     from steadytrain.components.tune.cross_validation.write import write_cross_validation
     from steadytrain.components.tune.display import Lines
@@ -63,7 +65,8 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
 
     folder = study_folder(config)
     tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
-    study = run_study(config, Lines(tell, words(config)), tell, write=write_cross_validation)
+    lines, first = Lines(tell, words(config)), partial(checked_start, config)
+    study = run_study(config, lines, tell, write=write_cross_validation, first=first)
     results = results_of(study, folder)
     if as_json:
         json_output.show({**summary(study, results), "folder": str(folder)})

@@ -1,4 +1,4 @@
-"""The folds of a data set, without preparing it: for a dry run."""
+"""The folds of a data set, without preparing it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from steadytrain.components.shared.quantities import size
 from steadytrain.components.tasks.registry import open_encoder
 
 _MOST: Final = 256_000_000
-"""Bytes of data that a dry run reads."""
+"""Bytes of data that are read for that."""
 
 
 @dataclass(frozen=True)

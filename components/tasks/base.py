@@ -247,20 +247,45 @@ class Task:
     cuttable: bool = False
     targets: Callable[[TrainingConfig], float] | None = None
 
+    def metrics(self, config: RunConfig) -> Sequence[str] | None:
+        """Return the names of the validation metrics; None if only the training part knows them.
 
-def late(address: str) -> Callable[[RunConfig, DataRecord], Any]:
-    """Return a function that imports `module:name` when it is called, and calls that.
+        They belong to the training part. So a task that replaces it does not inherit them.
+        """
+        found = self.training.metrics if isinstance(self.training, Late) else None
+        return found(config) if found else None
 
-    It raises BadInput if that cannot be imported.
+
+@dataclass(frozen=True)
+class Late:
+    """A part of a task that is imported from `module:name` when it is opened.
+
+    Calling it raises BadInput if that cannot be imported.
+
+    metrics: see `late`.
     """
-    module, _, name = address.partition(":")
 
-    def opened(config: RunConfig, data: DataRecord) -> Any:
+    address: str
+    metrics: Callable[[RunConfig], Sequence[str]] | None = None
+
+    def __call__(self, config: RunConfig, data: DataRecord) -> Any:
+        module, _, name = self.address.partition(":")
         with foreign(
-            f"data.task = {config.data.task!r}: {address} cannot be imported",
+            f"data.task = {config.data.task!r}: {self.address} cannot be imported",
             "install what it needs, or fix the package that the task comes from",
         ):
             part = getattr(importlib.import_module(module), name)
         return part(config, data)
 
-    return opened
+
+def late(address: str, *, metrics: Callable[[RunConfig], Sequence[str]] | None = None) -> Late:
+    """Return a function that imports `module:name` when it is called, and calls that.
+
+    It raises BadInput if that cannot be imported.
+
+    Args:
+        metrics: of a training part: the names of its validation metrics, by the configuration, its
+            `metric` first. With them, a wrong `training.metric_for_best_model` is an error before
+            anything starts; without them, when training begins.
+    """
+    return Late(address, metrics)

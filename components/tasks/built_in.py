@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.tasks.base import Task, late
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.denoised_text import DenoisedTextEncoder
@@ -17,9 +19,33 @@ from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
 
 _TASKS: Final = "steadytrain.components.tasks"
 
+
+def _language_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "perplexity"
+
+
+def _preference_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "preference_accuracy", "preference_margin"
+
+
+def _retrieval_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "recall_at_1", "mean_reciprocal_rank"
+
+
+def _class_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "accuracy"
+
+
+def _part_metrics(config: RunConfig) -> Sequence[str]:
+    each = ["loss", "accuracy"]
+    if config.training.multi_task.learns_weights:
+        each.append("loss_weight")
+    return "loss", "accuracy", *(f"{part}_{name}" for part in config.data.parts for name in each)
+
+
 CAUSAL_LM: Final = Task(
     encoder=PlainTextEncoder,
-    training=late(f"{_TASKS}.causal_lm:CausalLanguageModel"),
+    training=late(f"{_TASKS}.causal_lm:CausalLanguageModel", metrics=_language_metrics),
     scorer=late(f"{_TASKS}.scoring.language:LanguageScorer"),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
@@ -32,7 +58,7 @@ SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder, cuttable=
 DENOISING: Final = replace(
     CAUSAL_LM,
     encoder=DenoisedTextEncoder,
-    training=late(f"{_TASKS}.denoising:Denoising"),
+    training=late(f"{_TASKS}.denoising:Denoising", metrics=_language_metrics),
     scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer"),
     objectives=CAUSAL_LM.objectives | {"denoising"},
     cuttable=False,
@@ -40,7 +66,7 @@ DENOISING: Final = replace(
 )
 PREFERENCE: Final = Task(
     encoder=PreferenceEncoder,
-    training=late(f"{_TASKS}.preference:PreferenceTraining"),
+    training=late(f"{_TASKS}.preference:PreferenceTraining", metrics=_preference_metrics),
     scorer=late(f"{_TASKS}.scoring.preference:PreferenceScorer"),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
@@ -50,7 +76,7 @@ PREFERENCE: Final = Task(
 )
 MASKED_LM: Final = Task(
     encoder=MaskedTextEncoder,
-    training=late(f"{_TASKS}.masked_lm:MaskedLanguageModel"),
+    training=late(f"{_TASKS}.masked_lm:MaskedLanguageModel", metrics=_language_metrics),
     scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer"),
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
     objectives=frozenset({"masking", "adversarial"}),
@@ -59,7 +85,7 @@ MASKED_LM: Final = Task(
 )
 TEXT_EMBEDDING: Final = Task(
     encoder=TextPairEncoder,
-    training=late(f"{_TASKS}.text_embedding:TextEmbedding"),
+    training=late(f"{_TASKS}.text_embedding:TextEmbedding", metrics=_retrieval_metrics),
     scorer=late(f"{_TASKS}.scoring.retrieval:RetrievalScorer"),
     packager=late(f"{_TASKS}.text_embedding:TextEmbeddingPackager"),
     objectives=frozenset({"batch_contrastive"}),
@@ -68,7 +94,9 @@ TEXT_EMBEDDING: Final = Task(
 )
 SEQUENCE_CLASSIFICATION: Final = Task(
     encoder=LabeledTextEncoder,
-    training=late(f"{_TASKS}.sequence_classification:SequenceClassification"),
+    training=late(
+        f"{_TASKS}.sequence_classification:SequenceClassification", metrics=_class_metrics
+    ),
     scorer=late(f"{_TASKS}.scoring.classification:ClassificationScorer"),
     packager=late(f"{_TASKS}.sequence_classification:ClassifierPackager"),
     objectives=frozenset(
@@ -88,7 +116,7 @@ SEQUENCE_CLASSIFICATION: Final = Task(
 )
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,
-    training=late(f"{_TASKS}.multi_task:MultiTaskClassification"),
+    training=late(f"{_TASKS}.multi_task:MultiTaskClassification", metrics=_part_metrics),
     scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
     objectives=frozenset(

@@ -10,6 +10,7 @@ from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
 from steadytrain.components.tasks.registry import load_task, open_encoder
 
 _FROM_SCRATCH: Final = (
@@ -34,6 +35,7 @@ def check_task(config: RunConfig) -> None:
     """
     found = [
         *_objectives(config),
+        *_best_metric(config),
         *_data(config),
         *_model(config),
         *_evaluation(config),
@@ -88,6 +90,17 @@ def _objectives(config: RunConfig) -> Iterator[Problem]:
             f"the loss of data.task {task} has no other part",
             "leave it out",
         )
+
+
+def _best_metric(config: RunConfig) -> Iterator[Problem]:
+    """Yield why the metric cannot select the best model, if the task declares its metrics."""
+    # Another framework has validation metrics of its own.
+    default = type(config.model).model_fields["framework"].default
+    if chosen_metric(config.training) is None or config.model.framework != default:
+        return
+    known = load_task(config.data.task).metrics(config)
+    if known and (problem := metric_problem(config.training, known[0], known)):
+        yield problem
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:

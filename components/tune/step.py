@@ -11,6 +11,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.cross_validation import display as of_folds
+from steadytrain.components.tune.cross_validation.dry_run import checked_start
 from steadytrain.components.tune.cross_validation.results import results_of
 from steadytrain.components.tune.cross_validation.write import write_cross_validation
 from steadytrain.components.tune.display import Lines, ending
@@ -66,6 +67,7 @@ def run_cross_validation(config: RunConfig) -> Study:
 
     Raises:
         BadInput, ConfigError: see `check_folds`.
+        DataError: the data of a new cross-validation cannot be divided. Nothing is in its log.
         RunBusy: another driver works on the study. This step then reports nothing.
         SteadytrainError: as for `search`, or no run has finished.
     """
@@ -73,7 +75,8 @@ def run_cross_validation(config: RunConfig) -> Study:
     config = as_cross_validation(config)
     with driving(config) as log, stage(config, "cross-validate") as current:
         lines = Lines(_say, of_folds.words(config))
-        study = search(config, log, lines, _say, write=write_cross_validation)
+        first = partial(checked_start, config)
+        study = search(config, log, lines, _say, write=write_cross_validation, first=first)
         results = results_of(study, study_folder(config))
         _said(of_folds.ending(study, results))
         if not results.folds:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
 
 
 class Judged(Protocol):
@@ -27,20 +28,11 @@ def best_metric(
     Raises:
         BadInput: there is no such metric, or its direction is unknown.
     """
-    metric = (training.metric_for_best_model or own.metric).removeprefix("eval_")
+    metric, given = chosen_metric(training) or own.metric, training.greater_is_better
     if metric == own.metric:
-        given = training.greater_is_better
         return metric, own.greater_is_better if given is None else given
-    known = names()
-    if metric not in known:
+    if problem := metric_problem(training, own.metric, names()):
         raise BadInput(
-            f"training.metric_for_best_model = {metric!r}: the task has no such metric",
-            remedy=f"one of {', '.join(known)}",
+            f"{problem.field} = {problem.value}: {problem.message}", remedy=problem.remedy
         )
-    if training.greater_is_better is None:
-        raise BadInput(
-            f"training.metric_for_best_model = {metric!r}: it is not known whether higher or "
-            "lower is better",
-            remedy="set training.greater_is_better too",
-        )
-    return metric, training.greater_is_better
+    return metric, bool(given)

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import gather_object
 
 from steadytrain.components.tasks.device import to_device
+from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.train.loop.best import best_metric
 from steadytrain.components.train.loop.data import drawn, share
 from steadytrain.components.train.loop.setup import Parts
@@ -64,8 +65,11 @@ def best_by(parts: Parts) -> tuple[str, bool]:
     return best_metric(parts.config.training, parts.task, partial(_metric_names, parts))
 
 
-def _metric_names(parts: Parts) -> list[str]:
+def _metric_names(parts: Parts) -> Sequence[str]:
     """Get the names from the task, using a single row, so mistakes show before the first step."""
+    declared = load_task(parts.config.data.task).metrics(parts.config)
+    if declared is not None:
+        return declared
     parts.module.eval()
     row = drawn(parts.task, parts.train[0], 0, training=True)
     batch = to_device(parts.task.collate([row]), parts.accelerator.device)

@@ -1,4 +1,4 @@
-"""What a dry run knows about the folds: how many records each has, if the data can be read."""
+"""The folds before any run: how many records each has, if the data can be read here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from steadytrain.components.preprocess.fold_preview import preview_folds
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.tune.fold_design import with_fold
+from steadytrain.components.tune.history import Params
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,18 @@ def fold_sizes(config: RunConfig) -> FoldSizes:
     except (BadInput, StorageError) as error:
         return FoldSizes(None, why=error.message)
     return FoldSizes(found.sizes, found.warnings)
+
+
+def checked_start(config: RunConfig) -> list[Params]:
+    """Reject data that cannot be divided, before a new cross-validation is written to its log.
+
+    Each run would fail on them, and the log would keep the name for these folds.
+
+    Returns:
+        No parameters: the design knows all runs.
+
+    Raises:
+        ConfigError, DataError: as for `fold_sizes`.
+    """
+    fold_sizes(config)
+    return []

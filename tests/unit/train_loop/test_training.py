@@ -160,6 +160,14 @@ def test_deterministic_mode_trains(make_bench):
             {"training": {"metric_for_best_model": "accuracy", "greater_is_better": True}},
             "the task has no such metric",
         ),
+        # A task that does not declare its metrics is asked for them.
+        (
+            {
+                "task": "support.faults:NotANumber",
+                "training": {"metric_for_best_model": "accuracy", "greater_is_better": True},
+            },
+            "the task has no such metric",
+        ),
         ({"training": {"fp16": True}, "compute": {"device": "cpu"}}, "that needs a CUDA device"),
     ],
 )

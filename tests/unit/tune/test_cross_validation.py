@@ -248,6 +248,33 @@ def test_dry_run_rejects_data_that_cannot_be_divided(tmp_path, data, message):
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.parametrize("through", ["command", "step"])
+def test_data_that_cannot_be_divided_stop_a_new_study_before_its_first_run(
+    tmp_path, monkeypatch, through
+):
+    world = World()
+    monkeypatch.setattr(runner, "local_trials", lambda study, parallel: ScoredTrials(study, world))
+    options = [*labeled(tmp_path, groups=18), "--run", "folds"]
+
+    def cross_validate(folds):
+        sets = [*options, "--set", f"cross_validation.folds={folds}"]
+        if through == "command":
+            done = CliRunner().invoke(app, ["cross-validate", "cross-validation", *sets])
+            if done.exception:
+                raise done.exception
+        else:
+            values = [value for value in sets if "=" in value]
+            run_cross_validation(load("cross-validation", [*values, "run=folds"]))
+
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"\d+ groups, and cross_validation\.folds is 30"):
+            cross_validate(30)
+    assert world.configs == {}
+    # The name is still free for the corrected command.
+    cross_validate(3)
+    assert len(world.configs) == 6
+
+
 def test_dry_run_warns_of_labels_that_are_in_few_folds(tmp_path):
     text, _ = dry_run(*labeled(tmp_path, labels=30))
     assert re.search(

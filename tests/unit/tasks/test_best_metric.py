@@ -1,0 +1,125 @@
+"""A wrong metric for the best model is an error before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.registry import load_task
+from steadytrain.pipelines.plugin_checks import check_plugins
+
+from support.task_data import data_of, model_of, write_reference
+from support.training import PART_LABELS, Bench, data_sections, events_of
+
+PACKAGED = """
+from dataclasses import replace
+from steadytrain.components.tasks.base import late
+from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
+from steadytrain.components.tasks.sequence_classification import SequenceClassification
+
+SILENT = replace(SEQUENCE_CLASSIFICATION, training=late(f"{__name__}:Training"))
+TOLD = replace(
+    SEQUENCE_CLASSIFICATION,
+    training=late(f"{__name__}:Training", metrics=lambda config: ("loss", "accuracy", "entropy")),
+)
+
+
+class Training(SequenceClassification):
+    def validation_metrics(self, sums):
+        return super().validation_metrics(sums) | {"entropy": 0.0}
+"""
+
+
+def config_of(task, metric, **training):
+    chosen = {"metric_for_best_model": metric, **training}
+    model = {"base": "hub:any"}
+    sections = data_sections(task, PART_LABELS)
+    return from_mapping({"name": "any", "model": model, "training": chosen, **sections})
+
+
+BUILT_IN = [name for name in plugins.names(plugins.TASKS) if plugins.is_ours(plugins.TASKS, name)]
+SETTINGS = {"text_embedding": {"batch_contrastive": {"rows": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [
+        *((name, SETTINGS.get(name, {})) for name in BUILT_IN),
+        ("multi_task", {"multi_task": {"loss_weighting": "uncertainty"}}),
+    ],
+)
+def test_task_declares_the_metrics_that_its_validation_reports(tmp_path, name, training):
+    model = {"config": model_of(name)}
+    if name == "preference":
+        model = {"base": write_reference(name, tmp_path / "base")}
+    sections = {"max_steps": 1, "eval_steps": 1, "global_batch_size": 4, **training}
+    data = data_of(name, tmp_path / "data")
+    compute = {"device": "cpu"}
+    bench = Bench.make(tmp_path, data, model=model, training=sections, compute=compute)
+
+    own = bench.train_here().parts.task
+
+    (validated,) = events_of(bench.workspace, Validated)
+    declared = load_task(name).metrics(bench.config)
+    assert sorted(declared) == sorted(validated.metrics)
+    assert declared[0] == own.metric
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_unknown_metric_is_an_error_that_names_the_others(name):
+    with pytest.raises(ConfigError, match=r"metric_for_best_model = 'nope'") as caught:
+        check_plugins(config_of(name, "nope", greater_is_better=True))
+    (problem,) = [item for item in caught.value.problems if "best_model" in item.field]
+    assert problem.message == "the task has no such metric"
+    assert problem.remedy.startswith("one of loss, ")
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "accepted"),
+    [
+        ("causal_lm", "eval_perplexity", True),
+        ("multi_task", "topic_accuracy", True),
+        ("multi_task", "art_accuracy", False),
+        ("multi_task", "topic_loss_weight", False),
+        # Average weights are compared by the same metric, and have none of their own to choose.
+        ("causal_lm", "averaged_loss", False),
+    ],
+)
+def test_known_metric_is_accepted(task, metric, accepted):
+    config = config_of(task, metric, greater_is_better=True)
+    if accepted:
+        check_task(config)
+    else:
+        with pytest.raises(ConfigError, match="no such metric"):
+            check_task(config)
+
+
+def test_metric_of_unknown_direction_is_an_error():
+    with pytest.raises(ConfigError, match=r"set training\.greater_is_better too"):
+        check_task(config_of("causal_lm", "perplexity"))
+    check_task(config_of("causal_lm", "loss"))
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "accepted"),
+    [
+        ("SILENT", "nope", True),
+        ("Training", "nope", True),
+        ("TOLD", "entropy", True),
+        ("TOLD", "nope", False),
+    ],
+)
+def test_task_of_a_package_may_report_other_metrics(tmp_path, monkeypatch, name, metric, accepted):
+    module = f"packaged_{abs(hash(tmp_path))}"
+    (tmp_path / f"{module}.py").write_text(PACKAGED)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = config_of(f"{module}:{name}", metric, greater_is_better=True)
+    if accepted:
+        check_task(config)
+    else:
+        with pytest.raises(BadInput, match="one of loss, accuracy, entropy"):
+            check_task(config)
