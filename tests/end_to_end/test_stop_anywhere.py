@@ -66,7 +66,12 @@ class Running:
 
     def until_deaf(self, step: str) -> None:
         """Wait until a step ignores signals (QUICK_STEPS_DEAF)."""
-        wait_for(lambda: self.workspace and (self.workspace.folder / f"{step}-deaf").exists(), 300)
+
+        def deaf() -> bool:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            return bool(self.workspace) and (self.workspace.folder / f"{step}-deaf").exists()
+
+        wait_for(deaf, 300)
 
     def left(self) -> list[psutil.Process]:
         """Return the processes that have this test's marker in their environment."""
