@@ -83,9 +83,10 @@ package: setup ## Test the wheel in a fresh environment, outside the checkout.
 bench: setup
 	$(BIN)/pytest -m bench -s tests/bench
 
-soak: setup ## Inject a fault each minute for half an hour, again while memory runs out, and into studies.
+soak: setup ## Inject faults for half an hour, again while memory runs out, and into studies; sample techniques.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/end_to_end/test_soak.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/end_to_end/test_tune.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s -o timeout=5000 tests/end_to_end/test_combinations.py
 
 monitoring: setup ## Write the alert rules and the dashboards again, after a change in components/observe.
 	$(BIN)/python -m steadytrain.components.observe.manifests manifests/components/monitoring

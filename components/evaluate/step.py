@@ -76,7 +76,7 @@ def run(
         DataError: the test side has no usable records.
         TrackingError: the registry cannot be used.
     """
-    with stage(config, "evaluate") as current, telling_splits(current):
+    with stage(config, "evaluate") as current, reporting_splits(current):
         workspace = current.workspace
         data = data or DataRecord.load(workspace.record("preprocess"))
         train = train or TrainRecord.load(workspace.record("train"))
@@ -119,14 +119,14 @@ def _standing(candidate: Candidate, champion: Version | None, current: Stage) ->
     return earlier if earlier.promoted and earlier.subject == about else None
 
 
-def telling_splits(current: Stage) -> AbstractContextManager[None]:
+def reporting_splits(current: Stage) -> AbstractContextManager[None]:
     """Return a context that reports in the run's events where memory ran out for a batch."""
 
-    def tell(work: str, rows: int, instead_of: int) -> None:
+    def notify(work: str, rows: int, instead_of: int) -> None:
         stage = current.name
         current.emit(BatchSplit(stage=stage, work=work, rows=rows, instead_of=instead_of))
 
-    return splitting("evaluating", tell)
+    return splitting("evaluating", notify)
 
 
 def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:

@@ -84,11 +84,11 @@ def _take_alias(registry: Registry, ours: Version, gate: GateRecord, current: St
 def _decide_again(registry: Registry, config: RunConfig, current: Stage) -> GateRecord:
     # Imported here because it imports torch and is rarely needed.
     from steadytrain.components.evaluate.extras import scoring_progress
-    from steadytrain.components.evaluate.step import load_candidate, telling_splits
+    from steadytrain.components.evaluate.step import load_candidate, reporting_splits
 
     candidate = load_candidate(config, current.workspace)
     progress = scoring_progress(current, "champion", candidate.records)
-    with telling_splits(current):
+    with reporting_splits(current):
         gate = candidate.against(registry.champion(), progress)
     gate.save(current.workspace.record("gate"))
     return gate

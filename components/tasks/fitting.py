@@ -21,7 +21,7 @@ from steadytrain.components.shared.out_of_memory import OutOfMemory, ran_out
 T = TypeVar("T")
 R = TypeVar("R")
 
-Told = Callable[[str, int, int], None]
+Notify = Callable[[str, int, int], None]
 """Called with what is being done, the number of rows of a batch, and what it was before."""
 _REMEDY: Final = "use a device with more memory, or a smaller data.sequence_length"
 
@@ -31,11 +31,11 @@ class _Work:
     """What is being done, and what did not fit.
 
     failed: number of rows, and length of the longest.
-    least: fewest rows that `told` knows of.
+    least: fewest rows that `notify` was called with.
     """
 
     name: str
-    told: Told
+    notify: Notify
     failed: list[tuple[int, int]] = field(default_factory=list)
     least: float = float("inf")
 
@@ -43,27 +43,27 @@ class _Work:
         """Return whether something smaller, or the same, did not fit."""
         return any(rows >= count and longest >= length for count, length in self.failed)
 
-    def tell(self, rows: int, instead_of: int) -> None:
+    def shrink(self, rows: int, instead_of: int) -> None:
         if rows < self.least:
             self.least = rows
-            self.told(self.name, rows, instead_of)
+            self.notify(self.name, rows, instead_of)
 
 
 _work: ContextVar[_Work | None] = ContextVar("_work", default=None)
 
 
 @contextlib.contextmanager
-def splitting(name: str, told: Told | None = None) -> Iterator[None]:
+def splitting(name: str, notify: Notify | None = None) -> Iterator[None]:
     """Within this context, `fitted` remembers what did not fit.
 
     Args:
         name: what is being done, such as "scoring the training rows".
-        told: called whenever batches get smaller; by default, what the surrounding context
+        notify: called whenever batches get smaller; by default, what the surrounding context
             calls.
     """
     outer = _work.get()
-    told = told or (outer.told if outer else lambda _name, _rows, _instead_of: None)
-    token = _work.set(_Work(name, told))
+    notify = notify or (outer.notify if outer else lambda _name, _rows, _instead_of: None)
+    token = _work.set(_Work(name, notify))
     try:
         yield
     finally:
@@ -124,7 +124,7 @@ def _halved(
             remedy=_REMEDY,
         )
     half = (len(rows) + 1) // 2
-    doing.tell(half, whole)
+    doing.shrink(half, whole)
     return [
         one
         for part in (rows[:half], rows[half:])

@@ -22,14 +22,8 @@ from support.training import (
     write_parts,
     write_tokenizer,
 )
+from support.weight_digests import BERT
 
-BERT = {
-    "model_type": "bert",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
 ALL_FROZEN = [{"match": ".", "frozen": True}]
 TYPO = [{"match": "lm_haed", "lr_scale": 2}]
 
