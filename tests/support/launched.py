@@ -102,8 +102,8 @@ class Launched:
     def prepare(self) -> None:
         """Set up the service account's rights, the code of the faults, and the data."""
         self._allow()
-        faults = Path(__file__).with_name("faults.py").read_text()
-        self._write(f"{CODE}/support/faults.py", faults)
+        for name in ("faults.py", "limits.py"):
+            self._write(f"{CODE}/support/{name}", Path(__file__).with_name(name).read_text())
         self.cluster.run("prepare", self._step("preprocess", "prepared"), **self._pod())
 
     def start(
