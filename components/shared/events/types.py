@@ -463,7 +463,7 @@ class Warned(Event):
 class BatchSplit(Event):
     """Memory ran out for a batch of rows that a model only answers, so it gets fewer at a time.
 
-    The micro-batch of the training stays the same.
+    The training micro-batch stays the same.
 
     work: what the model was doing, such as "scoring the training rows".
     rows, instead_of: number of rows at a time, and what it was before.
