@@ -56,7 +56,7 @@ def cross_validate(
 
 def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.cross_validation.display import ending, words
-    from steadytrain.components.tune.cross_validation.dry_run import checked_start
+    from steadytrain.components.tune.cross_validation.fold_sizes import checked_start
     from steadytrain.components.tune.cross_validation.results import results_of, summary
     from steadytrain.components.tune.cross_validation.write import write_cross_validation
     from steadytrain.components.tune.display import Lines
@@ -76,7 +76,7 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.cross_validation.display import outline
-    from steadytrain.components.tune.cross_validation.dry_run import fold_sizes
+    from steadytrain.components.tune.cross_validation.fold_sizes import fold_sizes
     from steadytrain.components.tune.fold_design import configurations
     from steadytrain.components.tune.study import study_name
     from steadytrain.pipelines.studies import training_cost

@@ -8,6 +8,7 @@ from typing import Final
 
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.words import percent
+from steadytrain.components.shared.numbers import is_number
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.recovery.times import Times
 
@@ -34,8 +35,7 @@ class Spending:
     @classmethod
     def of(cls, facts: Facts) -> Spending:
         price = facts.setting("compute.price_per_hour")
-        number = isinstance(price, int | float) and not isinstance(price, bool)
-        return cls(Times.of(facts.spans), float(price) if number else None)
+        return cls(Times.of(facts.spans), float(price) if is_number(price) else None)
 
     @property
     def rows(self) -> list[tuple[str, str, float, str]]:

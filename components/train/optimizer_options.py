@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from steadytrain.components.shared.numbers import is_number
+
 
 @dataclass(frozen=True)
 class SgdOptions:
@@ -34,7 +36,7 @@ class AdafactorOptions:
 
     def __post_init__(self) -> None:
         _within("beta2_decay", self.beta2_decay, above=-math.inf, below=0)
-        if not (_is_number(self.d) and self.d >= 1):
+        if not (is_number(self.d) and self.d >= 1):
             raise ValueError(f"d is {self.d!r}: give a number of at least 1")
 
 
@@ -106,17 +108,13 @@ class ScheduleFreeOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("r", self.r), ("weight_lr_power", self.weight_lr_power)):
-            if not (_is_number(value) and 0 <= value < math.inf):
+            if not (is_number(value) and 0 <= value < math.inf):
                 raise ValueError(f"{name} is {value!r}: give a number of at least 0")
 
 
 def _within(name: str, value: float, *, above: float, below: float) -> None:
-    if not (_is_number(value) and above < value < below):
+    if not (is_number(value) and above < value < below):
         raise ValueError(f"{name} is {value!r}: give a number above {above:g} and below {below:g}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _switch(name: str, value: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from steadytrain.components.report.words import number
+from steadytrain.components.shared.numbers import is_number
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.outlook import Outlook
@@ -47,7 +48,7 @@ class Lines:
 def as_words(params: Mapping[str, Any]) -> str:
     """Return parameters in one line, without the names of their sections."""
     return ", ".join(
-        f"{field.rpartition('.')[2]} {number(value) if _is_number(value) else value}"
+        f"{field.rpartition('.')[2]} {number(value) if is_number(value) else value}"
         for field, value in params.items()
     )
 
@@ -141,7 +142,3 @@ def _state(study: Study, found: Trial | None) -> str:
     if outlook.usd is not None:
         parts.append(money(outlook.usd))
     return ", ".join(parts)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from steadytrain.components.report.words import number
+from steadytrain.components.shared.numbers import is_number
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter, tick_label
@@ -248,12 +249,8 @@ def _shown(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _short(value: Any) -> str:
-    return number(value) if _is_number(value) else str(value)
+    return number(value) if is_number(value) else str(value)
 
 
 def _end(value: Any) -> str:
-    return tick_label(value) if _is_number(value) else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return tick_label(value) if is_number(value) else str(value)

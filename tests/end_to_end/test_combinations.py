@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 
 import pytest
 
-from steadytrain.components.shared.events.types import CheckpointSaved
-
 from support import selected
 from support.combinations import STEPS, same_weights, sample, train_alone, train_on_two
-from support.forked import ForkedLauncher, train
 from support.strategies import RECIPE
-from support.training import Bench, weights_digest
+from support.training import weights_digest
+from support.whole_runs import KillsOnce
+from support.whole_runs import run as train
 
 KILLED = {
     "groups": (
@@ -46,21 +46,6 @@ KILLED = {
 }
 
 
-class KillsOnce:
-    """Kills the last rank at the first checkpoint from a step on."""
-
-    def __init__(self, launcher, step):
-        self.launcher, self.step, self.kills = launcher, step, 0
-
-    def emit(self, event):
-        if isinstance(event, CheckpointSaved) and event.step >= self.step and not self.kills:
-            self.kills += 1
-            self.launcher.kill(self.launcher.world_size - 1)
-
-    def close(self):
-        pass
-
-
 @selected.each("name", KILLED, few=("groups", "sequence_length"))
 def test_killed_run_ends_with_the_same_weights(tmp_path, data, name):
     ranks, technique = KILLED[name]
@@ -74,19 +59,11 @@ def test_killed_run_ends_with_the_same_weights(tmp_path, data, name):
             "save_steps": 1,
             **technique,
         }
-        bench = Bench.make(
-            tmp_path,
-            data,
-            run=run,
-            training=training,
-            compute={"device": "cpu", "nproc_per_node": ranks, "strategy": "ddp"},
-            recovery={"backoff_seconds": 0, "breaker_reset_seconds": 0},
+        sections = {"run": run, "training": training}
+        kills = partial(KillsOnce, step=5, rank=-1) if killed else False
+        return weights_digest(
+            train(tmp_path, data, sections, killed=kills, ranks=ranks, strategy="ddp")
         )
-        launcher = ForkedLauncher(ranks)
-        sinks = [KillsOnce(launcher, 5)] if killed else []
-        outcome = train(bench, launcher=launcher, sinks=sinks)
-        assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
-        return weights_digest(bench.workspace)
 
     assert digest("killed", killed=True) == digest("whole", killed=False)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from safetensors.torch import load_file
 
 from support import selected, strategies
-from support.forked import ForkedLauncher, train
 from support.plugins import install_example
 from support.strategies import MIDDLE, RECIPE, Case, on_two_ranks
-from support.training import Bench, weights_digest
+from support.training import weights_digest
+from support.whole_runs import KillsOnce
+from support.whole_runs import run as train
 
 NAMED = {"optim": "my_lion", "lr_scheduler_type": "trapezoid", "learning_rate": 1e-3}
 each = selected.each("name", ("ddp", "fsdp", "zero2", "zero3"), few=("fsdp",))
@@ -104,21 +107,6 @@ def test_built_in_optimizer_learns_as_on_one_rank_and_resumes(trained, root, bui
     assert all(whole[key].equal(resumed[key]) for key in whole)
 
 
-class KillsOnce:
-    """Kills the last rank at the first checkpoint."""
-
-    def __init__(self, launcher):
-        self.launcher, self.kills = launcher, 0
-
-    def emit(self, event):
-        if type(event).__name__ == "CheckpointSaved" and not self.kills:
-            self.kills += 1
-            self.launcher.kill(self.launcher.world_size - 1)
-
-    def close(self):
-        pass
-
-
 @pytest.mark.parametrize(
     ("strategy", "ranks"),
     [
@@ -129,14 +117,11 @@ class KillsOnce:
 )
 def test_killed_run_ends_with_the_same_weights(installed, tmp_path, data, strategy, ranks):
     def digest(run, *, killed):
-        compute = {"device": "cpu", "nproc_per_node": ranks, "strategy": strategy}
-        recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
-        sections = {"compute": compute, "recovery": recovery}
         training = {**RECIPE, **NAMED, "micro_batch_size": 2, "save_steps": 4}
-        bench = Bench.make(tmp_path, data, run=run, training=training, **sections)
-        launcher = ForkedLauncher(ranks)
-        outcome = train(bench, launcher=launcher, sinks=[KillsOnce(launcher)] if killed else [])
-        assert (outcome.outcome, outcome.attempts) == ("finished", 1 + killed), outcome
-        return weights_digest(bench.workspace)
+        sections = {"run": run, "training": training}
+        kills = partial(KillsOnce, rank=-1) if killed else False
+        return weights_digest(
+            train(tmp_path, data, sections, killed=kills, ranks=ranks, strategy=strategy)
+        )
 
     assert digest("killed", killed=True) == digest("whole", killed=False)

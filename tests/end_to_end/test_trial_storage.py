@@ -19,6 +19,7 @@ from steadytrain.components.tune.trials.local import local_trials
 from steadytrain.components.tune.trials.place import TrialFolder
 
 from support import trials as support
+from support import whole_runs
 from support.disks import small_file_system
 from support.forked import train
 from support.s3 import client_of, make_bucket, moto_server
@@ -26,15 +27,7 @@ from support.synthetic_trials import Quiet
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
 pytestmark = pytest.mark.slow
-RECIPE = {
-    "max_steps": 8,
-    "global_batch_size": 4,
-    "micro_batch_size": 2,
-    "learning_rate": 5e-3,
-    "eval_steps": 4,
-    "save_steps": 4,
-    "logging_steps": 1,
-}
+RECIPE = {**whole_runs.RECIPE, "max_steps": 8}
 TESTS = Path(__file__).parents[1]
 
 

@@ -25,15 +25,20 @@ RECIPE = {
 
 
 class KillsOnce:
-    """Kills rank 0 at the run's first checkpoint."""
+    """Kills a rank at the run's first checkpoint from a step on.
 
-    def __init__(self, launcher: ForkedLauncher) -> None:
-        self.launcher, self.done = launcher, False
+    Args:
+        rank: -1 is the last one.
+    """
+
+    def __init__(self, launcher: ForkedLauncher, *, step: int = 0, rank: int = 0) -> None:
+        self.launcher, self.step, self.done = launcher, step, False
+        self.rank = rank % launcher.world_size
 
     def emit(self, event: Any) -> None:
-        if isinstance(event, CheckpointSaved) and not self.done:
+        if isinstance(event, CheckpointSaved) and event.step >= self.step and not self.done:
             self.done = True
-            self.launcher.kill(0)
+            self.launcher.kill(self.rank)
 
     def close(self) -> None:
         pass

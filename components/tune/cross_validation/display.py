@@ -9,7 +9,7 @@ from steadytrain.components.report.words import number
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tasks.registry import open_encoder
-from steadytrain.components.tune.cross_validation.dry_run import FoldSizes
+from steadytrain.components.tune.cross_validation.fold_sizes import FoldSizes
 from steadytrain.components.tune.cross_validation.results import Results
 from steadytrain.components.tune.cross_validation.table import compared, interval
 from steadytrain.components.tune.display import aligned

@@ -22,7 +22,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, SteadytrainError
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.ablation.paired import estimates
-from steadytrain.components.tune.cross_validation.dry_run import fold_sizes
+from steadytrain.components.tune.cross_validation.fold_sizes import fold_sizes
 from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.fold_design import as_cross_validation
 from steadytrain.components.tune.log import MemoryLog
