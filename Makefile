@@ -19,6 +19,8 @@ export OMP_NUM_THREADS ?= 2
 export HF_HUB_OFFLINE ?= 1
 # Without bytecode, hundreds of processes each compile torch and kfp again and take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
+# It reaches steadytrain as an option. As an unknown variable, its value would count as a secret.
+unexport SET
 
 .PHONY: demo test long coverage cluster lint docs images plugins bench soak package monitoring \
   lock setup clean

@@ -10,6 +10,7 @@ import typer
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import json_output
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
 
@@ -41,7 +42,6 @@ def ablate(
     from steadytrain.components.shared.config import load
     from steadytrain.components.tune.design import as_ablation
     from steadytrain.pipelines.plugin_checks import check_plugins
-    from steadytrain.pipelines.studies import check_installed
 
     config = load(source, given(overrides, run=run, output=output))
     if not config.ablation.changes:
@@ -50,7 +50,7 @@ def ablate(
             remedy="name changes and the fields that they set, such as ablation: {changes: "
             "{no_decay: {training.weight_decay: 0.0}}}",
         )
-    check_installed("scipy", "intervals are computed by")
+    check_extra("train", "steadytrain ablate")
     check_plugins(config)
     config = as_ablation(config)
     if dry_run:
@@ -85,11 +85,15 @@ def _write(study: Study, folder: Path) -> None:
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.design import comparisons, variants
+    from steadytrain.components.tune.driver import study_folder
+    from steadytrain.components.tune.steps import with_known_steps
     from steadytrain.components.tune.study import study_name
     from steadytrain.pipelines.ablation_display import outline
 
+    known = with_known_steps(config, study_folder(config))
+    steps = None if known is None else config.tune.budget.trials * known.training.max_steps
     if not as_json:
-        typer.echo("\n".join(outline(config)))
+        typer.echo("\n".join(outline(config, steps)))
         return
     json_output.show(
         {
@@ -97,6 +101,6 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
             "variants": variants(config.ablation),
             "comparisons": len(list(comparisons(config.ablation))),
             "trials": config.tune.budget.trials,
-            "steps": config.tune.budget.trials * config.training.max_steps,
+            "steps": steps,
         }
     )

@@ -13,6 +13,7 @@ from steadytrain.components.tune.ablation.table import row, variant_name
 from steadytrain.components.tune.design import SEED, Design, comparisons, variants
 from steadytrain.components.tune.display import aligned
 from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.steps import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
 
 _HEADER = ("change", "difference", "interval", "p (Holm)", "seeds", "verdict")
@@ -28,8 +29,12 @@ def words(config: RunConfig) -> Callable[[Trial], str]:
     return describe
 
 
-def outline(config: RunConfig) -> list[str]:
-    """Return lines on what an ablation would do, for `--dry-run`."""
+def outline(config: RunConfig, steps: int | None) -> list[str]:
+    """Return lines on what an ablation would do, for `--dry-run`.
+
+    Args:
+        steps: optimizer steps of all trials together; None if they are not known yet.
+    """
     ablation, budget = config.ablation, config.tune.budget
     found, objective = variants(ablation), config.tune.objective
     return [
@@ -39,7 +44,7 @@ def outline(config: RunConfig) -> list[str]:
         f"{len(list(comparisons(ablation)))} comparisons",
         f"trials      {budget.trials:,}: {len(found)} variants on {ablation.seeds} seeds, "
         f"{budget.parallel} at a time",
-        f"steps       {budget.trials * config.training.max_steps:,}",
+        f"steps       {UNKNOWN if steps is None else f'{steps:,}'}",
         *(f"variant     {variant_name(item, len(ablation.changes))}" for item in found),
     ]
 

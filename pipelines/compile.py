@@ -6,10 +6,12 @@ import contextlib
 import importlib
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
+from steadytrain.components.shared.config.pipeline import StepName, StepResources
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.written import write_asked
@@ -24,6 +26,7 @@ def compile_pipeline(
     *,
     pipeline: Pipeline = "finetune",
     fuse: bool = False,
+    resources: Mapping[StepName, StepResources] = MappingProxyType({}),
 ) -> Path:
     """Compile a pipeline and write it as YAML. Every run writes identical bytes.
 
@@ -33,6 +36,7 @@ def compile_pipeline(
         pipeline: the main pipeline, the one that looks for new data first, the one that tunes, or
             the one that cross-validates.
         fuse: whether one step does everything after training.
+        resources: as in `pipeline.resources`.
 
     Raises:
         UnsafePipeline: the pipeline would break on a server; nothing is written.
@@ -45,10 +49,11 @@ def compile_pipeline(
         from kfp import compiler
 
         from steadytrain.pipelines.finetune import fused
+        from steadytrain.pipelines.resources import requested
 
         name = pipeline.replace("-", "_")
         module = importlib.import_module(f"steadytrain.pipelines.{name}")
-        with fused(fuse):
+        with fused(fuse), requested(resources):
             dag = module.pipeline(getattr(module, name))
 
     with _temporary_folder() as folder:

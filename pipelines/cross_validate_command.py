@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.pipelines import json_output
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
 
@@ -40,13 +41,11 @@ def cross_validate(
     from steadytrain.components.shared.config import load
     from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
     from steadytrain.pipelines.plugin_checks import check_plugins
-    from steadytrain.pipelines.studies import check_installed
 
     config = load(source, given(overrides, run=run, output=output))
     check_folds(config)
     config = as_cross_validation(config)
-    check_installed("sklearn", "folds are made by")
-    check_installed("scipy", "intervals are computed by")
+    check_extra("train", "steadytrain cross-validate")
     check_plugins(config)
     if dry_run:
         _show_outline(config, as_json=as_json)
@@ -77,13 +76,18 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.cross_validation.display import outline
     from steadytrain.components.tune.cross_validation.fold_sizes import fold_sizes
+    from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.fold_design import configurations
+    from steadytrain.components.tune.steps import UNKNOWN, with_known_steps
     from steadytrain.components.tune.study import study_name
     from steadytrain.pipelines.studies import training_cost
 
-    steps = config.tune.budget.trials * config.training.max_steps
     folds = fold_sizes(config)
-    hours, text = training_cost(config, steps)
+    known = with_known_steps(config, study_folder(config))
+    steps, hours, text = None, None, f"unknown: the steps are {UNKNOWN}"
+    if known is not None:
+        steps = known.tune.budget.trials * known.training.max_steps
+        hours, text = training_cost(known, steps)
     if not as_json:
         typer.echo("\n".join(outline(config, steps, text, folds)))
         return

@@ -7,20 +7,26 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.start_run import MIN_FREE_BYTES
+from steadytrain.components.shared.toolchain import REMEDY, missing_tools
 from steadytrain.components.shared.tracking.connect import (
     brisk,
     import_mlflow,
     shown,
     tracking_errors,
+    within,
 )
+from steadytrain.pipelines.addresses import inputs
 
 _PACKAGES = ("steadytrain", "kfp", "torch", "transformers", "accelerate", "mlflow")
 _CREDENTIALS = (
@@ -33,6 +39,10 @@ _CREDENTIALS = (
     "MLFLOW_TRACKING_TOKEN",
     "STEADYTRAIN_WEBHOOK_URL",
 )
+
+
+_HUB = "hub:"
+_HUB_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +59,14 @@ class Finding:
         return {"topic": self.topic, "state": state, "text": self.text, "remedy": ""}
 
 
-def examine(output: Path) -> list[Finding]:
-    """Check the environment, versions, memory, disk, tracking server, and credentials.
+def examine(output: Path, config: RunConfig | None = None) -> list[Finding]:
+    """Check the environment, versions, memory, disk, tracking server, hub, and credentials.
 
     Credentials are reported as present or absent, never shown.
+
+    Args:
+        config: a configuration whose hub: addresses must be reachable. Without one, a hub that
+            does not answer is only reported.
 
     Raises:
         BadInput: the current folder has been removed. There, torch cannot even be imported.
@@ -63,7 +77,15 @@ def examine(output: Path) -> list[Finding]:
         raise BadInput(
             "the current folder has been removed", remedy="change to another one"
         ) from error
-    return [*_machine(output), *_packages(), *_accelerators(), _tracking(), *_credentials()]
+    return [
+        *_machine(output),
+        *_packages(),
+        *_accelerators(),
+        _compiler(),
+        _tracking(),
+        _hub(config),
+        *_credentials(),
+    ]
 
 
 def _machine(output: Path) -> Iterator[Finding]:
@@ -95,6 +117,23 @@ def _accelerators() -> Iterator[Finding]:
     yield Finding("accelerators", names or "none: training runs on the CPU")
 
 
+def _compiler() -> Finding:
+    """Check what compiles kernels at first use. Without a GPU, only torch.compile needs it."""
+    missing = missing_tools()
+    if not missing:
+        return Finding("compiler", "kernels can be compiled: C++ compiler, ninja, Python's headers")
+    without = "training.torch_compile and the kernels for GPUs are left out"
+    return Finding("compiler", f"missing: {', '.join(missing)}: {without}; {REMEDY}", not _gpus())
+
+
+def _gpus() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
 def _tracking() -> Finding:
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
@@ -105,6 +144,39 @@ def _tracking() -> Finding:
     except SteadytrainError as error:
         return Finding("tracking", str(error), good=False)
     return Finding("tracking", f"{shown(uri)} answers")
+
+
+def _hub(config: RunConfig | None) -> Finding:
+    """Check that the hub can be reached, and has what a configuration names."""
+    wanted = (
+        [address for _, address in inputs(config) if address.startswith(_HUB)] if config else []
+    )
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return Finding("hub", "offline (HF_HUB_OFFLINE is set): only earlier downloads are used")
+    try:
+        from huggingface_hub import HfApi
+    except ImportError:
+        return Finding("hub", "not checked: huggingface_hub is not installed", good=not wanted)
+    data = set(config.data.source) if config else set()
+    for address in wanted or [""]:
+        failure = within(_HUB_SECONDS, partial(_ask_hub, HfApi(), address, data=address in data))
+        if failure is not None:
+            what = f"{address}: " if address else ""
+            why = f"{what}{type(failure).__name__}: {str(failure).partition(chr(10))[0]:.200}"
+            need = "" if wanted else "; only hub: addresses need it"
+            return Finding("hub", f"{why}{need}", good=not wanted)
+    return Finding("hub", f"has {', '.join(wanted)}" if wanted else "answers")
+
+
+def _ask_hub(api: Any, address: str, *, data: bool) -> None:
+    name = address.removeprefix(_HUB).partition("?")[0]
+    if not name:
+        # Any page of the interface does.
+        next(iter(api.list_models(limit=1)), None)
+    elif data:
+        api.dataset_info(name, timeout=_HUB_SECONDS)
+    else:
+        api.model_info(name, timeout=_HUB_SECONDS)
 
 
 def _credentials() -> Iterator[Finding]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Output
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
 
 Cluster = Annotated[
     bool,
@@ -30,38 +33,53 @@ Account = Annotated[
     ),
 ]
 Image = Annotated[str, typer.Option(help="Training image. Default: the image of this version.")]
+StepImage = Annotated[
+    str,
+    typer.Option(help="Image of the steps that do not train. Default: the image of this version."),
+]
 Storage = Annotated[
     str, typer.Option(help="An s3:// address to test by writing and reading. Default: no S3 check.")
 ]
 
 
 def doctor(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A configuration, preset or data. Its hub: addresses must be reachable here; with "
+            "--cluster, a node must be able to hold its training pods."
+        ),
+    ] = "",
     output: Output = DEFAULT_OUTPUT,
     cluster: Cluster = False,
     namespace: Namespace = "",
     service_account: Account = "",
     image: Image = "",
+    step_image: StepImage = "",
     storage: Storage = "",
     host: Host = "",
     as_json: Json = False,
 ) -> None:
     """Check this machine or, with --cluster, a cluster.
 
-    On this machine: versions, memory, disk, tracking, and credentials. On a cluster: rights, object
-    kinds, GPUs, quota, volume, image, S3, MLflow, and Kubeflow Pipelines. Each check that does not
-    pass comes with a fix. The checks create and remove a pod, an object in S3, and an experiment in
-    MLflow. The exit status is 1 if a check fails.
+    On this machine: versions, memory, disk, compiler, tracking, the hub, and credentials. On a
+    cluster: rights, object kinds, GPUs, quota, volume, the size of a run's pods, both images, S3,
+    MLflow, and Kubeflow Pipelines. It waits until the Deployments of the manifests have started.
+    Each check that does not pass comes with a fix. The checks create and remove pods, an object in
+    S3, and an experiment in MLflow. The exit status is 1 if a check fails.
     """
     if not cluster:
-        _this_machine(output, as_json=as_json)
+        _this_machine(source, output, as_json=as_json)
         return
-    from steadytrain.components.shared.image import TRAIN_IMAGE
+    from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
     from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
 
     questions = Questions(
         namespace=namespace,
         service_account=service_account,
         image=image or TRAIN_IMAGE,
+        step_image=step_image or STEP_IMAGE,
+        compute=_configuration(source).compute if source else None,
         storage=storage,
         host=host,
     )
@@ -78,10 +96,16 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _this_machine(output: Path, *, as_json: bool) -> None:
+def _configuration(source: str) -> RunConfig:
+    from steadytrain.pipelines.sources import open_source
+
+    return open_source(source, []).config
+
+
+def _this_machine(source: str, output: Path, *, as_json: bool) -> None:
     from steadytrain.pipelines.doctor import examine
 
-    findings = examine(output)
+    findings = examine(output, _configuration(source) if source else None)
     if as_json:
         json_output.show({"checks": [finding.as_data() for finding in findings]})
     for finding in findings if not as_json else ():

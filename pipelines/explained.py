@@ -20,7 +20,6 @@ _EFFECTS = {
     "with",
     "pipeline": "how many pods the steps need, not what they do",
     "evaluation": "the scores. They are computed again; training is reused",
-    "gate.compared": "what the gate record and the model card state, not the verdict",
     "gate": "the verdict on the new model. The gate decides again; training is reused",
     "registry": "the names under which the model is registered",
     "tracking": "where the run is recorded and reported",

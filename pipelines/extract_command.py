@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from steadytrain.pipelines import json_output
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, Output
 
@@ -31,6 +32,7 @@ def extract(
     Transformers loads the folder with AutoModelForSequenceClassification. It works as a model.base,
     too.
     """
+    check_extra("train", "steadytrain extract")
     from steadytrain.components.shared.config import from_mapping
     from steadytrain.components.shared.model_source import resolve_model
     from steadytrain.components.tasks.part_model import extract_part

@@ -17,6 +17,7 @@ from steadytrain.components.shared.records import (
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.components.train.recovery.replay import check_callback
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.lock import run_lock
 from steadytrain.pipelines.plugin_checks import check_plugins
 
@@ -54,7 +55,7 @@ def run(config: RunConfig, *, on_validation: OnValidation | None = None) -> RunR
             reused, it gets that run's recorded validations, and can prune this run all the same.
 
     Raises:
-        BadInput: `on_validation` is not a function.
+        BadInput: `on_validation` is not a function, or packages are missing.
         ConfigError: a plugin that the run uses is broken.
         SteadytrainError: a step failed; the message and the remedy are those of the step.
         RunBusy: another process is using this run.
@@ -63,6 +64,7 @@ def run(config: RunConfig, *, on_validation: OnValidation | None = None) -> RunR
     from steadytrain.components.report.step import run as report
 
     check_callback(on_validation)
+    check_extra("train", "steadytrain.pipelines.run")
     check_plugins(config)
     workspace = Workspace.of(config)
     workspace.create()

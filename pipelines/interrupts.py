@@ -54,8 +54,10 @@ class Interrupts:
     def held_off(self) -> Iterator[None]:
         """Do not act on signals within the block."""
         self._held_off = True
-        yield
-        self._held_off = False
+        try:
+            yield
+        finally:
+            self._held_off = False
 
     def _note(self, number: int, _: FrameType | None) -> None:
         now, self.number = time.monotonic(), self.number or number

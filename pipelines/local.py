@@ -24,10 +24,11 @@ from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Follower, Sink
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
+from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.agent.processes import end_processes
+from steadytrain.components.train.agent.processes import end_processes, unreaped
 from steadytrain.components.train.lease import held
 from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.pipelines.compile import compile_pipeline
@@ -37,8 +38,6 @@ from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.step_processes import died
 
 _POLL_SECONDS = 0.2
-_LEAST_BYTES = 1 << 20
-"""With less free disk space, a run cannot even report what it lacks."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
         RunBusy: another process is using this run.
         BadInput: the output cannot be written, or the run trained with another configuration.
         Stopped: at the third signal.
+        Unkillable: a process of the run does not end.
     """
     with Interrupts() as interrupts:
         workspace = Workspace.of(config)
@@ -118,12 +118,7 @@ def _unexplained(workspace: Workspace, status: int) -> StepFailed:
                 remedy="nothing is lost: the run continues there, and once that ends, the same "
                 "command continues it",
             )
-    try:
-        free = os.statvfs(workspace.output)
-    except OSError:
-        return died("pipeline", status)
-    # Not every file system counts inodes.
-    if free.f_bavail * free.f_frsize >= _LEAST_BYTES and (free.f_favail or not free.f_files):
+    if not workspace.lacks_space():
         return died("pipeline", status)
     return StepFailed(
         stage="pipeline",
@@ -170,8 +165,8 @@ def _execute(
         finally:
             with interrupts.held_off():
                 child.kill()
+                end_processes(workspace.folder, root=unreaped(child))
                 child.wait()
-                end_processes(workspace.folder)
         look()
     return child.returncode
 
@@ -199,7 +194,7 @@ def _start(
         # Unlike Python, a step's shell does not skip a folder that cannot be written.
         "TMPDIR": tempfile.gettempdir(),
     }
-    with (workspace.logs / "pipeline.log").open("ab") as log:
+    with os.fdopen(open_log(workspace.logs / "pipeline.log"), "ab") as log:
         # In its own session, so that Ctrl-C in the terminal reaches only this process.
         return subprocess.Popen(
             command,

@@ -45,7 +45,8 @@ def run_lock(workspace: Workspace, *, linger_seconds: float = 0.0) -> Iterator[i
     path = _path(workspace)
     with local_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+", encoding="utf-8")
+        # Unbuffered: after a failed write, a buffer would write again when the file is closed.
+        handle = path.open("ab+", buffering=0)
     with handle:
         deadline = time.monotonic() + linger_seconds
         while not _taken(handle):
@@ -56,8 +57,7 @@ def run_lock(workspace: Workspace, *, linger_seconds: float = 0.0) -> Iterator[i
             time.sleep(_LOOK_SECONDS)
         with local_errors("write", path):
             handle.truncate(0)
-            handle.write(Identity.here().model_dump_json())
-            handle.flush()
+            handle.write(Identity.here().model_dump_json().encode())
         try:
             yield handle.fileno()
         finally:
@@ -96,7 +96,7 @@ def _elsewhere(found: Identity) -> bool:
     return found is not _UNKNOWN and found.alive() is None
 
 
-def _taken(handle: IO[str]) -> bool:
+def _taken(handle: IO[bytes]) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.pipelines import json_output
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, at_most, given
 
@@ -30,8 +31,8 @@ def plan(
     gpu: Annotated[
         str,
         typer.Option(
-            help="GPU to plan for, such as h100 or rtx4050. Default: this machine's GPU, or else "
-            "the cheapest that works."
+            help="GPU to plan for, such as h100 or rtx4050, or `any` for the cheapest that works. "
+            "Default: what `run` would train on here, this machine's GPU or its CPU."
         ),
     ] = "",
     nodes: Annotated[int, typer.Option(min=0, help="Number of nodes. Default: compute.nodes.")] = 0,
@@ -106,11 +107,12 @@ def plan(
     Steps, hours and cost are known once the data are prepared (`steadytrain step preprocess FILE`)
     or training.max_steps is set. Models above 100 billion parameters are an error.
     """
+    check_extra("data", "steadytrain plan")
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.plan.render import render
     from steadytrain.components.sizing.hardware import all_gpus, priced
     from steadytrain.components.sizing.time_cost import by_table
-    from steadytrain.pipelines.plan_hardware import choose_hardware
+    from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
     from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
 
@@ -124,6 +126,9 @@ def plan(
     gpus, wanted, hosts = choose_hardware(
         config, table, gpu, cluster=cluster, own=calibrate, host_memory_gb=host_memory_gb
     )
+    if wanted is not None and not wanted.cuda and not calibrate:
+        message = f"`run` would train on this machine's CPU; --gpu {ANY} plans for the cheapest GPU"
+        typer.echo(message, err=True)
     found = plan_training(
         config,
         gpus,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import typer
 
@@ -13,6 +14,9 @@ from steadytrain.components.sizing.device import CPU, device_name, this_cpu
 from steadytrain.components.sizing.hardware import Gpu, find_gpu, known_gpu
 from steadytrain.components.sizing.hosts import Hosts
 from steadytrain.components.train.agent.memory import host_memory
+
+ANY: Final = "any"
+"""Instead of a GPU's name, leaves the choice to the plan."""
 
 
 def choose_hardware(
@@ -28,7 +32,8 @@ def choose_hardware(
 
     Args:
         table: the GPU kinds that the planner knows.
-        name: the GPU kind to plan for; "" means this machine's, or leaves it open.
+        name: the GPU kind to plan for; ANY leaves it open, and "" means what `run` would train on
+            here.
         cluster: whether to plan for a cluster's GPUs.
         own: whether to plan for the device that this machine trains on.
         host_memory_gb: RAM of each node; 0 means the amount that was found.
@@ -41,7 +46,8 @@ def choose_hardware(
             "--cluster and --calibrate: --calibrate can time only this machine, not a cluster",
             remedy="leave one of the two out",
         )
-    gpus, wanted, hosts = table, find_gpu(name, table) if name else None, Hosts()
+    named = find_gpu(name, table) if name not in ("", ANY) else None
+    gpus, wanted, hosts = table, named, Hosts()
     if cluster:
         gpus, hosts = _of_the_cluster(config, table, wanted)
     elif own or not name:
@@ -73,10 +79,14 @@ def _of_the_cluster(
 
 
 def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
-    """Return this machine's GPU, or None if it has none that the table knows."""
-    name = device_name(config.compute)
+    """Return the device that `run` would train on; None if it would not, or on an unknown GPU."""
+    compute, name = config.compute, device_name(config.compute)
     if name == CPU:
-        return None
+        local = compute.launcher in ("auto", "process") and compute.nodes == 1
+        needs_cuda = compute.device == "cuda" or config.training.fp16 or config.only_cuda
+        if not local or needs_cuda:
+            return None
+        return this_cpu(config)
     found = known_gpu(name, gpus)
     if found is None:
         typer.echo(f"this machine's {name} is not in the table; --gpu names another", err=True)

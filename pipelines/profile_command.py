@@ -9,6 +9,7 @@ import typer
 
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.pipelines import json_output
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
 
@@ -49,12 +50,15 @@ def profile(
     with the largest expected gain. The folder profile of that run has a Chrome trace for each
     rank and, on GPUs, a snapshot of the memory for pytorch.org/memory_viz.
     """
+    check_extra("train", "steadytrain profile")
     from steadytrain.components.observe.profile import Profile
     from steadytrain.components.preprocess.step import run as prepare
     from steadytrain.components.shared.config import load
-    from steadytrain.components.shared.errors import TrainingFailed
+    from steadytrain.components.shared.errors import Stopped, TrainingFailed
     from steadytrain.components.shared.workspace import Workspace
+    from steadytrain.components.train.step import check_complete
     from steadytrain.components.train.step import run as train
+    from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.lock import run_lock
     from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
@@ -74,14 +78,19 @@ def profile(
     check_plugins(config)
     workspace = Workspace.of(config)
     workspace.create()
-    with run_lock(workspace):
-        _remove_profile(workspace)
-        outcome = train(config, prepare(config))
-    if outcome.failure is not None:
-        failure = outcome.failure
-        raise TrainingFailed(
-            failure.message, failure_class=failure.failure_class, remedy=failure.remedy
-        )
+    try:
+        with run_lock(workspace):
+            _remove_profile(workspace)
+            outcome = train(config, prepare(config))
+        if outcome.failure is not None:
+            failure = outcome.failure
+            raise TrainingFailed(
+                failure.message, failure_class=failure.failure_class, remedy=failure.remedy
+            )
+        check_complete(outcome)
+    except Stopped:
+        say("stopped before the profile was complete; the same command starts it again")
+        raise
     found = Profile.of(config)
     if as_json:
         changes = [{"change": item.text, "gain": item.gain} for item in found.changes()]

@@ -95,7 +95,7 @@ class ProgressDisplay:
         if isinstance(event, StepFinished) and event.stage in self.started:
             text = f"{text} ({duration(event.time - self.started.pop(event.stage))})"
         if text:
-            self.view.line(text, event.level)
+            self.view.line(text, event.severity)
         if isinstance(event, TrainingStarted):
             self.work = _Work("train", "", event.max_steps, event.step, event.time)
 
@@ -126,7 +126,7 @@ class ProgressDisplay:
     def _show_failed(self) -> None:
         """Print a failed attempt that no decision followed."""
         if self.failed:
-            self.view.line(describe(self.failed), self.failed.level)
+            self.view.line(describe(self.failed), self.failed.severity)
             self.failed = None
 
     def _advance_work(self, event: WorkProgress) -> None:

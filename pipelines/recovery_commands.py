@@ -19,10 +19,10 @@ def explain(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = Fals
     """
     from steadytrain.components.report.explain import as_data
     from steadytrain.components.report.explain import explain as explained
-    from steadytrain.pipelines.runs import find_workspace, state_of
+    from steadytrain.pipelines.runs import find_workspace, is_running
 
     workspace = find_workspace(output, name)
-    running = state_of(workspace).state == "running"
+    running = is_running(workspace)
     if as_json:
         json_output.show(as_data(workspace, running=running))
     else:

@@ -9,6 +9,7 @@ import typer
 
 from steadytrain.components.shared.errors import Stopped
 from steadytrain.pipelines import json_output
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
@@ -44,9 +45,13 @@ def run(
     classification, and text alone is a language model. The task's preset does the rest. If the
     records suit several tasks, the error lists them.
     """
+    from steadytrain.components.shared.workspace import Workspace
+    from steadytrain.pipelines.addresses import check_here
     from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.sources import open_source
 
+    if not dry_run:
+        check_extra("train", "steadytrain run")
     chosen = open_source(source, given(overrides, run=name, output=output))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
@@ -54,6 +59,8 @@ def run(
     if dry_run:
         _outline(chosen.config, as_json=as_json)
         return
+    if not Workspace.of(chosen.config).record("preprocess").exists():
+        check_here(chosen.config)
     _run(chosen.config, as_json=as_json)
 
 
@@ -80,6 +87,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
                 f"{name} is finished; `steadytrain report {name} -o {output}` shows what happened"
             )
         return
+    check_extra("train", "steadytrain resume")
     check_plugins(config)
     _run(config, as_json=as_json)
 

@@ -32,6 +32,7 @@ class RunState:
     """One run in a list: its state, and the step that it last reached.
 
     damage: problems with files that cannot be read.
+    summary: the state in a sentence.
     """
 
     run_id: str
@@ -39,12 +40,13 @@ class RunState:
     step: str
     started: float
     damage: Sequence[str] = ()
+    summary: str = ""
 
     def as_data(self) -> dict[str, Any]:
         """Return the state for programs."""
         started = moment(self.started)
         named = {"run": self.run_id, "state": self.state, "step": self.step, "started": started}
-        return {**named, "damaged": list(self.damage)}
+        return {**named, "damaged": list(self.damage), "summary": self.summary}
 
 
 def list_runs(output: Path) -> Iterator[RunState]:
@@ -99,7 +101,12 @@ def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
 
 def state_of(workspace: Workspace) -> RunState:
     """Return a run's state since its last start; "damaged" means that files cannot be read."""
-    facts = gather(workspace)
+    problem = ""
+    try:
+        running = _is_held(workspace)
+    except StorageError as error:
+        running, problem = False, error.message
+    facts = gather(workspace, running=running)
     steps = [
         event
         for event in facts.events
@@ -107,17 +114,28 @@ def state_of(workspace: Workspace) -> RunState:
     ]
     begins = [index for index, event in enumerate(steps) if _begins_run(event)]
     last_time = steps[begins[-1] :] if begins else steps
-    damage, running = list(facts.unreadable), False
-    try:
-        running = holder(workspace) is not None or held(LocalStorage(workspace.lease))
-    except StorageError as error:
-        damage.append(error.message)
-    state = "running" if running else "damaged" if damage else outcome(facts).state
+    damage = [*facts.unreadable, *filter(None, [problem])]
+    standing = outcome(facts)
+    state = "damaged" if damage and not running else standing.state
     if not last_time:
         return RunState(workspace.run_id, "damaged" if damage else "empty", "", 0.0, damage)
     failed = next((event for event in last_time if isinstance(event, StepFailed)), None)
     last = failed or last_time[-1]
-    return RunState(workspace.run_id, state, last.stage, last_time[0].time, damage)
+    return RunState(
+        workspace.run_id, state, last.stage, last_time[0].time, damage, standing.sentence
+    )
+
+
+def is_running(workspace: Workspace) -> bool:
+    """Return whether a process works on a run. A run whose lease cannot be read is not running."""
+    try:
+        return _is_held(workspace)
+    except StorageError:
+        return False
+
+
+def _is_held(workspace: Workspace) -> bool:
+    return holder(workspace) is not None or held(LocalStorage(workspace.lease))
 
 
 def _begins_run(event: Event) -> bool:

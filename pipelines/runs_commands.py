@@ -69,18 +69,20 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
     from steadytrain.components.report.step import write_page
     from steadytrain.components.report.summary import as_data, summary
     from steadytrain.pipelines.lock import run_lock
-    from steadytrain.pipelines.runs import find_run
+    from steadytrain.pipelines.runs import find_run, is_running
 
     config, workspace = find_run(output, name)
+    running = is_running(workspace)
     try:
         with run_lock(workspace):
             write_report(config)
     except RunBusy:
-        write_page(workspace)
+        write_page(workspace, running=True)
     if as_json:
-        json_output.show(as_data(workspace))
+        json_output.show(as_data(workspace, running=running))
     else:
-        typer.echo("\n".join([*summary(workspace), f"report: {workspace.report}"]))
+        lines = summary(workspace, running=running)
+        typer.echo("\n".join([*lines, f"report: {workspace.report}"]))
 
 
 def compare(

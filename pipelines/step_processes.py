@@ -6,27 +6,29 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO
 
 from steadytrain.components.report.story import executions
-from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.errors import StorageError, Unkillable
+from steadytrain.components.shared.events import Event, Follower
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lifeline import Lifeline
+from steadytrain.components.shared.redaction import redact
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.agent.processes import MARK, end_processes
+from steadytrain.components.train.agent.processes import KILL_SECONDS, MARK, end_processes
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.lease import held
 from steadytrain.pipelines.step_forks import StepTemplate
+from steadytrain.pipelines.unexpected import memory_limit
 
 _FUNCTION = "--function_to_execute"
 _EXIT_HANDLER = "report"
 _BEFORE_TRAINING = "preprocess"
 _WITH_TORCH = ("train", "evaluate", "register")
+_OUTPUT_SECONDS = 5.0
 _NOT_STARTED = 128 + signal.SIGTERM
 _REMEDY = "the same command continues the run where it stopped"
 
@@ -54,6 +56,7 @@ class StepProcesses:
         self._heavy: StepTemplate | None = None
         self._step: int | None = None
         self._stopped = self._urgent = False
+        self._unkillable: list[int] = []
 
     def run(self, full_command: list[str], env_vars: Mapping[str, str] | None = None) -> int:
         """Run a step to its end, print its output, and return its exit status."""
@@ -61,7 +64,9 @@ class StepProcesses:
         closing = name == _EXIT_HANDLER
         if self._stopped and not closing:
             return _NOT_STARTED
-        began = time.time()
+        # By position, because the clock may be set while the step runs.
+        news = Follower(self._workspace.events)
+        news.skip_to_end()
         template = self._template_for(name)
         line = (self._closing if closing else self._steps).descriptor
         environment = {**os.environ, **(env_vars or {}), MARK: str(self._workspace.folder)}
@@ -76,10 +81,13 @@ class StepProcesses:
             self._step = None
             # Processes that a step leaves behind would keep its output open, and block this
             # process.
-            end_processes(self._workspace.folder, spared=self._templates())
-            shown.join()
+            status = self._end_leftovers(name) or status
+            shown.join(None if not self._unkillable else _OUTPUT_SECONDS)
+            if shown.is_alive():
+                # It would block this process, too. The command still ends what is left.
+                os._exit(1)
         if status and not self._taken_over():
-            self._tell(name, status, began)
+            self._tell(name, status, news.new())
         return status
 
     def stop(self) -> None:
@@ -94,13 +102,22 @@ class StepProcesses:
         if self._step is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._step, signal.SIGKILL)
+            # This process waits for the step, which may not end.
+            late = threading.Timer(KILL_SECONDS, self._give_up, [self._step])
+            late.daemon = True
+            late.start()
+
+    def _give_up(self, step: int) -> None:
+        """End this process if a killed step still runs. The command reports what does not end."""
+        if self._step == step:
+            os._exit(1)
 
     def close(self) -> None:
         """End all processes, so that none is left behind."""
         if self._heavy is not None:
             self._heavy.kill()
         self._template.kill()
-        end_processes(self._workspace.folder)
+        end_processes(self._workspace.folder, spared=self._unkillable)
 
     def _template_for(self, name: str) -> StepTemplate:
         if not self._template.alive:
@@ -120,9 +137,27 @@ class StepProcesses:
             return held(LocalStorage(self._workspace.lease))
         return False
 
-    def _tell(self, name: str, status: int, began: float) -> None:
-        """Record how a step ended if it could not do so itself."""
-        events = [event for event in read_events(self._workspace.events) if event.time >= began]
+    def _end_leftovers(self, name: str) -> int:
+        """End what a step left behind. Return 1, and report it, if that cannot be killed."""
+        spared = [*self._templates(), *self._unkillable]
+        try:
+            end_processes(self._workspace.folder, spared=spared)
+        except Unkillable as error:
+            self._unkillable += error.pids
+            failed = StepFailed(
+                stage=name, error="Unkillable", message=error.message, remedy=error.remedy
+            )
+            with contextlib.closing(self._workspace.stream("pipeline")) as stream:
+                stream.emit(failed)
+            return 1
+        return 0
+
+    def _tell(self, name: str, status: int, events: Sequence[Event]) -> None:
+        """Record how a step ended if it could not do so itself.
+
+        Args:
+            events: what the step and its processes have told.
+        """
         if any(isinstance(event, StepFailed) for event in events):
             return
         unfinished = [item.stage for item in executions(events) if item.state == "unfinished"]
@@ -140,11 +175,17 @@ def died(stage: str, status: int) -> StepFailed:
     return StepFailed(stage=stage, error="Died", message=_how(status), remedy=_REMEDY)
 
 
+_CAUSES = {
+    "SIGKILL": ", which the kernel sends when memory runs out",
+    "SIGABRT": ", with which a library gives up, for example without memory; the log ends with why",
+}
+
+
 def _show(output: IO[str]) -> None:
     for text in output:
         # A full disk ends the log, not the step.
         with contextlib.suppress(OSError):
-            print(text, end="", flush=True)
+            print(redact(text), end="", flush=True)
 
 
 def _how(status: int) -> str:
@@ -153,5 +194,4 @@ def _how(status: int) -> str:
         killed = signal.Signals(number).name
     except ValueError:
         return f"ended with exit status {status} and no error message; its output is in the log"
-    memory = ", which the kernel sends when memory runs out" if killed == "SIGKILL" else ""
-    return f"killed by {killed}{memory}"
+    return f"killed by {killed}{_CAUSES.get(killed, '')}{memory_limit()}"

@@ -148,6 +148,8 @@ def _run(command: list[str], prepared: bool) -> None:
         os.execvp(command[0], command)
     executor: Any = import_module(EXECUTOR)
     source, *arguments = command[3:]
+    # Look again: the folder that was found when this process started may have been removed.
+    tempfile.tempdir = None
     with tempfile.TemporaryDirectory() as folder:
         module = Path(folder) / "ephemeral_component.py"
         module.write_text(source, encoding="utf-8")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines.extras import Extra, check_extra
 from steadytrain.pipelines.lock import run_lock
 
 _LINGER_SECONDS = 30.0
@@ -24,11 +26,12 @@ def run_step(name: str, config: RunConfig) -> Written:
     """Run one step on what the earlier steps wrote to the run's folder.
 
     Raises:
-        BadInput: there is no such step, or the earlier steps have not run.
+        BadInput: there is no such step, packages are missing, or the earlier steps have not run.
         RunBusy: another process is using the run.
     """
     if name not in _STEPS:
         raise BadInput(f"unknown step {name!r}", remedy=f"one of {', '.join(_STEPS)}")
+    check_extra(_EXTRAS.get(name, "train"), f"the step {name}")
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace, linger_seconds=_LINGER_SECONDS):
@@ -36,8 +39,23 @@ def run_step(name: str, config: RunConfig) -> Written:
 
 
 def as_text(item: Record | Path) -> str:
-    """Return what a step wrote as text: a record as JSON, or a path."""
+    """Return what a step wrote as text: a record as JSON, data as a summary, or a path."""
+    if isinstance(item, DataRecord):
+        return "\n".join(_of_data(item))
     return item.model_dump_json(indent=2) if isinstance(item, Record) else str(item)
+
+
+def _of_data(data: DataRecord) -> Iterator[str]:
+    """Yield a summary of prepared data. The whole record has hundreds of lines."""
+    yield f"data         {data.folder}"
+    yield f"fingerprint  {data.fingerprint}"
+    for name, side in data.sides.items():
+        tokens = f", {side.tokens:,} tokens" if side.tokens else ""
+        yield f"{name:11}  {side.documents:,} records in {side.rows:,} rows{tokens}"
+    if data.labels:
+        yield f"labels       {len(data.labels)}: {shortened(', '.join(data.labels))}"
+    yield f"card         {data.path('card.html')}"
+    yield "--json prints the whole record"
 
 
 def as_plain(item: Record | Path) -> Any:
@@ -116,3 +134,6 @@ _STEPS: Mapping[str, Callable[[RunConfig], Written]] = {
     "promote": _promote,
     "report": _report,
 }
+
+_EXTRAS: Mapping[str, Extra] = {"preprocess": "data", "report": "data"}
+"""Steps that need no torch."""

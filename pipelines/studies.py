@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steadytrain.components.shared.errors import BadInput, SteadytrainError, Stopped
+from steadytrain.components.shared.errors import SteadytrainError, Stopped
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -43,19 +42,6 @@ def run_study(
     except Stopped:
         say("stopped; nothing is lost: the same command continues the study")
         raise
-
-
-def check_installed(package: str, purpose: str) -> None:
-    """Check that a package of the extra `train` is installed.
-
-    Raises:
-        BadInput: it is not.
-    """
-    if find_spec(package) is None:
-        raise BadInput(
-            f"{purpose} the package {package}, which is not installed",
-            remedy="pip install 'steadytrain[train]'",
-        )
 
 
 def training_cost(config: RunConfig, steps: int) -> tuple[float | None, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,7 +49,9 @@ def submit(
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait", help="Follow the run until it ends, and exit with status 1 if it fails."
+            "--wait",
+            help="Follow the run, and the runs that continue it if it loses a step, until the last "
+            "one ends. Exit with status 1 if it fails, or if a step can never start.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -94,11 +96,13 @@ def submit(
         **options,
     )
     if as_json:
+        later: list[SubmittedRun] = []
         try:
-            _as_json(run, run.wait() if wait else None)
+            outcome = run.wait(on_resubmission=later.append, tell=_warn) if wait else None
         except (KeyboardInterrupt, Stopped):
-            _as_json(run, None)
+            _as_json(run, later, None)
             raise typer.Exit(130) from None
+        _as_json(run, later, outcome)
         return
     upload = "uploaded" if run.version.uploaded else "there already"
     typer.echo(f"pipeline  {run.version.pipeline}, version {run.version.name} ({upload})")
@@ -109,35 +113,73 @@ def submit(
         _end(run, _followed(run))
 
 
-def _as_json(run: SubmittedRun, outcome: PipelineOutcome | None) -> None:
-    """Print the run and, if it was followed, its end; exit with status 1 if it failed."""
+def _as_json(
+    run: SubmittedRun, later: Sequence[SubmittedRun], outcome: PipelineOutcome | None
+) -> None:
+    """Print the run and, if it was followed, its end; exit with status 1 if it failed.
+
+    Args:
+        later: the runs that continued it.
+    """
+    from steadytrain.components.report.explain import failure_as_data
+
     version = {"pipeline": run.version.pipeline, "version": run.version.name}
     named = {"run": run.name, "run_id": run.run_id, "link": run.url or None}
     steps = outcome and {name: step.state for name, step in outcome.steps.items()}
-    state = outcome and outcome.state
+    story = outcome.story if outcome else None
     json_output.show(
-        {**named, **version, "uploaded": run.version.uploaded, "state": state, "steps": steps}
+        {
+            **named,
+            **version,
+            "uploaded": run.version.uploaded,
+            "resubmitted_as": [item.run_id for item in later],
+            "state": outcome and outcome.state,
+            "steps": steps,
+            "summary": story.sentence if story else (outcome.message if outcome else None),
+            "failure": failure_as_data(story.failure if story else None),
+        }
     )
     if outcome and not outcome.succeeded:
         raise typer.Exit(1)
 
 
 def _followed(run: SubmittedRun) -> PipelineOutcome:
+    def tell(following: SubmittedRun) -> None:
+        link = f" ({following.url})" if following.url else ""
+        typer.echo(f"a step was lost; resubmitted as run {following.run_id}{link}")
+
     try:
         with _view() as show:
-            return run.wait(show)
+            return run.wait(show, tell, _warn)
     except (KeyboardInterrupt, Stopped):
         typer.echo("the run continues", err=True)
         raise typer.Exit(130) from None
 
 
 def _end(run: SubmittedRun, outcome: PipelineOutcome) -> None:
+    if outcome.stuck:
+        typer.echo(f"{run.name}: {outcome.message}", err=True)
+        typer.echo(
+            "remedy: terminate the run in Kubeflow Pipelines, which keeps waiting, fix what the "
+            "message names, and submit it again",
+            err=True,
+        )
+        raise typer.Exit(1)
     typer.echo(f"{run.name} {outcome.state.lower()}")
+    if outcome.story:
+        typer.echo(outcome.story.sentence, err=not outcome.succeeded)
     if outcome.succeeded:
         return
+    failure = outcome.story.failure if outcome.story else None
+    if failure:
+        typer.echo(f"{failure.error}: {failure.message}", err=True)
+        if failure.remedy:
+            typer.echo(f"remedy: {failure.remedy}", err=True)
     failed = [name for name, step in outcome.steps.items() if step.state == "FAILED"]
-    if failed:
-        typer.echo(f"failed in {', '.join(failed)}", err=True)
+    if failed and not outcome.story:
+        typer.echo(
+            f"failed in {', '.join(failed)}; the reason is in the logs of its pods", err=True
+        )
     if outcome.message:
         typer.echo(outcome.message, err=True)
     raise typer.Exit(1)
@@ -159,16 +201,16 @@ def _view() -> Iterator[Callable[[Steps], object]]:
 
 
 class _Lines:
-    """Prints each state of each step once."""
+    """Prints each state of each step once, and each new reason for a wait."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self.write = write
-        self.shown: dict[str, str] = {}
+        self.shown: Steps = {}
 
     def __call__(self, steps: Steps) -> None:
         for name, step in steps.items():
-            if self.shown.get(name) != step.state:
-                self.shown[name] = step.state
+            if not step.same(self.shown.get(name)):
+                self.shown[name] = step
                 self.write(f"{name}: {_state(step)}")
 
 
@@ -186,7 +228,7 @@ def _state(step: Step) -> str:
 
     ended = step.seconds is not None and step.state not in ("PENDING", "RUNNING")
     took = f" ({duration(step.seconds)})" if ended and step.seconds is not None else ""
-    return f"{step.state.lower()}{took}"
+    return f"waits: {step.waits_for}" if step.waits_for else f"{step.state.lower()}{took}"
 
 
 def _warn(finding: object) -> None:

@@ -52,8 +52,10 @@ def trigger(
     """Start a run on a Kubeflow server for the current data, once.
 
     Use it in a CronJob, a webhook or a CI job. It starts nothing if these data already had a
-    run, or if the last triggered run is still active. To run again anyway, use `steadytrain
-    submit`. The data have changed if a file's name, size or time (in S3, its tag) is different.
+    run, or if the last triggered run is still active. A run that failed is started again up to
+    twice, 10 min and 1 h after it failed, and continues where it stopped. To run again anyway, use
+    `steadytrain submit`. The data have changed if a file's name, size or time (in S3, its tag) is
+    different.
     """
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers

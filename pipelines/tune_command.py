@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steadytrain.pipelines import json_output
+from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
 
@@ -62,15 +63,14 @@ def tune(
     from steadytrain.components.shared.config import load
     from steadytrain.components.tune.study import check_space
     from steadytrain.pipelines.plugin_checks import check_plugins
-    from steadytrain.pipelines.studies import check_installed
 
     config = load(source, given(overrides, run=run, output=output))
+    check_extra("train", "steadytrain tune")
     if lr_range:
         check_plugins(config)
         _show_range(config, as_json=as_json)
         return
     check_space(config)
-    check_installed("optuna", "trials are chosen by")
     check_plugins(config)
     if dry_run:
         _show_outline(config, as_json=as_json)
@@ -160,13 +160,20 @@ def _export(study: Study, url: str) -> None:
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.display import outline
+    from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.first import first_trials
     from steadytrain.components.tune.log import MemoryLog
     from steadytrain.components.tune.outlook import expected_steps
+    from steadytrain.components.tune.steps import with_known_steps
     from steadytrain.components.tune.study import Study, study_name
     from steadytrain.pipelines.studies import training_cost
 
-    study = Study(config, MemoryLog(), first=lambda: first_trials(config))
+    known = with_known_steps(config, study_folder(config))
+    if known is None:
+        _show_without_steps(config, as_json=as_json)
+        return
+    config = known
+    study = Study(config, MemoryLog(), first=lambda: first_trials(known))
     samples = list[dict[str, Any]]()
     while len(samples) < _SAMPLES and (found := study.next()):
         samples.append(dict(study.history.trials[found.number].params))
@@ -188,3 +195,18 @@ def _show_outline(config: RunConfig, *, as_json: bool) -> None:
             "samples": samples,
         }
     )
+
+
+def _show_without_steps(config: RunConfig, *, as_json: bool) -> None:
+    """Show what is known of a study before its data are prepared, which counts its steps."""
+    from steadytrain.components.tune.display import outline_without_steps
+    from steadytrain.components.tune.study import study_name
+
+    if not as_json:
+        typer.echo("\n".join(outline_without_steps(config)))
+        return
+    unknown = dict.fromkeys(
+        ("rungs", "rung_tokens", "brackets", "expected_steps", "expected_hours", "expected_usd")
+    )
+    budget = config.tune.budget.model_dump()
+    json_output.show({"study": study_name(config), **unknown, "budget": budget, "samples": []})

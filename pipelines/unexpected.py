@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import platform
+import resource
 import shlex
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.out_of_memory import NOT_MAPPED, ran_out
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.redaction import redact, traceback_of
 from steadytrain.pipelines import json_output
 
@@ -52,7 +55,8 @@ def told(*, as_json: bool = False) -> Iterator[None]:
     A SteadytrainError prints its message and sets its status. Ctrl-C exits with 130. If the reader
     of the output is gone, the process exits with 1 and prints nothing. If the output cannot be
     written, it exits with 1 and prints the reason; a command that continued without its output
-    keeps its own status. Anything else exits with 70, and prints an id and the path of a log.
+    keeps its own status. If memory ran out, or the folder for temporary files was removed, it exits
+    with 1 and prints that. Anything else exits with 70, and prints an id and the path of a log.
     """
     _open_missing_streams()
     output = _Output(_set_aside(1, 2) if as_json else 1, "w", closefd=False)
@@ -75,11 +79,12 @@ def told(*, as_json: bool = False) -> Iterator[None]:
         except BaseException as error:
             status = 1
             if error is not output.refused:
-                message, remedy = _defect(error)
-                content = json_output.failure(type(error).__name__, message, remedy, 70)
+                surroundings = _surroundings(error)
+                message, remedy = surroundings or _defect(error)
+                status = 1 if surroundings else 70
+                content = json_output.failure(type(error).__name__, message, remedy, status)
                 text = f"error: {message}\n  remedy: {remedy}"
                 _report(text, content, as_json=as_json)
-                status = 70
     if shown:
         try:
             stream = _text_stream(output)
@@ -139,6 +144,26 @@ def _discard(descriptor: int) -> None:
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)
         os.close(nowhere)
+
+
+def _surroundings(error: BaseException) -> tuple[str, str] | None:
+    """Return the message and the remedy of an error that this machine causes; None for others."""
+    folder = tempfile.tempdir or ""
+    if isinstance(error, FileNotFoundError) and folder and not Path(folder).is_dir():
+        return (
+            f"the folder for temporary files, {folder}, was removed",
+            "create it again, or set TMPDIR to a folder that stays; then run the command again",
+        )
+    if ran_out(error) or (isinstance(error, ImportError) and NOT_MAPPED in str(error)):
+        return f"memory ran out{memory_limit()}", "free memory, or raise the limit if there is one"
+    return None
+
+
+def memory_limit() -> str:
+    """Return in words that the shell limits this process's memory; "" if it does not."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    unlimited = most == resource.RLIM_INFINITY
+    return "" if unlimited else f"; `ulimit -v` limits its memory to {size(most)}"
 
 
 def _defect(error: BaseException) -> tuple[str, str]:

@@ -11,17 +11,30 @@ from kfp import dsl
 
 from steadytrain.components.detect_change.step import DataChange, run
 from steadytrain.components.shared.config import from_parameters
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.data_check import DataCheck, keep
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.workspace import Workspace
 
 
 def detect_change(*, parameters: Mapping[str, Any], page: dsl.HTML) -> bool:
     """Run the step.
 
-    It writes nothing to the workspace, because a run may not follow.
+    It writes nothing to the run's folder, because a run may not follow. The report of this pipeline
+    run finds its result elsewhere.
 
     Returns:
         Whether to train again.
     """
-    news = run(from_parameters(**parameters))
+    config, job = from_parameters(**parameters), str(parameters["job"])
+    workspace = Workspace.of(config)
+    try:
+        news = run(config)
+    except SteadytrainError as error:
+        what = {"error": type(error).__name__, "message": redact(error.message)}
+        keep(workspace, job, DataCheck(failure=what | {"remedy": error.remedy}))
+        raise
+    keep(workspace, job, DataCheck(found=news.found, reason=news.reason))
     print(news.reason)
     Path(page.path).write_text(_page(news), encoding="utf-8")
     page.metadata.update(

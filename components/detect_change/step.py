@@ -42,9 +42,10 @@ def run(config: RunConfig) -> DataChange:
         BadInput: an address names nothing that can be read.
         TrackingError: the registry cannot be used.
     """
-    inputs = find_inputs(config.data)
+    workspace = Workspace.of(config)
+    inputs = find_inputs(config.data, workspace.output)
     digest = inputs.digest()
-    registry, aliases = Registry(config, Workspace.of(config)), config.registry
+    registry, aliases = Registry(config, workspace), config.registry
     for alias in (aliases.champion_alias, aliases.candidate_alias):
         version = registry.by_alias(alias)
         if version and version.tags.get(INPUTS) == digest:

@@ -7,7 +7,6 @@ are not independent evidence.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,14 +36,6 @@ class Resampling:
     samples: int
     confidence: float
     seed: int
-
-    @property
-    def fewest_units(self) -> int:
-        """The number of units below which even a unanimous result can be chance.
-
-        With fewer, a sign test could not reach this confidence.
-        """
-        return math.ceil(math.log2(2 / (1 - self.confidence)))
 
     def interval(self, value: float, replicates: FloatArray) -> Interval:
         """Return the percentile interval around `value`. Leave out replicates that are not finite.

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling
-from steadytrain.components.evaluate.gate import Gate
+from steadytrain.components.evaluate.champion import Unfit, with_champion
+from steadytrain.components.evaluate.gate import Gate, TestSide
 from steadytrain.components.evaluate.language_tasks import run_lm_tasks
 from steadytrain.components.evaluate.measure import metrics
-from steadytrain.components.evaluate.paired import spans
-from steadytrain.components.evaluate.pairs import Pair, mean
+from steadytrain.components.evaluate.paired import read_answers, spans
+from steadytrain.components.evaluate.pairs import Pair, Resampled, Rival, mean
 from steadytrain.components.evaluate.scores import Scores
-from steadytrain.components.evaluate.scoring import Report, place, score
+from steadytrain.components.evaluate.scoring import Report, place, score, test_digest
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lm_tasks import LmTasks
+from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, GateRecord
 from steadytrain.components.shared.registry.verdict import decided_about
 from steadytrain.components.shared.registry.versions import (
@@ -42,6 +43,11 @@ _OTHER_SPLIT: Final = (
     "data.test_share and data.columns.group, or start from another model"
 )
 
+_UNCHANGED: Final = (
+    "training changed nothing: on each test record its loss is that of model.base, to the bit; "
+    "raise training.learning_rate or the number of steps"
+)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -49,6 +55,7 @@ class Candidate:
 
     records: the records it was scored on.
     scores: its scores on these records, in the same order.
+    baseline: those of the naive baseline, if there is one.
     tasks: lm-eval's tasks, if the gate compares models by one of them.
     """
 
@@ -59,6 +66,7 @@ class Candidate:
     evaluation: EvaluationRecord
     records: pa.Table
     scores: Scores
+    baseline: Scores | None = None
     tasks: LmTasks | None = None
 
     def registered_as(self, version: Version) -> bool:
@@ -66,64 +74,124 @@ class Candidate:
         tags = version.tags
         return tags.get(RUN) == self.config.run_id and tags.get(WEIGHTS) == self.weights_digest
 
-    def against(self, champion: Version | None, report: Report) -> GateRecord:
+    @cached_property
+    def test_digest(self) -> str:
+        """The digest of the ids of the whole test side."""
+        return test_digest(self.data)
+
+    def against(self, champion: Version | None, report: Report, *, earlier: int) -> GateRecord:
         """Return the gate's decision. A champion that cannot be compared fairly is not replaced.
 
         Args:
             report: called with the number of records that the champion has been scored on.
+            earlier: number of other models that were judged on the same test side before.
 
         Raises:
             BadInput: the candidate has no finite value in the metric to compare by.
+            ChampionAway: the champion cannot be loaded or scored now, and not because of its
+                content.
         """
-        reached = self.evaluation.tasks
         values = {name: item.value for name, item in self.evaluation.metrics.items()}
-        values |= {name: item.value for name, item in reached.items()}
-        directions = {name: metric.greater_is_better for name, metric in metrics().items()}
-        for name, item in reached.items():
-            if item.greater_is_better is not None:
-                directions[name] = item.greater_is_better
-        subject = decided_about(self.config, self.evaluation.weights_digest)
+        values |= {name: item.value for name, item in self.evaluation.tasks.items()}
         metric = self.config.gate.metric or self.scores.metric
         if metric not in values:
             raise BadInput(
                 f"gate.metric = {metric!r}: the model's value of it is not finite",
                 remedy="choose a metric that applies to this task and its documents",
             )
-        gate = Gate(
-            subject,
-            self.config.gate,
-            metric,
-            resampling(self.config),
-            directions,
-            list(self.config.data.parts),
-        )
+        gate = self._gate(metric, earlier)
+        version = champion.number if champion else None
         if set(self.evaluation.splits) - {self.data.split_digest}:
-            return gate.refuse(values, _OTHER_SPLIT, champion.number if champion else None)
+            return gate.refuse(values, _OTHER_SPLIT, version)
+        naive = self._naive(metric)
+        if isinstance(naive, str):
+            return gate.refuse(values, naive, version)
+        rivals = [] if naive is None else [naive]
+        base = self._base(metric, report)
+        if isinstance(base, str):
+            gate = replace(gate, base_not_compared=base)
+        elif base.same:
+            return gate.refuse(values, _UNCHANGED, version)
+        else:
+            rivals.append(base)
         if champion is None:
-            return gate.decide(values, None)
+            return gate.decide(values, None, rivals)
         refusal = self._unlike(champion)
         if refusal:
             return gate.refuse(values, refusal, champion.number)
-        packager, scorer = self.task.packager, self.task.scorer
         try:
-            components = place(packager.load_logged(champion.uri), self.config)
-            if self.config.gate.task_metric:
-                pair = self._task_pair(champion, components, report)
-            else:
-                given = ("the champion", scorer.score, components, self.records, report)
-                theirs = Scores.of(score(*given))
-                pair = self._pair(champion, theirs, metric)
-        except Exception as error:
-            # A foreign model can raise anything, and the candidate is not to blame for it.
-            said = redact(str(error).strip().partition("\n")[0]) or type(error).__name__
-            return gate.refuse(
-                values,
-                f"the champion, version {champion.number}, cannot be loaded or scored: {said}",
-                champion.number,
+            pair = with_champion(
+                champion.number, partial(self._against_champion, champion, metric, report)
             )
+        except Unfit as error:
+            return gate.refuse(values, error.message, champion.number)
         if isinstance(pair, str):
             return gate.refuse(values, pair, champion.number)
-        return gate.decide(values, pair)
+        return gate.decide(values, pair, rivals)
+
+    def _gate(self, metric: str, earlier: int) -> Gate:
+        directions = {name: item.greater_is_better for name, item in metrics().items()}
+        for name, item in self.evaluation.tasks.items():
+            if item.greater_is_better is not None:
+                directions[name] = item.greater_is_better
+        return Gate(
+            decided_about(self.config, self.evaluation.weights_digest),
+            self.config.gate,
+            metric,
+            self.config.evaluation.confidence,
+            directions,
+            TestSide(self.scores.counted_units, self.test_digest, earlier),
+            list(self.config.data.parts),
+        )
+
+    def _against_champion(self, champion: Version, metric: str, report: Report) -> Pair | str:
+        components = place(self.task.packager.load_logged(champion.uri), self.config)
+        if self.config.gate.task_metric:
+            return self._task_pair(champion, components, report)
+        scorer = self.task.scorer
+        given = ("the champion", scorer.score, components, self.records, report)
+        return self._pair(champion, Scores.of(score(*given)), metric)
+
+    def _naive(self, metric: str) -> Rival | str | None:
+        """Return the naive baseline as a rival, if there is one, or why it cannot be compared.
+
+        If the gate's metric has no value there, the task's default metric takes its place.
+        """
+        if self.baseline is None or not self.config.gate.beat_baseline:
+            return None
+        name = metric if metric in self.evaluation.baselines else self.scores.metric
+        if name not in self.evaluation.baselines:
+            return None
+        if why := self._why_unpaired("the naive baseline", self.baseline, name):
+            return why
+        return Rival("the naive baseline", name, *self._resampled(name, self.baseline))
+
+    def _base(self, metric: str, report: Report) -> Rival | str:
+        """Return the model that training started from as a rival, or why it is none.
+
+        Returns:
+            "" if training started from scratch.
+        """
+        base, packager = self.config.model.base, self.task.packager
+        if not base:
+            return ""
+        if self.task.is_compared_with_base:
+            return "the loss of this task is a comparison with it already"
+        if not hasattr(packager, "load_base"):
+            return f"data.task {self.config.data.task} does not load it"
+        # An address that cannot be read is an error. Below, it is the model that does not fit.
+        resolve_model(base, self.config)
+        try:
+            components = place(packager.load_base(), self.config)
+        except BadInput as error:
+            return error.message
+        given = ("model.base", self.task.scorer.score, components, self.records, report)
+        theirs = Scores.of(score(*given))
+        name = self.scores.metric if "/" in metric else metric
+        if why := self._why_unpaired("model.base", theirs, name):
+            return why
+        same = np.array_equal(self.scores.loss, theirs.loss)
+        return Rival("model.base", name, *self._resampled(name, theirs), same)
 
     def _unlike(self, champion: Version) -> str:
         """Return why the two models must not be compared, or "" if they can be."""
@@ -133,7 +201,7 @@ class Candidate:
         differences = {
             TASK: f"{who} is for another task",
             SPLIT: f"{who} was trained on another split, so that it may have seen these records",
-            LABELS: f"{who} has other labels",
+            LABELS: f"{who} has other labels, or has them in another order (see data.labels)",
         }
         for tag, mine in comparable_tags(self.config, self.data).items():
             if champion.tags.get(tag) is None:
@@ -154,7 +222,7 @@ class Candidate:
             how=resampling(self.config),
             progress=lambda _, done, __: report(done),
         ).answers
-        mine = pq.read_table(self.evaluation.answers)
+        mine = read_answers(Path(self.evaluation.answers))
         (candidate, weights), (other, their_weights) = (
             _parts(table.filter(pc.field("metric") == metric)) for table in (mine, theirs)
         )
@@ -168,30 +236,40 @@ class Candidate:
             digest=champion.tags.get(WEIGHTS, ""),
             candidate=mean(candidate, weights),
             champion=mean(other, weights),
-            units=np.arange(len(weights)),
+            units=np.where(weights > 0, np.arange(len(weights)), -1),
             slices={},
         )
 
     def _pair(self, champion: Version, theirs: Scores, name: str) -> Pair | str:
         """Pair both models on the test side by one of its metrics, or return why not."""
+        why = self._why_unpaired(f"the champion, version {champion.number},", theirs, name)
+        if why:
+            return why
+        mine, other = self._resampled(name, theirs)
+        return Pair(
+            version=champion.number,
+            digest=champion.tags.get(WEIGHTS, ""),
+            candidate=mine,
+            champion=other,
+            units=self.scores.counted_units,
+            slices=self.scores.by_slice(),
+        )
+
+    def _resampled(self, name: str, theirs: Scores) -> tuple[Resampled, Resampled]:
+        """Return a metric of the candidate and of another model."""
+        metric = metrics()[name]
+        return partial(metric.resampled, self.scores), partial(metric.resampled, theirs)
+
+    def _why_unpaired(self, who: str, theirs: Scores, name: str) -> str:
+        """Return why the scores of another model cannot be paired, or "" if they can."""
         mine, metric = self.scores, metrics()[name]
-        who = f"the champion, version {champion.number},"
         if theirs.id != mine.id:
             return f"{who} was scored on other records"
         if not np.array_equal(spans(metric, theirs), spans(metric, mine)):
             return f"{who} was scored on other spans"
         if not np.isfinite(theirs.loss).all():
             return f"{who} has losses that are not finite"
-        if metric.value(theirs) is None:
-            return f"{who} has no {name}"
-        return Pair(
-            version=champion.number,
-            digest=champion.tags.get(WEIGHTS, ""),
-            candidate=partial(metric.resampled, mine),
-            champion=partial(metric.resampled, theirs),
-            units=mine.units,
-            slices=mine.by_slice(),
-        )
+        return "" if metric.value(theirs) is not None else f"{who} has no {name}"
 
 
 def _parts(answers: pa.Table) -> tuple[FloatArray, FloatArray]:

@@ -7,7 +7,7 @@ are computed for all resamples at once, with weights. A test checks that both ag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -60,8 +60,9 @@ def _reciprocal_ranks(scores: Scores) -> Parts | None:
 
 
 def _first_ones(scores: Scores) -> Parts | None:
-    found = _reciprocal_ranks(scores)
-    return found and ((found[0] == 1).astype(np.float64), found[1])
+    if "first" not in scores.columns:
+        return None
+    return scores.columns["first"], scores.targets
 
 
 def _exponential(means: FloatArray) -> FloatArray:
@@ -87,9 +88,7 @@ def _weighted_macro_f1(classes: Classes, weights: FloatArray) -> FloatArray:
     one_hot = np.eye(classes.probabilities.shape[1])
     label, prediction = one_hot[classes.label], one_hot[classes.prediction]
     scores = 2 * (weights @ (label * prediction)) / (weights @ label + weights @ prediction)
-    defined = np.isfinite(scores)
-    mean: FloatArray = np.where(defined, scores, 0).sum(axis=1) / defined.sum(axis=1)
-    return mean
+    return _defined_mean(scores.T)
 
 
 def _ece(classes: Classes) -> float:
@@ -110,16 +109,20 @@ def _auroc(classes: Classes) -> float | None:
 
 def _weighted_auroc(classes: Classes, weights: FloatArray) -> FloatArray:
     means = [
-        np.mean(
-            [
-                _weighted_area(part.label == index, part.probabilities[:, index], weights[:, rows])
-                for index in ranked
-            ],
-            axis=0,
+        _defined_mean(
+            _weighted_area(part.label == index, part.probabilities[:, index], weights[:, rows])
+            for index in ranked
         )
         for part, rows, ranked in _ranked_classes(classes)
     ]
-    mean: FloatArray = np.mean(means, axis=0)
+    return _defined_mean(means)
+
+
+def _defined_mean(values: Iterable[FloatArray]) -> FloatArray:
+    """Return the mean of values, (resamples,) each, without those that are undefined (NaN)."""
+    found = np.stack(list(values))
+    defined = ~np.isnan(found)
+    mean: FloatArray = np.where(defined, found, 0).sum(axis=0) / defined.sum(axis=0)
     return mean
 
 

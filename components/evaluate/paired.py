@@ -1,25 +1,31 @@
 """Two models on the same examples: the difference in each metric, and whether it can be chance.
 
-A paired bootstrap: each resample measures both models on the same examples, so what makes an
-example hard for both cancels out. Efron and Tibshirani, An Introduction to the Bootstrap (1993),
-chapter 16; Koehn, Statistical Significance Tests for Machine Translation Evaluation (2004).
+Both models are measured on the same examples, so what makes an example hard for both cancels out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling, replicate
+from steadytrain.components.evaluate.bootstrap import FloatArray
 from steadytrain.components.evaluate.measure import metrics, weighted_values
 from steadytrain.components.evaluate.metric import MeanMetric, Metric
 from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.studentized import (
+    count_units,
+    fewest_units,
+    infinite_for_one,
+    studentized,
+)
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Interval
 from steadytrain.components.shared.storage.regular import open_regular
@@ -31,7 +37,7 @@ class PairedDifference:
 
     values: of the first and of the second model.
     difference: the second value minus the first, with its interval. The ends are NaN if there are
-        too few examples, or if a resample has a value for one model only.
+        too few examples, or if a part of them has a value for one model only.
     """
 
     values: tuple[float, float]
@@ -53,17 +59,32 @@ def read_scores(path: Path) -> Scores:
     Raises:
         BadInput: the file is missing or damaged.
     """
+    with _reading(path, "scores") as handle:
+        return Scores.of(pq.read_table(handle))
+
+
+def read_answers(path: Path) -> pa.Table:
+    """Read the answers to lm-eval's tasks that the evaluate step stored.
+
+    Raises:
+        BadInput: the file is missing or damaged.
+    """
+    with _reading(path, "answers") as handle:
+        return pq.read_table(handle)
+
+
+@contextlib.contextmanager
+def _reading(path: Path, what: str) -> Iterator[BinaryIO]:
     remedy = "run the evaluate step of that run again"
     try:
         with open_regular(path) as handle:
-            table = pq.read_table(handle)
-        return Scores.of(table)
+            yield handle
     except OSError as error:
         why = error.strerror or str(error).partition("\n")[0]
         raise BadInput(f"{path} cannot be read: {why}", remedy=remedy) from error
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         said = str(error).partition("\n")[0]
-        raise BadInput(f"{path} does not hold scores: {said}", remedy=remedy) from error
+        raise BadInput(f"{path} does not hold {what}: {said}", remedy=remedy) from error
 
 
 def unpaired(first: Scores, second: Scores) -> str:
@@ -88,13 +109,15 @@ def unpaired(first: Scores, second: Scores) -> str:
 
 
 def paired_differences(
-    first: Scores, second: Scores, names: Iterable[str], how: Resampling
+    first: Scores, second: Scores, names: Iterable[str], *, confidence: float, min_units: int
 ) -> dict[str, PairedDifference]:
     """Compare two models metric by metric. Leave out metrics that measured other spans of text.
 
     Args:
         first, second: scores of the same examples, in the same order.
         names: metrics that apply to both.
+        confidence: level of the intervals.
+        min_units: independent examples that a comparison needs.
     """
     known = {
         name: metrics()[name].greater_is_better
@@ -103,47 +126,29 @@ def paired_differences(
         and np.array_equal(spans(metrics()[name], first), spans(metrics()[name], second))
     }
 
-    def values(weights: FloatArray) -> dict[str, FloatArray]:
-        found = {}
-        for index, scores in enumerate((first, second)):
-            for name, value in weighted_values(scores, weights, known).items():
-                found[f"{name} {index}"] = value
-        return found
+    def differences(weights: FloatArray) -> dict[str, FloatArray]:
+        one, other = (weighted_values(scores, weights, known) for scores in (first, second))
+        return {
+            name: infinite_for_one(one[name], other[name], other[name] - one[name])
+            for name in known
+        }
 
-    # Overflow gives a value that is not finite, and `_difference` checks for that.
+    # Overflow gives a value that is not finite, and `studentized` checks for that.
     with np.errstate(all="ignore"):
-        points = values(np.ones((1, len(first.id))))
-        resampled = replicate(values, first.units, how) if known else {}
-    enough = len(np.unique(first.units)) >= how.fewest_units
+        ones = np.ones((1, len(first.id)))
+        one, other = (weighted_values(scores, ones, known) for scores in (first, second))
+        found = studentized(differences, first.counted_units, confidence) if known else {}
+    enough = count_units(first.counted_units) >= max(min_units, fewest_units(confidence))
     return {
         name: PairedDifference(
-            (float(points[f"{name} 0"][0]), float(points[f"{name} 1"][0])),
-            _difference(
-                *(points[f"{name} {index}"] for index in (0, 1)),
-                *(resampled[f"{name} {index}"] for index in (0, 1)),
-                how=how if enough else None,
-            ),
+            (float(one[name][0]), float(other[name][0])),
+            found[name]
+            if enough
+            else Interval(value=found[name].value, low=math.nan, high=math.nan),
             greater,
         )
         for name, greater in known.items()
     }
-
-
-def _difference(
-    first: FloatArray,
-    second: FloatArray,
-    first_resampled: FloatArray,
-    second_resampled: FloatArray,
-    *,
-    how: Resampling | None,
-) -> Interval:
-    value = float((second - first)[0])
-    # A resample may have nothing to measure in either model, such as examples of only one class.
-    defined = ~(np.isnan(first_resampled) & np.isnan(second_resampled))
-    differences = (second_resampled - first_resampled)[defined]
-    if how is None or not len(differences) or not np.isfinite(differences).all():
-        return Interval(value=value, low=math.nan, high=math.nan)
-    return how.interval(value, differences)
 
 
 def spans(metric: Metric, scores: Scores) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Candidate and champion on the same test examples, for the gate to compare."""
+"""The candidate and another model on the same test examples, for the gate to compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pair:
 
     version, digest: the champion's version number and the digest of its weights.
     candidate, champion: each model's metric.
-    units: (examples,), the unit of each example. Units are resampled as a whole.
+    units: (examples,), the unit of each example. Units count as a whole, negative ones not at all.
     slices: row numbers by slice value.
     """
 
@@ -29,6 +29,23 @@ class Pair:
     champion: Resampled
     units: IntArray
     slices: Mapping[str, IntArray]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A model that the candidate must beat even without a champion.
+
+    what: names it, such as "the naive baseline".
+    metric: the metric of both.
+    candidate, rival: each model's metric.
+    same: whether both have the same loss on each example.
+    """
+
+    what: str
+    metric: str
+    candidate: Resampled
+    rival: Resampled
+    same: bool = False
 
 
 def mean(numerators: FloatArray, weights: FloatArray) -> Resampled:

@@ -91,6 +91,11 @@ class Scores:
         return {value: np.flatnonzero(defined & (column == value)) for value in values}
 
     @property
+    def counted_units(self) -> IntArray:
+        """The unit of each example, (examples,), and -1 if it has nothing to predict."""
+        return np.where((self.targets == 0) & (self.loss == 0), -1, self.units)
+
+    @property
     def metric(self) -> str:
         """The default metric to compare models by, if the gate doesn't name one."""
         if self.classes is not None:

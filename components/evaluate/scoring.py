@@ -46,6 +46,17 @@ def judged_records(config: RunConfig, data: DataRecord) -> pa.Table:
     return sampled(pa.Table.from_batches(batches), config.evaluation.max_examples)
 
 
+def test_digest(data: DataRecord) -> str:
+    """Return a digest of the ids of all records of the test side, whatever their order."""
+    digest = hashlib.sha256()
+    stored = open_batches(data.path(data.test_records))
+    for name in sorted(
+        str(name) for batch in stored for name in batch.checked().column("id").to_pylist()
+    ):
+        digest.update(name.encode() + b"\0")
+    return digest.hexdigest()
+
+
 def sampled(records: pa.Table, limit: int | None) -> pa.Table:
     """Return the records, or the `limit` of them whose ids have the smallest hashes, in order."""
     if limit is None or limit >= records.num_rows:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,8 +28,9 @@ from steadytrain.components.evaluate.extras import (
     scoring_progress,
     task_results,
 )
-from steadytrain.components.evaluate.measure import measure, measure_slices
+from steadytrain.components.evaluate.measure import measure, measure_slices, point_values
 from steadytrain.components.evaluate.page import evaluation_page
+from steadytrain.components.evaluate.paired import read_scores
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import (
     judged_records,
@@ -59,8 +61,12 @@ from steadytrain.components.tasks.fitting import splitting
 from steadytrain.components.tasks.registry import OpenTask, task_code
 
 SCORES = "scores.parquet"
+BASELINE_SCORES = "baseline.parquet"
 TASK_ANSWERS = "tasks.parquet"
 PAGE = "evaluation.html"
+
+_SAYS_NOTHING: Final = frozenset({"ece"})
+"""Metrics of the naive baseline that tell nothing: class frequencies are always calibrated."""
 
 
 def run(
@@ -73,6 +79,7 @@ def run(
 
     Raises:
         BadInput: the steps before this one have not run.
+        ChampionAway: the champion cannot be loaded or scored now.
         DataError: the test side has no usable records.
         TrackingError: the registry cannot be used.
     """
@@ -89,15 +96,40 @@ def run(
         LocalStorage(workspace.evaluation).write(PAGE, page.encode())
 
         candidate = Candidate(
-            config, data, task, train.weights_digest, evaluation, records, Scores.of(table), tasks
+            config,
+            data,
+            task,
+            train.weights_digest,
+            evaluation,
+            records,
+            Scores.of(table),
+            _baseline(evaluation),
+            tasks,
         )
-        champion = Registry(config, workspace).champion()
-        decision = _standing(candidate, champion, current) or candidate.against(
-            champion, scoring_progress(current, "champion", records)
+        registry = Registry(config, workspace)
+        champion = registry.champion()
+        decision = _standing(candidate, champion, current) or decide(
+            candidate, champion, registry, current
         )
         decision.save(workspace.record("gate"))
         current.summary = _summary(evaluation, decision)
         return evaluation, decision
+
+
+def decide(
+    candidate: Candidate, champion: Version | None, registry: Registry, current: Stage
+) -> GateRecord:
+    """Run the gate, and return its decision.
+
+    Raises:
+        ChampionAway: the champion cannot be loaded or scored now.
+        TrackingError: the registry cannot be used.
+    """
+    return candidate.against(
+        champion,
+        scoring_progress(current, "champion", candidate.records),
+        earlier=registry.judged_on(candidate.test_digest, besides=candidate.weights_digest),
+    )
 
 
 def _standing(candidate: Candidate, champion: Version | None, current: Stage) -> GateRecord | None:
@@ -133,7 +165,8 @@ def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
     """Load the candidate as the evaluate step saved it, to run the gate again.
 
     Raises:
-        BadInput: the evaluation is of a different model than the one in the train record.
+        BadInput: the evaluation is of a different model than the one in the train record, or its
+            scores are missing or damaged.
     """
     data = DataRecord.load(workspace.record("preprocess"))
     train = TrainRecord.load(workspace.record("train"))
@@ -151,9 +184,15 @@ def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
         train.weights_digest,
         evaluation,
         judged_records(config, data),
-        Scores.of(pq.read_table(evaluation.scores)),
+        read_scores(Path(evaluation.scores)),
+        _baseline(evaluation),
         open_lm_tasks(config) if config.gate.task_metric else None,
     )
+
+
+def _baseline(evaluation: EvaluationRecord) -> Scores | None:
+    place = evaluation.baseline_scores
+    return read_scores(Path(place)) if place else None
 
 
 def _evaluation(
@@ -180,13 +219,18 @@ def _evaluation(
     )
     known = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if known is not None:
-        current.reused = True
+        current.reuse(store.origin(key))
         return known, pq.read_table(known.scores)
     report = scoring_progress(current, "candidate", records)
     table, splits = score_candidate(config, task, trained_model(train), records, report)
     folder = current.workspace.evaluation
     path = _write(folder / SCORES, table)
-    files, reached = [path], {}
+    files, baselines, reached = [path], {}, {}
+    naive = task.scorer.score_baseline(records)
+    if naive is not None:
+        files.append(_write(folder / BASELINE_SCORES, naive))
+        found = point_values(Scores.of(naive))
+        baselines = {name: found[name] for name in found.keys() - _SAYS_NOTHING}
     if tasks is not None:
         results = task_results(current, config, task, trained_model(train), tasks)
         files.append(_write(folder / TASK_ANSWERS, results.answers))
@@ -203,7 +247,8 @@ def _evaluation(
         weights_digest=train.weights_digest,
         examples=records.num_rows,
         metrics=measure(scores, resampling(config)),
-        baselines=task.scorer.baselines(records),
+        baselines=baselines,
+        baseline_scores=str(files[1]) if baselines else "",
         slices=measure_slices(scores),
         labels=labels,
         confusion=confusion(classes, len(labels)) if classes else [],
@@ -213,7 +258,7 @@ def _evaluation(
         scores=str(path),
         splits=splits,
         tasks=reached,
-        answers=str(files[1]) if tasks else "",
+        answers=str(folder / TASK_ANSWERS) if tasks else "",
         robustness=robustness,
         landscape=landscape,
         landscape_missing=missing,

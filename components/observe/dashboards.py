@@ -151,6 +151,7 @@ RUN: Final = Dashboard(
             "Validation",
             {
                 _of_run("validation_accuracy"): "accuracy",
+                _of_run("validation_macro_f1"): "macro F1",
                 _of_run("validation_perplexity"): "perplexity",
             },
         ),

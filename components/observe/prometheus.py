@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 from steadytrain.components.observe.collector import RunCollector
-from steadytrain.components.observe.endpoint import Endpoint
+from steadytrain.components.observe.endpoint import Endpoint, default_host
 from steadytrain.components.observe.present import add_present
 from steadytrain.components.observe.registry import COMMON_LABELS
 from steadytrain.components.observe.run_metrics import RunMetrics
@@ -98,18 +98,22 @@ class PrometheusSink:
 
     def _open(self) -> None:
         """Start to serve, unless the port is in use; then try again later."""
-        port = self.config.observability.prometheus_port
+        watching = self.config.observability
+        port, host = watching.prometheus_port, watching.prometheus_host
         if self._endpoint is not None or port is None:
             return
         labels = (self.workspace.run_id, self.config.model_name)
         common = dict(zip(COMMON_LABELS, labels, strict=True))
         try:
-            self._endpoint = Endpoint(port, RunCollector(common, self._samples))
+            collector = RunCollector(common, self._samples)
+            self._endpoint = Endpoint(port, collector, default_host() if host is None else host)
         except OSError as error:
             if not self._was_busy:
                 self._was_busy = True
+                where = "" if host is None else f", prometheus_host {host!r}"
                 self._warn(
-                    f"no metrics on observability.prometheus_port {port}: {error.strerror}; "
+                    f"no metrics on observability.prometheus_port {port}{where}: "
+                    f"{error.strerror}; "
                     "training continues, and the port is tried again"
                 )
 

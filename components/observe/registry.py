@@ -150,6 +150,7 @@ _ALL: Final = (
     Metric("validation_loss", "gauge", "", "Loss on the validation data."),
     Metric("validation_perplexity", "gauge", "", "Perplexity on the validation data."),
     Metric("validation_accuracy", "gauge", "share, 0 to 1", "Accuracy on the validation data."),
+    Metric("validation_macro_f1", "gauge", "share, 0 to 1", "Macro F1 on the validation data."),
     # Speed.
     Metric("tokens", "counter", "tokens", "Tokens trained on, without padding; repeats count."),
     Metric("tokens_per_second", "gauge", "tokens per second", "Speed of all ranks together."),

@@ -28,6 +28,7 @@ from steadytrain.components.shared.events.types import (
     DecisionMade,
     GradientOverflow,
     NoiseScaleMeasured,
+    PodWaited,
     SupervisorStarted,
     TrainingDiverged,
     TrainingStarted,
@@ -208,6 +209,13 @@ class RunMetrics:
         if event.outcome in SUCCESSES and not self._finished:
             self._finished = True
             self.samples.observe("training_duration_seconds", self.times().wall)
+
+    @_add.register
+    def _(self, event: PodWaited) -> None:
+        attempt = self._attempts.get(event.attempt)
+        if attempt is not None and attempt.ended is None:
+            waited = event.started - attempt.started.time
+            attempt.waited = max(attempt.waited, waited)
 
     @_add.register
     def _(self, event: DecisionMade) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Final
 
@@ -9,9 +10,11 @@ from steadytrain.components.memory.setting import FP32
 from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.plan.answers import answering_remark
 from steadytrain.components.shared.decision import power
+from steadytrain.components.shared.left_out import left_out
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.learned import learned_otherwise
+from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.recipe import rates
 from steadytrain.components.sizing.scoring import scoring_of
@@ -25,6 +28,7 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
     """Yield the remarks, one sentence each."""
     if job.config.compute.device == "cpu" and job.machine.gpu.cuda:
         yield "compute.device = cpu is unchanged; this plan shows what a GPU would do"
+    yield from _left_out(job)
     known = learned_otherwise(job, choice)
     if known is not None:
         yield (
@@ -57,6 +61,17 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             f"training.warmup_steps = {share:g} is outside the rule's 5 to 10 % of the steps; "
             "it is unchanged"
         )
+
+
+def _left_out(job: Workload) -> Iterator[str]:
+    """Say which records the prepared data leave out because of other records."""
+    record = prepared(job.config)
+    if record is None or not record.path("card.json").is_file():
+        return
+    card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
+    found = left_out(card["duplicates"], card.get("near_duplicate_threshold"))
+    if found:
+        yield f"the prepared data leave out records because of other records: {found}"
 
 
 def _scoring(job: Workload, choice: Choice) -> Iterator[str]:

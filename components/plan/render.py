@@ -11,7 +11,7 @@ from steadytrain.components.plan.scaling import Size, policy
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.recipe import learning_rate
-from steadytrain.components.sizing.time_cost import THE_TABLE, Span
+from steadytrain.components.sizing.time_cost import ASSUMED, THE_TABLE, Span
 
 _UNKNOWN = "not known"
 _TRACED = "no formula for {}: sizes and activations come from a trace on fake tensors"
@@ -155,10 +155,11 @@ def _row(offer: Offer) -> tuple[str, ...]:
 
 
 def _foot(plan: Plan) -> Iterator[str]:
-    timed = plan.offer.timed_by != THE_TABLE
+    timed = plan.offer.timed_by not in (THE_TABLE, ASSUMED)
     if plan.measured or timed:
         memory = "a dry run on fake tensors" if plan.measured else "formula"
-        speed = "measured on this machine with random weights" if timed else "the table's"
+        speed = "measured on this machine with random weights" if timed else plan.offer.timed_by
+        speed = "the table's" if speed == THE_TABLE else speed
         yield f"Memory by {memory}, speed {speed}; of other GPUs by formula and table."
         yield f"Memory was within {4 if plan.measured else 12} % of live tensors on a CPU in tests;"
     else:

@@ -115,7 +115,8 @@ class _Builder:
             fitted = Fitted(tokenizer, tuple(labels), frozenset(found.trained), self.scratch)
             names = self._encode(self.encoder.row_encoder(fitted))
             check_defects(self.data, self.quarantine, reading.records)
-            check_sides({side: count.documents for side, count in self.counts.items()})
+            documents = {side: count.documents for side, count in self.counts.items()}
+            check_sides(documents, self.data, self.quarantine.counts)
         finally:
             self.spool.close()
             self.quarantine.close()
@@ -239,18 +240,22 @@ class _Builder:
             sequence_length=self.data.sequence_length if text else 0,
             tokenizer=TOKENIZER if text else "",
             labels=labels,
+            turn_ends=sorted(self.counts["train"].ends),
             profile=reading.tally.profile(),
             folds=folds,
         )
 
     def _write_card(self, record: DataRecord, reading: Reading) -> None:
+        threshold = self.data.near_duplicate_threshold if self.encoder.tokenizer else None
         card = DataCard.of(
             record,
             source=self.data.source,
             left_out=self.inputs.left_out,
+            detected=reading.detected,
             records=reading.records,
             counts=self.counts,
             quarantine=self.quarantine.counts,
+            near_duplicate_threshold=threshold,
             trained_tokenizer=self.model is not None and self.model.tokenizer is None,
         )
         content = json.dumps(card.as_dict(), indent=2, ensure_ascii=False)

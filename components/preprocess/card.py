@@ -12,11 +12,11 @@ from typing import Any
 from steadytrain.components.preprocess.prepare import SideCounts
 from steadytrain.components.preprocess.validate import SET_ASIDE
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.left_out import LEFT_OUT
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 
 _ORDER: tuple[Side, ...] = ("train", "validation", "test")
-_DUPLICATES = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ class DataCard:
     """The full data set.
 
     left_out: files that are not data, by kind.
+    detected: number of files by what was found out about them, such as their delimiter.
     records: number of records read, used or not.
+    near_duplicate_threshold: `data.near_duplicate_threshold`; None if near duplicates are not
+        searched.
     """
 
     fingerprint: str
@@ -56,9 +59,11 @@ class DataCard:
     sequence_length: int
     trained_tokenizer: bool
     left_out: dict[str, int]
+    detected: dict[str, int]
     records: int
     defective: int
     duplicates: dict[str, int]
+    near_duplicate_threshold: float | None
     quarantine: dict[str, int]
     sides: dict[Side, SideCard]
 
@@ -69,9 +74,11 @@ class DataCard:
         *,
         source: list[str],
         left_out: Mapping[str, int],
+        detected: Mapping[str, int],
         records: int,
         counts: Mapping[Side, SideCounts],
         quarantine: Counter[str],
+        near_duplicate_threshold: float | None,
         trained_tokenizer: bool,
     ) -> DataCard:
         """Return the card of prepared data."""
@@ -82,9 +89,11 @@ class DataCard:
             sequence_length=record.sequence_length,
             trained_tokenizer=trained_tokenizer,
             left_out=dict(left_out),
+            detected=dict(detected),
             records=records,
             defective=sum(quarantine[reason] for reason in DEFECTS),
-            duplicates={reason: quarantine[reason] for reason in _DUPLICATES},
+            duplicates={reason: quarantine[reason] for reason in LEFT_OUT},
+            near_duplicate_threshold=near_duplicate_threshold,
             quarantine=dict(quarantine.most_common()),
             sides={side: _side(record, side, counts[side]) for side in _ORDER},
         )
@@ -126,15 +135,19 @@ def card_html(card: DataCard) -> str:
         style=_STYLE,
         source=html.escape(", ".join(card.source)),
         task=html.escape(card.task),
-        left_out=html.escape(
-            ", ".join(f"{count:,} {what}" for what, count in card.left_out.items()) or "none"
-        ),
+        left_out=_counted(card.left_out),
+        detected=_counted(card.detected),
         records=f"{card.records:,}",
         used=f"{sum(side.documents for side in card.sides.values()):,}",
+        near=card.near_duplicate_threshold or "not searched",
         tokenizer=_tokenizer(card),
         fingerprint=html.escape(card.fingerprint),
         sections="\n".join(sections),
     )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return html.escape(", ".join(f"{count:,} {what}" for what, count in counts.items()) or "none")
 
 
 def _tokenizer(card: DataCard) -> str:
@@ -258,7 +271,9 @@ _PAGE = """<!doctype html>
 <body><h1>Data card</h1>
 <dl><dt>source</dt><dd>{source}</dd><dt>task</dt><dd>{task}</dd>
 <dt>files left out</dt><dd>{left_out}</dd>
+<dt>detected</dt><dd>{detected}</dd>
 <dt>records</dt><dd>{records} read, {used} used</dd>
+<dt>near duplicates</dt><dd>data.near_duplicate_threshold: {near}</dd>
 <dt>tokenizer</dt><dd>{tokenizer}</dd>
 <dt>fingerprint</dt><dd><code>{fingerprint}</code></dd></dl>
 {sections}

@@ -59,11 +59,15 @@ class Lines:
 
 @dataclass
 class Rows:
-    """Rows that could only be found by decoding them."""
+    """Rows that could only be found by decoding them.
+
+    detected: what was found out about the file before its first row, if this chunk has that row.
+    """
 
     source: str
     content: list[tuple[int, Mapping[str, Any] | Defect]]
     size: int = 0
+    detected: str = ""
 
     def rows(self) -> Iterator[Row]:
         return ((self.source, line, row) for line, row in self.content)
@@ -86,12 +90,38 @@ class Table:
         for line, row in enumerate(rows, start=self.first):
             yield self.source, line, row
 
-    def _row(self, index: int) -> Mapping[str, Any] | Defect:
-        try:
-            row: Mapping[str, Any] = self.batch.slice(index, 1).to_pylist()[0]
-        except _NO_VALUE as error:
-            return Defect("bad_format", f"a value that Python does not have: {error}")
-        return row
+    def _row(self, index: int) -> Mapping[str, Any]:
+        row: dict[str, Any] = {}
+        unreadable: dict[str, Defect] = {}
+        for name, column in zip(self.batch.schema.names, self.batch.columns, strict=True):
+            row[name] = None
+            try:
+                row[name] = column[index].as_py()
+            except _NO_VALUE as error:
+                detail = f"{name} is a value that Python does not have: {error}"
+                unreadable[name] = Defect("bad_format", detail)
+        return PartlyReadable(row, unreadable) if unreadable else row
+
+
+class PartlyReadable(dict[str, Any]):
+    """A row with values that cannot be read. It is defective only if one of them is needed."""
+
+    def __init__(self, row: Mapping[str, Any], unreadable: Mapping[str, Defect]) -> None:
+        super().__init__(row)
+        self._unreadable = unreadable
+
+    def __getitem__(self, name: str) -> Any:
+        self._check(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._check(name)
+        return super().get(name, default)
+
+    def _check(self, name: str) -> None:
+        """Raise Defect if the value cannot be read."""
+        if name in self._unreadable:
+            raise self._unreadable[name]
 
 
 @dataclass

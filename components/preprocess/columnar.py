@@ -7,12 +7,15 @@ anything uses it. Otherwise, offsets that point outside a buffer would be follow
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from steadytrain.components.preprocess.chunks import CHUNK_BYTES, Chunk, Rows, Table
 from steadytrain.components.preprocess.local_files import open_regular
@@ -37,7 +40,7 @@ def tables(source: str, batches: Iterable[Any], row_bytes: float = 0.0) -> Itera
             require_distinct(source, batch.schema.names)
             batch.validate(full=True)
             for start in range(0, batch.num_rows, _ROWS):
-                for part in _small(_decoded(batch.slice(start, _ROWS))):
+                for part in _small(_decoded(source, batch.slice(start, _ROWS))):
                     yield _chunk(source, first, part, int(part.num_rows * row_bytes))
                     first += part.num_rows
 
@@ -95,13 +98,57 @@ def _arrow(source: str, path: Path) -> Iterator[Chunk]:
             yield from tables(source, batches)
 
 
-def _decoded(batch: Any) -> Any:
-    """Replace dictionary columns by their values. A slice would carry its full dictionary."""
+def _decoded(source: str, batch: Any) -> Any:
+    """Replace indices by what they stand for: dictionary columns, and classes with names."""
+    classes = _class_names((batch.schema.metadata or {}).get(b"huggingface", b"{}"))
     for index, field in enumerate(batch.schema):
+        values = batch.column(index)
         if pa.types.is_dictionary(field.type):
-            values = batch.column(index).dictionary_decode()
+            # A slice would carry its full dictionary.
+            values = values.dictionary_decode()
+        elif field.name in classes and pa.types.is_integer(field.type):
+            values = _named_classes(source, field.name, values, classes[field.name])
+        if values is not batch.column(index):
             batch = batch.set_column(index, field.name, values)
     return batch
+
+
+@functools.lru_cache(maxsize=8)
+def _class_names(metadata: bytes) -> Mapping[str, Sequence[str]]:
+    """Return the names of classes by column, from the features that `datasets` writes."""
+    try:
+        features = json.loads(metadata)["info"]["features"]
+        found = {
+            column: feature["names"]
+            for column, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {
+        column: names
+        for column, names in found.items()
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    }
+
+
+def _named_classes(source: str, column: str, values: Any, names: Sequence[str]) -> Any:
+    """Return the names of classes; null for -1, which is how `datasets` marks a missing class.
+
+    Raises:
+        DataError: a class has no name.
+    """
+    values = values.cast(pa.int64())
+    values = pc.if_else(pc.equal(values, pa.scalar(-1, pa.int64())), None, values)
+    bounds: Any = pc.min_max(values).as_py()
+    wrong = next((n for n in bounds.values() if n is not None and not 0 <= n < len(names)), None)
+    if wrong is not None:
+        raise DataError(
+            f"{source}: the column {column[:80]!r} holds the class {wrong}, and its ClassLabel "
+            f"has only names for 0 to {len(names) - 1}",
+            remedy="write the data set again with a name for each class",
+        )
+    return pa.array(names).take(values)
 
 
 def _small(batch: Any) -> Iterator[Any]:

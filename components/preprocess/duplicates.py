@@ -6,6 +6,11 @@ with those before it that are kept, and with the held-out ones that are near dup
 No two kept records share a band and reach the similarity threshold. The result depends on the set
 of records, not on their order.
 
+Near duplicates have the same label, and are similar in each of the texts that a record is compared
+by (`TokenizerSettings.compared`), without what many records share (`own_text`). Leaving out what
+two records share makes them less similar. So only records that share a band as a whole are compared
+at all, and these are signed a second time.
+
 Signatures and band hashes stay on disk. One band at a time is in memory. With ranks and results,
 that is at most 64 bytes per record.
 """
@@ -21,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.components.preprocess.own_text import OwnSignatures
 from steadytrain.components.preprocess.signatures import PERMUTATIONS
 from steadytrain.components.preprocess.split import SIDES
 from steadytrain.components.preprocess.spool import Spool
@@ -30,7 +36,6 @@ REASONS: Final = ("", "exact_duplicate", "near_duplicate", "leakage", "conflicti
 """Indexed by the code that the findings store."""
 _EXACT, _NEAR, _LEAKAGE, _CONFLICT = range(1, 5)
 _TRAIN: Final = SIDES.index("train")
-_SIGNATURE_BYTES: Final = PERMUTATIONS * 4
 
 
 @dataclass
@@ -59,6 +64,7 @@ def find_duplicates(
     threshold: float | None,
     bands: int,
     conflicts: bool,
+    sign_again: Callable[[NDArray[np.uint32]], OwnSignatures],
     progress: Callable[[int, int], None],
 ) -> Findings:
     """Mark duplicates and leaks among a spool's records.
@@ -67,20 +73,55 @@ def find_duplicates(
         threshold: estimated Jaccard similarity of near duplicates. None means exact duplicates
             only.
         bands: number of stored bands per signature.
+        sign_again: signs what is the own of the records with these numbers, which are sorted.
         conflicts: whether to set aside equal content with different labels.
-        progress: called with the number of finished bands, and of all bands.
+        progress: called with the number of finished bands, and of all: each is looked at twice.
     """
     sides = spool.array("sides")
     findings = Findings(np.zeros(spool.count, np.uint8), np.zeros(spool.count, np.uint32))
     ranks = _mark_exact(spool, sides, findings, conflicts=conflicts)
     if threshold is not None:
-        with _Signatures(spool.array_path("signatures")) as signatures:
-            judge = _Judge(findings, sides, signatures, threshold)
-            for band in range(bands):
-                for bucket in _buckets(spool.array(band_name(band)), ranks):
-                    judge.bucket(bucket)
-                progress(band + 1, bands)
+        labels = spool.array("labels")
+        numbers = _resembling(
+            spool,
+            bands,
+            findings.codes == KEPT,
+            labels,
+            progress=lambda done: progress(done, 2 * bands),
+        )
+        if len(numbers):
+            own = sign_again(numbers)
+            labels, ranks = labels[numbers], ranks[numbers]
+            with _Signatures(own) as signatures:
+                judge = _Judge(findings, sides, signatures, threshold)
+                for band in range(bands):
+                    for bucket in _buckets(own.band(band) ^ labels, ranks):
+                        judge.bucket(bucket)
+                    progress(bands + band + 1, 2 * bands)
     return findings
+
+
+def _resembling(
+    spool: Spool,
+    bands: int,
+    kept: NDArray[np.bool_],
+    labels: NDArray[np.uint64],
+    *,
+    progress: Callable[[int], None],
+) -> NDArray[np.uint32]:
+    """Return the numbers of kept records that share a band with another one of their label."""
+    numbers = np.flatnonzero(kept).astype(np.uint32)
+    found = np.zeros(len(numbers), dtype=bool)
+    labels = labels[numbers]
+    for band in range(bands):
+        hashes = spool.array(band_name(band))[numbers] ^ labels
+        order = np.argsort(hashes).astype(np.uint32)
+        hashes.sort()
+        same = hashes[1:] == hashes[:-1]
+        found[order[1:][same]] = True
+        found[order[:-1][same]] = True
+        progress(band + 1)
+    return numbers[found]
 
 
 def band_name(band: int) -> str:
@@ -129,7 +170,7 @@ def _sorted_by_content(
 
 
 def _buckets(hashes: NDArray[np.uint64], ranks: NDArray[np.uint32]) -> Iterator[NDArray[Any]]:
-    """Yield the records that share a band, each bucket in order of rank."""
+    """Yield the places of records that share a band, each bucket in order of rank."""
     order = np.argsort(hashes, kind="stable").astype(np.uint32)
     hashes.sort()
     edges = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1], append=~hashes[-1:]) != 0)
@@ -153,15 +194,16 @@ class _Judge:
         self.signatures, self.needed = signatures, threshold * PERMUTATIONS
 
     def bucket(self, members: NDArray[Any]) -> None:
-        """Mark the near duplicates in a bucket. Its members are in order of rank."""
+        """Mark the near duplicates in a bucket: places of signatures, in order of rank."""
         codes = self.findings.codes
-        compared = np.empty((4, PERMUTATIONS), dtype=np.uint32)
+        compared = np.empty((4, *self.signatures.shape), dtype=np.uint32)
         numbers: list[int] = []
-        for member in members.tolist():
+        for place in members.tolist():
+            member = int(self.signatures.numbers[place])
             # A near duplicate may still turn out to be a leak, which is worse.
             if codes[member] not in (KEPT, _NEAR):
                 continue
-            signature = self.signatures.read(member)
+            signature = self.signatures.read(place)
             if numbers:
                 self._compare(member, signature, compared[: len(numbers)], numbers)
             if codes[member] == KEPT or self.sides[member] != _TRAIN:
@@ -177,7 +219,8 @@ class _Judge:
         compared: NDArray[np.uint32],
         numbers: list[int],
     ) -> None:
-        equal = np.count_nonzero(compared == signature, axis=1)
+        # Every text of a record must be similar.
+        equal = np.count_nonzero(compared == signature, axis=2).min(axis=1)
         similar = np.flatnonzero(equal >= self.needed)
         if not len(similar):
             return
@@ -192,8 +235,10 @@ class _Judge:
 class _Signatures:
     """Reads signatures from their file one by one, so that none stays in memory."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, own: OwnSignatures) -> None:
+        self.path, self.numbers = own.signatures, own.numbers
+        self.shape = (own.texts, PERMUTATIONS)
+        self.size = own.texts * PERMUTATIONS * np.dtype(np.uint32).itemsize
 
     def __enter__(self) -> _Signatures:
         self.descriptor = os.open(self.path, os.O_RDONLY)
@@ -202,6 +247,6 @@ class _Signatures:
     def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
-    def read(self, number: int) -> NDArray[np.uint32]:
-        content = os.pread(self.descriptor, _SIGNATURE_BYTES, number * _SIGNATURE_BYTES)
-        return np.frombuffer(content, dtype=np.uint32)
+    def read(self, place: int) -> NDArray[np.uint32]:
+        content = os.pread(self.descriptor, self.size, place * self.size)
+        return np.frombuffer(content, dtype=np.uint32).reshape(self.shape)

@@ -19,10 +19,11 @@ from steadytrain.components.preprocess.prepare import training_records
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.split import SIDES
 from steadytrain.components.preprocess.spool import Spool
-from steadytrain.components.preprocess.survey import check_sides, survey
+from steadytrain.components.preprocess.survey import check_sides, set_aside, survey
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import open_encoder
 
 _MOST: Final = 256_000_000
@@ -50,7 +51,8 @@ def preview_folds(config: RunConfig) -> Preview:
         DataError: the step would reject the data.
         BadInput, StorageError: they cannot be read here, or are too large for that.
     """
-    encoder, inputs = open_encoder(config.data), find_inputs(config.data)
+    encoder = open_encoder(config.data)
+    inputs = find_inputs(config.data, Workspace.of(config).output)
     stored = inputs.stored_bytes
     if stored is None or stored > _MOST:
         raise BadInput(
@@ -84,7 +86,8 @@ def preview_folds(config: RunConfig) -> Preview:
             quarantine.close()
         kept = spool.array("sides")[found.findings.codes == KEPT]
         counts = np.bincount(kept, minlength=len(SIDES)).tolist()
-        check_sides(dict(zip(SIDES, counts, strict=True)))
+        documents = dict(zip(SIDES, counts, strict=True))
+        check_sides(documents, config.data, set_aside(found.findings))
         division = Division.of(
             _records(spool),
             config.cross_validation.folds,

@@ -5,7 +5,7 @@ happens where `rows` unpacks the chunk.
 
 jsonl   one object per line
 json    a list of objects, or consecutive objects
-csv     a header line, then one record per row
+csv     a header line, then one record per row; the delimiter may be another one
 parquet, arrow  one record per row
 text    one record per line; blank lines are separators, not records
 source  one record per file, with `text`, `path` and `package`
@@ -14,7 +14,6 @@ source  one record per file, with `text`, `path` and `package`
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 import json
 import re
@@ -31,7 +30,8 @@ from steadytrain.components.preprocess.chunks import (
     Rows,
     as_row,
 )
-from steadytrain.components.preprocess.columnar import COLUMNAR, require_distinct
+from steadytrain.components.preprocess.columnar import COLUMNAR
+from steadytrain.components.preprocess.delimited import LINE_LIMIT, DelimitedRows
 from steadytrain.components.preprocess.sources import SourceFile, Stream
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.data import SUFFIXES
@@ -39,8 +39,8 @@ from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_ROWS: Final = 4096
-LINE_LIMIT: Final = 64 << 20
-"""A longer line is skipped while it is read, to limit memory."""
+UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How such a text begins."""
 
 _SEPARATORS = re.compile(r"[\s,\[]*")
 
@@ -91,7 +91,7 @@ def read_files(
                 with file.local(scratch) as path:
                     yield from apart.iterate(file.name, COLUMNAR[name], file.name, path)
             elif name != "source":
-                yield from _READERS[name](file, scratch)
+                yield from _READERS[name](file, scratch, data)
             else:
                 with file.open(scratch) as stream:
                     content = stream.data.read(data.max_record_bytes + 4)
@@ -107,7 +107,7 @@ def read_files(
 def _read_lines(file: SourceFile, scratch: Path, *, plain: bool) -> Iterator[Chunk]:
     with file.open(scratch) as stream:
         line, seen = 1, 0
-        for block in _whole_lines(stream):
+        for block in _whole_lines(file.name, stream):
             here = stream.raw.tell()
             if block is None:
                 defect = Defect("too_long", f"a line of more than {LINE_LIMIT} bytes")
@@ -121,9 +121,19 @@ def _read_lines(file: SourceFile, scratch: Path, *, plain: bool) -> Iterator[Chu
             seen = here
 
 
-def _whole_lines(stream: Stream) -> Iterator[bytes | None]:
-    """Yield blocks that end at line ends. None stands for a line that is too long."""
-    pending, skipping = stream.data.read(3).removeprefix(codecs.BOM_UTF8), False
+def _whole_lines(name: str, stream: Stream) -> Iterator[bytes | None]:
+    """Yield blocks that end at line ends. None stands for a line that is too long.
+
+    Raises:
+        DataError: the text is UTF-16.
+    """
+    mark = stream.data.read(3)
+    if mark[:2] in UTF_16:
+        raise DataError(
+            f"{name} is UTF-16, and this format is read as UTF-8",
+            remedy=f"convert it: iconv -f UTF-16 -t UTF-8 {name}",
+        )
+    pending, skipping = mark.removeprefix(codecs.BOM_UTF8), False
     while block := stream.data.read(CHUNK_BYTES):
         end = block.rfind(b"\n") + 1
         if skipping:
@@ -160,18 +170,20 @@ def _few_lines(block: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _read_json(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
+def _read_json(file: SourceFile, scratch: Path, _: DataConfig) -> Iterator[Chunk]:
     with file.open(scratch) as stream:
         yield from _grouped(file, stream, _json_values(file.name, stream))
 
 
 def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
     """Yield the values of a list, or consecutive values, numbered from 1."""
-    text = io.TextIOWrapper(stream.data, "utf-8-sig", errors="surrogateescape")
+    text, _ = _text(stream, None)
     decoder, pending, number, ended = STRICT_JSON, "", 0, False
-    position = 0
+    position, opened = 0, 0
     while True:
-        position = _SEPARATORS.match(pending, position).end()  # type: ignore[union-attr]
+        after = _SEPARATORS.match(pending, position).end()  # type: ignore[union-attr]
+        opened += pending.count("[", position, after)
+        position = after
         try:
             value, end = decoder.raw_decode(pending, position)
             # A number could continue in the next block.
@@ -189,86 +201,66 @@ def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, 
                     remedy="fix the file or fetch it again; if each line is a record, set "
                     "data.format to jsonl, which quarantines bad lines one by one",
                 ) from error
+            if opened != pending.count("]"):
+                raise DataError(
+                    f"{name}: the list is not closed after record {number}, so the rest is missing",
+                    remedy="fetch or write the file again",
+                ) from error
             return
         number, position = number + 1, end
         yield number, as_row(value)
 
 
-def _read_csv(file: SourceFile, scratch: Path) -> Iterator[Chunk]:
+def _read_csv(file: SourceFile, scratch: Path, data: DataConfig) -> Iterator[Chunk]:
     with file.open(scratch) as stream:
-        yield from _grouped(file, stream, _csv_rows(file.name, stream))
+        text, encoding = _text(stream, data.csv.encoding)
+        rows = DelimitedRows(file.name, text, data.csv)
+        detected = " and ".join(filter(None, (rows.dialect.detected, encoding)))
+        yield from _grouped(file, stream, rows, detected)
 
 
-def _csv_rows(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
-    text = io.TextIOWrapper(stream.data, "utf-8-sig", errors="surrogateescape", newline="")
-    csv.field_size_limit(LINE_LIMIT)
-    lines = _CsvLines(name, text)
-    reader = csv.reader(lines, strict=True)
-    header: list[str] = []
-    while True:
-        line = reader.line_num + 1
-        lines.held = 0
-        try:
-            values = next(reader, None)
-        except csv.Error as error:
-            if "unexpected end" in str(error):
-                raise DataError(
-                    f"{name}: the quote opened in the record of line {line} is never closed",
-                    remedy="close it, or fetch the file again",
-                ) from error
-            yield line, Defect("bad_format", f"not CSV: {error}")
-            continue
-        if values is None:
-            return
-        if not values:
-            continue
-        if not header:
-            header = values
-            require_distinct(name, header)
-        elif len(values) != len(header):
-            detail = f"{len(values)} fields where the header names {len(header)}"
-            yield line, Defect("bad_format", detail)
-        else:
-            yield line, dict(zip(header, values, strict=True))
+def _text(stream: Stream, encoding: str | None) -> tuple[io.TextIOWrapper, str]:
+    """Decode a file.
 
+    Args:
+        encoding: None means UTF-8, or UTF-16 if the file begins with its mark.
 
-class _CsvLines:
-    """The lines of a CSV file. A record that is too long stops reading with an error.
-
-    held: characters read since it was last set to 0, at the start of a record.
+    Returns:
+        The text, with surrogates for bytes that cannot be decoded, and the encoding that was
+        detected, or "".
     """
-
-    def __init__(self, name: str, text: io.TextIOWrapper) -> None:
-        self.name, self.text, self.held = name, text, 0
-
-    def __iter__(self) -> Iterator[str]:
-        while line := self.text.readline(LINE_LIMIT + 1):
-            self.held += len(line)
-            if self.held > LINE_LIMIT:
-                raise DataError(
-                    f"{self.name}: a record has more than {LINE_LIMIT} characters",
-                    remedy="close its quotes, or set data.format if it is not CSV",
-                )
-            yield line
+    content, detected = io.BufferedReader(stream.data), ""  # type: ignore[type-var]
+    if encoding is None and content.peek(2)[:2] in UTF_16:
+        encoding, detected = "utf-16", "the encoding UTF-16"
+    return io.TextIOWrapper(
+        content, encoding or "utf-8-sig", errors="surrogateescape", newline=""
+    ), detected
 
 
 def _grouped(
-    file: SourceFile, stream: Stream, rows: Iterable[tuple[int, Mapping[str, Any] | Defect]]
+    file: SourceFile,
+    stream: Stream,
+    rows: Iterable[tuple[int, Mapping[str, Any] | Defect]],
+    detected: str = "",
 ) -> Iterator[Chunk]:
-    """Group rows into chunks as the file's position advances."""
+    """Group rows into chunks as the file's position advances.
+
+    Args:
+        detected: as for `Rows`. The first chunk says it.
+    """
     seen, content = 0, []
     for row in rows:
         content.append(row)
         here = stream.raw.tell()
         if here - seen >= CHUNK_BYTES or len(content) >= CHUNK_ROWS:
-            yield Rows(file.name, content, here - seen)
-            seen, content = here, []
-    yield Rows(file.name, content, file.size - seen)
+            yield Rows(file.name, content, here - seen, detected)
+            seen, content, detected = here, [], ""
+    yield Rows(file.name, content, file.size - seen, detected)
 
 
-_READERS: dict[str, Callable[[SourceFile, Path], Iterator[Chunk]]] = {
-    "jsonl": lambda file, scratch: _read_lines(file, scratch, plain=False),
-    "text": lambda file, scratch: _read_lines(file, scratch, plain=True),
+_READERS: dict[str, Callable[[SourceFile, Path, DataConfig], Iterator[Chunk]]] = {
+    "jsonl": lambda file, scratch, _: _read_lines(file, scratch, plain=False),
+    "text": lambda file, scratch, _: _read_lines(file, scratch, plain=True),
     "json": _read_json,
     "csv": _read_csv,
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.formats import read_files, wanted
@@ -20,13 +21,17 @@ from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.paths import local_path
+
+OWN_OUTPUT: Final = "files in the output folder"
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Files, each with its format, and data sets that the `datasets` library reads.
 
-    left_out: number of files that are not data, by kind (see `local_files.py`).
+    left_out: number of files that are not data, by kind (see `local_files.py`), and OWN_OUTPUT.
     parts: of each part alone, if there are several (`data.parts`).
     """
 
@@ -75,14 +80,18 @@ class Inputs:
             yield from read_dataset(address)
 
 
-def find_inputs(data: DataConfig) -> Inputs:
+def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
     """Return the inputs of a configuration. A file that two addresses name is read once.
+
+    Args:
+        output: folder of the runs. What is in it is no data, even if the source contains it: a run
+            would read what it writes. An address may still name a place in it.
 
     Raises:
         BadInput: nothing at an address can be read.
     """
     if data.parts and not data.part:
-        parts = {name: find_inputs(part) for name, part in data.by_part().items()}
+        parts = {name: find_inputs(part, output) for name, part in data.by_part().items()}
         return Inputs(
             [file for part in parts.values() for file in part.files],
             [address for part in parts.values() for address in part.datasets],
@@ -96,6 +105,31 @@ def find_inputs(data: DataConfig) -> Inputs:
         if is_dataset(address):
             datasets[address] = None
         else:
-            found = wanted(find_files(address, data.exclude, left_out), address, data)
+            files_there = find_files(address, data.exclude, left_out)
+            if output is not None:
+                files_there = _outside(output, files_there, address, left_out)
+            found = wanted(files_there, address, data)
             files |= {file.name: (file, name) for file, name in found}
     return Inputs(list(files.values()), list(datasets), left_out)
+
+
+def _outside(
+    output: Path, files: list[SourceFile], address: str, left_out: Counter[str]
+) -> list[SourceFile]:
+    """Leave out the files in the output folder, unless the address is in it."""
+    output = output.resolve()
+    if local_path(address).resolve().is_relative_to(output):
+        return files
+    kept = [
+        file
+        for file in files
+        if not (isinstance(file.location, Path) and file.location.is_relative_to(output))
+    ]
+    if not kept:
+        raise BadInput(
+            f"data.source = {address!r}: all {len(files)} files are in the output folder {output}",
+            remedy="name the folder of the data, or set another output",
+        )
+    if len(kept) < len(files):
+        left_out[OWN_OUTPUT] += len(files) - len(kept)
+    return kept

@@ -19,7 +19,7 @@ from steadytrain.components.preprocess.formats import read_files
 from steadytrain.components.preprocess.hub import read_dataset
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.sources import RemoteFile, SourceFile
-from steadytrain.components.preprocess.validate import check, needed_columns
+from steadytrain.components.preprocess.validate import JUDGED_REMEDY, check, needed_columns
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import size
@@ -49,6 +49,7 @@ class Inspection:
     good: how many records each task can use.
     defects: why the others cannot be used, by task.
     labels: how many records have each label.
+    judged: what says how good the first such record is.
     """
 
     records: int = 0
@@ -56,6 +57,7 @@ class Inspection:
     good: Counter[str] = field(default_factory=Counter)
     defects: dict[str, Counter[str]] = field(default_factory=lambda: {t: Counter() for t in TASKS})
     labels: Counter[str] = field(default_factory=Counter)
+    judged: str = ""
 
 
 def inspect(data: DataConfig) -> Inspection:
@@ -86,6 +88,14 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
         BadInput: no task can use them, or several can. The message lists the choices.
     """
     usable = [task for task in TASKS if 2 * found.good[task] > found.records]
+    judged = found.defects["supervised_finetuning"]["judged"]
+    if 2 * judged > found.records and not {"preference", "sequence_classification"} & set(usable):
+        raise BadInput(
+            f"{_where(data)}: {judged} of the first {found.records} records say how good they are "
+            f"(the first: {found.judged}), but supervised_finetuning learns good and bad alike; "
+            f"{_columns(found)}",
+            remedy=JUDGED_REMEDY,
+        )
     if not usable:
         raise BadInput(
             f"{_where(data)}: no task can use the records; {_columns(found)}. "
@@ -165,6 +175,8 @@ def _add(
             checked = check(row, data, encoder)
         except Defect as defect:
             found.defects[task][defect.reason] += 1
+            if defect.reason == "judged":
+                found.judged = found.judged or defect.detail
             continue
         found.good[task] += 1
         if checked.label is not None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
+from steadytrain.components.preprocess.own_text import record_shingles, to_sample
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
@@ -32,13 +33,17 @@ _COLUMNS_SHOWN = 50
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """A chunk to read, and the settings for it."""
+    """A chunk to read, and the settings for it.
+
+    sampled: limit of the sample of shingles (`Sample.limit`).
+    """
 
     chunk: Chunk
     data: DataConfig
     encoder: Encoder
     difficulty: str | None
     parts: int
+    sampled: int
 
 
 @dataclass
@@ -48,7 +53,9 @@ class Taken:
     labels: label names by their hash.
     columns: column names that occurred, with the number of rows, by part.
     tally: statistics of its good records.
+    sample: shingles of some of its records, by content hash.
     bytes: the chunk's share of its file.
+    detected: what was found out about the file before its first row, if the chunk has that row.
     """
 
     batch: Batch
@@ -56,14 +63,18 @@ class Taken:
     labels: dict[int, str] = field(default_factory=dict)
     columns: dict[str, Counter[str]] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
+    sample: dict[bytes, NDArray[np.uint64]] = field(default_factory=dict)
     records: int = 0
     bytes: int = 0
+    detected: str = ""
 
 
 def take_in(job: ReadRequest) -> Taken:
     """Check every row of a chunk."""
     good: list[tuple[Checked, str, int]] = []
-    taken = Taken(Batch([], {}, 0), bytes=job.chunk.size)
+    taken = Taken(
+        Batch([], {}, 0), bytes=job.chunk.size, detected=getattr(job.chunk, "detected", "")
+    )
     columns = taken.columns[job.data.part] = Counter()
     for source, line, row in job.chunk.rows():
         taken.records += 1
@@ -79,13 +90,13 @@ def take_in(job: ReadRequest) -> Taken:
     taken.labels = {_hash(record.label): record.label for record in records if record.label}
     runs = ascii_runs(record.content for record in records) if job.encoder.tokenizer else None
     taken.tally.count(records, runs)
-    taken.batch = _batch(good, runs, job)
+    taken.batch = _batch(good, job)
+    if runs is not None and job.data.near_duplicate_threshold is not None:
+        _add_shingles(taken, records, runs, job)
     return taken
 
 
-def _batch(
-    good: Sequence[tuple[Checked, str, int]], runs: Sequence[Runs] | None, job: ReadRequest
-) -> Batch:
+def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
     records = [record for record, _, _ in good]
     # The part does not choose the side, so that a text of several parts never crosses the split.
     sides = [SIDES.index(side_of(one.identity, one.group, job.data)) for one in records]
@@ -125,9 +136,6 @@ def _batch(
             dtype=np.uint64,
         ),
     }
-    if job.data.near_duplicate_threshold is not None and runs is not None:
-        signatures = sign([one.content for one in records], runs)
-        arrays |= _banded(signatures, job.data.near_duplicate_threshold, job.data.part)
     return Batch(by_part, arrays, len(good), rows.take(pa.array(order, pa.int64())))
 
 
@@ -140,14 +148,20 @@ def _odd_form(content: str) -> str:
     return "" if is_normalized("NFC", content) else content
 
 
-def _banded(signatures: NDArray[np.uint32], threshold: float, part: str) -> dict[str, NDArray[Any]]:
-    hashes = bands(signatures, band_rows(threshold))
-    if part:
-        hashes = hashes ^ hashes.dtype.type(_hash(part))
-    return {
-        "signatures": signatures,
-        **{band_name(band): hashes[:, band] for band in range(hashes.shape[1])},
-    }
+def _add_shingles(
+    taken: Taken, records: Sequence[Checked], runs: Sequence[Runs], job: ReadRequest
+) -> None:
+    """Add the bands of each record's signature, and the shingles of the records to sample."""
+    threshold, settings = job.data.near_duplicate_threshold, job.encoder.tokenizer
+    assert threshold is not None
+    assert settings is not None
+    contents = [record.content for record in records]
+    flat, edges, texts = record_shingles(contents, settings.compared, runs)
+    offsets = np.ascontiguousarray(edges[::texts])
+    identities = [record.identity for record in records]
+    taken.sample = to_sample(identities, flat, offsets, job.sampled)
+    hashes = bands(sign(flat, offsets), band_rows(threshold))
+    taken.batch.arrays |= {band_name(band): hashes[:, band] for band in range(hashes.shape[1])}
 
 
 def _hash(text: str | None) -> int:

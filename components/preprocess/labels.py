@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
-from unicodedata import normalize
+
+from steadytrain.components.shared.class_names import folded
 
 _GROUPS: Final = 3
 _NAMES: Final = 4
@@ -16,6 +17,6 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
     """Return a few labels, shortened, that differ only in case, white space or Unicode form."""
     groups = defaultdict(set)
     for label in labels:
-        groups["".join(normalize("NFKC", label).casefold().split())].add(label)
+        groups[folded(label)].add(label)
     several = [sorted(names) for names in groups.values() if len(names) > 1]
     return [[name[:_CHARACTERS] for name in names[:_NAMES]] for names in sorted(several)[:_GROUPS]]

@@ -17,6 +17,7 @@ from steadytrain.components.shared.remote_code import check_code
 from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.layer_pairs import layer_pairs
+from steadytrain.components.tasks.model_losses import ineffective_fields
 from steadytrain.components.tasks.registry import load_task
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -94,9 +95,10 @@ def find_model(config: RunConfig) -> Model:
     Raises:
         BadInput: the model needs code that may not run, its folder lacks configuration or weights,
             its tokenizer cannot be read or has different tokens, sequences are too long for it, its
-            head is too narrow to quantize, or it has no dropout where model.dropout sets it; or
-            the teacher of a distillation or the reference model of a curriculum is not there, or
-            has other tokens, or the teacher has too few layers.
+            head is too narrow to quantize, it has no dropout where model.dropout sets it, or its
+            configuration asks for a loss that the task does not have; or the teacher of a
+            distillation or the reference model of a curriculum is not there, or has other tokens,
+            or the teacher has too few layers.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
@@ -106,6 +108,8 @@ def find_model(config: RunConfig) -> Model:
         if base is not None:
             check_code(base, config)
         model = Model(_read_config(base) if base else config.model.config, tokenizer)
+        if base is not None:
+            _check_loss(config, base, model)
         _check_length(config, model)
         dropout_fields(config.model.dropout, str(model.config.get("model_type")))
         bits = config.model.adapter.frozen_head
@@ -121,6 +125,14 @@ def find_model(config: RunConfig) -> Model:
         address = config.training.curriculum.model
         _check_other(config, address, "training.curriculum.model", model)
     return model
+
+
+def _check_loss(config: RunConfig, base: Path, model: Model) -> None:
+    for found in ineffective_fields(model.config, config.data.task, given=False):
+        raise BadInput(
+            f"model.base: {base / 'config.json'}: {found.name} = {found.value!r}: {found.why}",
+            remedy=f"in a copy of the model, {found.remedy}",
+        )
 
 
 def _check_teacher(config: RunConfig, address: str, model: Model) -> None:

@@ -69,6 +69,7 @@ class SideCounts:
 
     lengths: documents by the binary logarithm of their token count, rounded down.
     skipped: windows with nothing to predict.
+    ends: tokens that end the assistant's turns.
     """
 
     documents: int = 0
@@ -78,6 +79,7 @@ class SideCounts:
     skipped: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
+    ends: set[int] = field(default_factory=set)
     samples: list[dict[str, str]] = field(default_factory=list)
 
     def count(self, record: dict[str, Any], outcome: EncodedRecord) -> None:
@@ -86,6 +88,7 @@ class SideCounts:
         self.bytes += len(record["content"].encode())
         self.truncated += outcome.truncated
         self.skipped += outcome.skipped
+        self.ends |= outcome.ends
         self.lengths[max(outcome.tokens, 1).bit_length() - 1] += 1
         if record["label"] is not None:
             self.labels[record["label"]] += 1
@@ -99,6 +102,7 @@ class SideCounts:
         self.bytes += other.bytes
         self.truncated += other.truncated
         self.skipped += other.skipped
+        self.ends |= other.ends
         self.lengths += other.lengths
         self.labels += other.labels
         self.samples = (self.samples + other.samples)[:_SAMPLES]

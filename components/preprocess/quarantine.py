@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 
@@ -48,22 +49,24 @@ def entry_of(
 
 
 class Quarantine:
-    """Appends entries to a JSON Lines file, and counts them."""
+    """Appends entries to a JSON Lines file, and counts them.
+
+    first: the first entry, by reason.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.counts: Counter[str] = Counter()
+        self.first: dict[str, Entry] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = path.open("w", encoding="utf-8", errors="backslashreplace")
 
     def add(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self.counts[entry.reason] += 1
-            content = asdict(entry) | {
-                "detail": redact(entry.detail),
-                "excerpt": redact(entry.excerpt),
-            }
-            self._handle.write(json.dumps(content, ensure_ascii=False) + "\n")
+            shown = replace(entry, detail=redact(entry.detail), excerpt=redact(entry.excerpt))
+            self.first.setdefault(entry.reason, shown)
+            self._handle.write(json.dumps(asdict(shown), ensure_ascii=False) + "\n")
 
     def close(self) -> None:
         self._handle.close()
@@ -73,11 +76,18 @@ class Quarantine:
         """Return the number of records that are defective themselves."""
         return sum(self.counts[reason] for reason in DEFECTS)
 
+    def table(self, total: int) -> str:
+        """Return the counts by reason as text, each with its first record.
 
-def reason_table(counts: Counter[str], total: int) -> str:
-    """Return the counts by reason, as text."""
-    lines = [
-        f"  {reason:<26}{count:>10}  {count / max(1, total):>7.2%}"
-        for reason, count in counts.most_common()
-    ]
-    return "\n".join([f"  {'reason':<26}{'records':>10}  {'share':>7}", *lines])
+        Args:
+            total: number of records read.
+        """
+        lines = [f"  {'reason':<26}{'records':>10}  {'share':>7}"]
+        for reason, count in self.counts.most_common():
+            first = self.first[reason]
+            lines += [
+                f"  {reason:<26}{count:>10}  {count / max(1, total):>7.2%}",
+                f"    the first is line {first.line} of {first.source}"
+                + "".join(f": {shortened(part)}" for part in (first.detail, first.excerpt) if part),
+            ]
+        return "\n".join(lines)

@@ -10,11 +10,12 @@ from typing import Final
 
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.intake import ReadRequest, take_in
+from steadytrain.components.preprocess.own_text import Sample
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.profile import Tally
-from steadytrain.components.preprocess.quarantine import Quarantine, reason_table
+from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.spool import Spool
-from steadytrain.components.preprocess.validate import needed_columns
+from steadytrain.components.preprocess.validate import JUDGED_REMEDY, needed_columns
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.base import Encoder
@@ -31,12 +32,16 @@ class Reading:
     labels: names of all labels by their hash, as stored in the spool.
     columns: column names that occurred, with the number of rows, by part.
     tally: statistics of the good records.
+    sample: shingles of some of the good records.
+    detected: number of files by what was found out about them.
     """
 
     records: int = 0
     labels: dict[int, str] = field(default_factory=dict)
     columns: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     tally: Tally = field(default_factory=Tally)
+    sample: Sample = field(default_factory=Sample)
+    detected: Counter[str] = field(default_factory=Counter)
 
 
 def read_everything(
@@ -63,7 +68,7 @@ def read_everything(
     reading, done = Reading(), 0
     encoders = encoders_by_part(data, encoder)
     jobs = (
-        ReadRequest(chunk, part, encoders[part.part], difficulty, spool.parts)
+        ReadRequest(chunk, part, encoders[part.part], difficulty, spool.parts, reading.sample.limit)
         for part, chunk in inputs.chunks_by_part(data, scratch)
     )
     for taken in workers.map(take_in, jobs):
@@ -74,6 +79,9 @@ def read_everything(
             reading.columns[part] += columns
         reading.labels |= taken.labels
         reading.tally.add(taken.tally)
+        reading.sample.add(taken.sample)
+        if taken.detected:
+            reading.detected[taken.detected] += 1
         done += taken.bytes
         progress(done)
         if not spool.count and reading.records >= _EARLY:
@@ -97,11 +105,19 @@ def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> Non
     """
     if quarantine.defects <= data.max_bad_share * records:
         return
+    judged = quarantine.counts["judged"]
+    if 2 * judged > quarantine.defects:
+        raise DataError(
+            f"{judged} of {records} records say how good they are (the first: "
+            f"{quarantine.first['judged'].detail}), but data.task {data.task} learns good and bad "
+            "alike",
+            remedy=JUDGED_REMEDY,
+        )
     share = quarantine.defects / records
     raise DataError(
         f"{quarantine.defects} of {records} records are defective ({share:.2%}), and "
         f"data.max_bad_share = {data.max_bad_share:.2%} is the "
-        f"limit:\n{reason_table(quarantine.counts, records)}",
+        f"limit:\n{quarantine.table(records)}",
         remedy="fix the records that the quarantine file lists, or raise data.max_bad_share",
     )
 
@@ -123,8 +139,7 @@ def _check(
     check_defects(data, quarantine, reading.records)
     if not spool.count:
         raise DataError(
-            f"all {reading.records} records are quarantined:\n"
-            f"{reason_table(quarantine.counts, reading.records)}",
+            f"all {reading.records} records are quarantined:\n{quarantine.table(reading.records)}",
             remedy="fix the records that the quarantine file lists, or the fields of data.columns",
         )
 

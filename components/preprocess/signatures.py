@@ -38,17 +38,32 @@ def band_rows(threshold: float) -> int:
     return max(fitting, default=1)
 
 
-def sign(texts: Sequence[str], runs: Sequence[Runs] | None = None) -> NDArray[np.uint32]:
-    """Return signatures, (texts, PERMUTATIONS), of the set of five-word shingles in each text.
+def shingles(
+    texts: Sequence[str], runs: Sequence[Runs] | None = None
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the hashes of all five-word shingles, and where each text starts in them.
+
+    A text that repeats itself has the same shingle more than once, which MinHash ignores.
 
     Args:
         runs: `ascii_runs` of the texts, if already computed.
+
+    Returns:
+        (shingles,) and (texts + 1,).
+    """
+    found = ascii_runs(texts) if runs is None else runs
+    return _shingles([_hashes(text, own) for text, own in zip(texts, found, strict=True)])
+
+
+def sign(flat: NDArray[np.uint64], offsets: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Return signatures, (sets, PERMUTATIONS), of sets of shingles.
+
+    Args:
+        flat: the shingles of all sets.
+        offsets: (sets + 1,), where each set starts in them.
     """
     from rensa import RMinHash
 
-    found = ascii_runs(texts) if runs is None else runs
-    hashes = [_hashes(text, own) for text, own in zip(texts, found, strict=True)]
-    flat, offsets = _shingles(hashes)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, PERMUTATIONS, _SEED)
     return np.array(matrix.to_rows(), dtype=np.uint32).reshape(-1, PERMUTATIONS)
 
@@ -83,10 +98,7 @@ _KNOWN: Final = Remembered(_hash)
 
 
 def _shingles(texts: Sequence[NDArray[np.uint64]]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the hash of each run of five words, and offsets. A shorter text is a single shingle.
-
-    A text that repeats itself has the same shingle more than once, which MinHash ignores.
-    """
+    """Return the hash of each run of five words, and offsets. A shorter text is one shingle."""
     # Shorter texts are padded with zeros, which do not change their shingle.
     sizes = np.array([max(len(words), SHINGLE_WORDS) for words in texts], dtype=np.int64)
     ends = np.cumsum(sizes)

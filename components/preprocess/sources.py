@@ -164,11 +164,35 @@ def find_files(
     if not wanted:
         excluded = f"; all {len(files)} files are left out by data.exclude" if files else ""
         others = "".join(f"; {count} {what} are left out" for what, count in no_data.items())
-        raise BadInput(
-            f"data.source = {address!r}: no file found there{excluded}{others}",
-            remedy="give a file, folder, glob, s3:// address, hub:NAME or package:NAME that exists",
-        )
+        raise _nothing(address, f"{excluded}{others}")
     return sorted(wanted, key=lambda file: file.name)
+
+
+def check_source(address: str) -> None:
+    """Check that a path, glob or package leads somewhere, without going through a folder.
+
+    Addresses of other kinds are not opened.
+
+    Raises:
+        BadInput: nothing is there, or no such package is installed.
+    """
+    scheme, _, rest = address.partition(":")
+    if scheme in ("s3", "hub"):
+        return
+    path = _package_start(rest)[1] if scheme == "package" else local_path(address)
+    found = False
+    # A path that cannot be a file's has nothing.
+    with contextlib.suppress(OSError, ValueError):
+        found = path.exists() or (scheme != "package" and bool(_local_files(address, Counter())))
+    if not found:
+        raise _nothing(address)
+
+
+def _nothing(address: str, detail: str = "") -> BadInput:
+    return BadInput(
+        f"data.source = {address!r}: no file found there{detail}",
+        remedy="give a file, folder, glob, s3:// address, hub:NAME or package:NAME that exists",
+    )
 
 
 def _local_files(address: str, left_out: Counter[str]) -> list[SourceFile]:
@@ -191,16 +215,22 @@ def _local_files(address: str, left_out: Counter[str]) -> list[SourceFile]:
 
 def _package_files(name: str, left_out: Counter[str]) -> list[SourceFile]:
     """Return the files of an installed package, with paths relative to its top-level folder."""
-    top, _, inner = name.partition("/")
-    root = Path(sysconfig.get_path("stdlib")) if top == "stdlib" else package_folder(top)
-    inner = inner.rstrip("/")
-    start = below(root, inner, origin=f"data.source = 'package:{name}'") if inner else root
+    root, start = _package_start(name)
     if start.is_file():
         return [
             _local(item, real, item.relative_to(root).as_posix())
             for item, real in Source(root, left_out).look([start])
         ]
     return list(_walk(start, root, left_out))
+
+
+def _package_start(name: str) -> tuple[Path, Path]:
+    """Return the top-level folder of an installed package, and the place in it that is named."""
+    top, _, inner = name.partition("/")
+    root = Path(sysconfig.get_path("stdlib")) if top == "stdlib" else package_folder(top)
+    inner = inner.rstrip("/")
+    start = below(root, inner, origin=f"data.source = 'package:{name}'") if inner else root
+    return root, start
 
 
 def _s3_files(address: str) -> list[SourceFile]:

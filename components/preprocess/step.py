@@ -6,17 +6,19 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from steadytrain.components.preprocess.build import build
 from steadytrain.components.preprocess.folds import holding_out
-from steadytrain.components.preprocess.inputs import Inputs, find_inputs
+from steadytrain.components.preprocess.inputs import OWN_OUTPUT, Inputs, find_inputs
 from steadytrain.components.preprocess.model import Model, find_model
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import identifying_data
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import DataError, StorageError
-from steadytrain.components.shared.events.types import DataPrepared
+from steadytrain.components.shared.events.types import DataPrepared, Warned
+from steadytrain.components.shared.left_out import left_out, much_left_out
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
@@ -47,23 +49,48 @@ def run(config: RunConfig) -> DataRecord:
             if Path(record.folder).is_dir():
                 break
         card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
-        current.emit(DataPrepared(records=card["records"], duplicates=card["duplicates"]))
-        current.summary = _summary(record)
+        counts, threshold = card["duplicates"], card["near_duplicate_threshold"]
+        current.emit(
+            DataPrepared(
+                records=card["records"], duplicates=counts, near_duplicate_threshold=threshold
+            )
+        )
+        much = much_left_out(counts, threshold, card["records"])
+        if much:
+            listed = record.path("quarantine.jsonl")
+            current.emit(Warned(stage=current.name, message=f"{much}; {listed} lists them"))
+        if endless := _endless_turns(config, record):
+            current.emit(Warned(stage=current.name, message=endless))
+        current.summary = _summary(record, card)
         return record
+
+
+def _endless_turns(config: RunConfig, record: DataRecord) -> str:
+    """Return what is wrong with a chat template that ends no turn of the assistant, or ""."""
+    settings = open_encoder(config.data).tokenizer
+    if record.turn_ends or settings is None or not settings.chat_template:
+        return ""
+    field = "model.tokenizer" if config.model.tokenizer else "model.base"
+    address = config.model.tokenizer or config.model.base
+    return (
+        f"the chat template of {field} = {address!r} ends no turn of the assistant with an end "
+        "token, so the model does not learn to stop: use a template that ends each turn with one, "
+        "such as the tokenizer's eos_token"
+    )
 
 
 def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     check_task(config)
     encoder = open_encoder(config.data)
     model = find_model(config) if encoder.tokenizer else None
-    inputs = find_inputs(config.data)
+    inputs = find_inputs(config.data, current.workspace.output)
     store = ReuseStore(current.workspace, STEP, DataRecord)
     digest = inputs.digest()
     key = _key(config, model, inputs, digest)
     found = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if found is not None:
         check_class_weights(config.training.class_weights, found.labels)
-        current.reused = True
+        current.reuse(store.origin(key))
         return found
     record = _build(config, encoder, model, inputs, current)
     record = record.model_copy(update={"inputs_digest": digest})
@@ -82,7 +109,8 @@ def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) ->
             )
         ),
         (model.tokenizer_digest() or config.model.vocab_size) if model else "",
-        inputs.left_out,
+        # The files in the output folder change with every run.
+        {kind: count for kind, count in inputs.left_out.items() if kind != OWN_OUTPUT},
         task_code(config.data.task),
         0 if chosen.fold is None else chosen.folds,
         config.training.curriculum.column,
@@ -122,8 +150,13 @@ def _writing(workspace: Workspace) -> Iterator[None]:
         ) from error
 
 
-def _summary(record: DataRecord) -> str:
+def _summary(record: DataRecord, card: dict[str, Any]) -> str:
     sides = (
         f"{side} {record.sides[side].documents} records" for side in ("train", "validation", "test")
     )
-    return f"{', '.join(sides)}; {record.sides['train'].tokens} training tokens"
+    because = left_out(card["duplicates"], card["near_duplicate_threshold"])
+    return (
+        f"{', '.join(sides)}; {record.sides['train'].tokens} training tokens; "
+        f"{card['records']} records read, {card['defective']} defective"
+        f"{', ' if because else ''}{because}"
+    )

@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from steadytrain.components.preprocess.duplicates import KEPT, Findings, find_duplicates
+from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.labels import alike_labels
+from steadytrain.components.preprocess.own_text import sign_own
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, read_everything
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
 from steadytrain.components.preprocess.split import SIDES
 from steadytrain.components.preprocess.spool import Spool
+from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.left_out import left_out
 from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.encoding.base import Encoder
+
+_NEAR_ADVICE: Final = (
+    "look at the near duplicates in the quarantine file; if they are different records, raise "
+    "data.near_duplicate_threshold or set it to null; otherwise "
+)
 
 Progress = Callable[[str, float, float | None, str], None]
 """Takes the work, how much is done, the total (None if unknown), and the unit."""
@@ -76,12 +85,25 @@ def survey(
             else progress("reading", min(done, inputs.bytes), inputs.bytes, "bytes")
         ),
     )
-    threshold = data.near_duplicate_threshold if encoder.tokenizer else None
+    for what, count in reading.detected.items():
+        files = "1 file is" if count == 1 else f"{count:,} files are"
+        warn(f"{files} read with {what}; if that is wrong, set the fields of data.csv")
+    settings = encoder.tokenizer
+    threshold = data.near_duplicate_threshold if settings else None
+    rows = 0 if threshold is None else band_rows(threshold)
     findings = find_duplicates(
         spool,
         threshold=threshold,
-        bands=0 if threshold is None else PERMUTATIONS // band_rows(threshold),
+        bands=PERMUTATIONS // rows if rows else 0,
         conflicts=encoder.labeled,
+        sign_again=lambda numbers: sign_own(
+            spool,
+            numbers,
+            shared=reading.sample.shared(),
+            compared=settings.compared if settings else None,
+            rows=rows,
+            workers=workers,
+        ),
         progress=lambda done, total: progress("finding duplicates", done, total, "bands"),
     )
     findings.save(spool.folder)
@@ -93,20 +115,32 @@ def survey(
     return Survey(reading, findings, trained, labels)
 
 
-def check_sides(documents: Mapping[Side, int]) -> None:
+def set_aside(findings: Findings) -> dict[str, int]:
+    """Return the number of records that are left out because of others, by reason."""
+    counts = np.bincount(findings.codes, minlength=len(REASONS)).tolist()
+    return {reason: count for reason, count in zip(REASONS, counts, strict=True) if reason}
+
+
+def check_sides(documents: Mapping[Side, int], data: DataConfig, counts: Mapping[str, int]) -> None:
     """Check that no side of the split is empty.
+
+    Args:
+        documents: number of usable records.
+        counts: number of records that are left out, by reason.
 
     Raises:
         DataError: one is.
     """
+    because = left_out(counts, data.near_duplicate_threshold)
+    near = counts.get("near_duplicate") or counts.get("leakage")
     for side, count in documents.items():
         if not count:
             raise DataError(
                 f"the {side} side of the split is empty: there are {sum(documents.values())} "
-                "usable records",
-                remedy="give more data, raise data.validation_share or data.test_share, "
-                "or set another data.split_salt; with data.columns.group there must be "
-                "many groups",
+                f"usable records{', and left out are ' if because else ''}{because}",
+                remedy=f"{_NEAR_ADVICE if near else ''}give more data, raise "
+                "data.validation_share or data.test_share, or set another data.split_salt; with "
+                "data.columns.group there must be many groups",
             )
 
 
@@ -114,8 +148,9 @@ def _trained_labels(
     data: DataConfig, spool: Spool, reading: Reading, findings: Findings
 ) -> list[str]:
     training = spool.array("sides") == SIDES.index("train")
+    because = left_out(set_aside(findings), data.near_duplicate_threshold)
     seen = np.unique(spool.array("labels")[training & (findings.codes == KEPT)])
-    trained = sorted(reading.labels[int(label)] for label in seen)
+    trained = in_order(reading.labels[int(label)] for label in seen)
     for name in data.by_part():
         mine = [label for label in trained if not name or part_of(label) == name]
         where, of = (f"parts.{name}.", f" of the part {name!r}") if name else ("", "")
@@ -123,8 +158,9 @@ def _trained_labels(
             raise DataError(
                 f"the training side{of} has {len(mine)} different labels ({', '.join(mine)}), "
                 "and at least two are needed; "
-                f"{(findings.codes != KEPT).sum():,} of all records are left out "
-                "as duplicates, or because equal texts have different labels",
+                f"{(findings.codes != KEPT).sum():,} of all records are left out as duplicates, or "
+                "because equal texts have different labels"
+                f"{': ' if because else ''}{because}",
                 remedy=f"give data with more classes, or check data.{where}columns.label",
             )
     return trained
@@ -137,7 +173,8 @@ def _labels(data: DataConfig, trained: list[str]) -> list[str]:
     labels = list[str]()
     for name, part in sorted(data.parts.items()):
         given = [label_in(name, label) for label in part.labels or ()]
-        labels += given or [label for label in trained if part_of(label) == name]
+        own = [label.partition("/")[2] for label in trained if part_of(label) == name]
+        labels += given or [label_in(name, label) for label in in_order(own)]
     return labels
 
 
@@ -149,6 +186,6 @@ def _warn_of_labels(
             f"the labels {', '.join(map(repr, alike))} are separate classes, although they "
             "differ only in case, spaces or Unicode form"
         )
-    absent = sorted(set(labels) - set(trained))
+    absent = in_order(set(labels) - set(trained))
     if absent:
         warn(f"no training record has the label {', '.join(absent)}")

@@ -14,12 +14,20 @@ from typing import Any, Final
 from steadytrain.components.preprocess.split import content_id
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import Defect, name_of, number_of, utf8_size
+
+JUDGED_REMEDY: Final = (
+    "keep the good records only, and drop or rename the column; if it is only for information, "
+    "name it in data.columns.slice; pairs of a good and a bad answer are for data.task preference"
+)
+"""The fix for records with the reason "judged"."""
 
 SET_ASIDE: Final = {
     "exact_duplicate": "the same content as a record that is kept",
-    "near_duplicate": "nearly the same content as another record of its side",
-    "leakage": "a duplicate or near duplicate of a held-out record",
+    "near_duplicate": "nearly the same content as another record of its side "
+    "(data.near_duplicate_threshold)",
+    "leakage": "a duplicate or near duplicate of a held-out record (data.near_duplicate_threshold)",
     "conflicting_label": "the same content occurs with another label",
 }
 
@@ -51,6 +59,8 @@ def check(
         Defect: the first problem with the row.
     """
     columns, content = data.columns, encoder.read(row)
+    if isinstance(encoder, ChatEncoder):
+        encoder.check_unjudged(row, (columns.group, columns.slice))
     size = utf8_size(content.text)
     if size > data.max_record_bytes:
         raise Defect("too_long", f"{size} bytes, {data.max_record_bytes} allowed")

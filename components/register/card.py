@@ -61,6 +61,12 @@ def _search(gate: GateRecord) -> Iterable[str]:
             f"The configuration is the best of {gate.compared:,} that were compared by their "
             "scores on the validation side."
         )
+    if gate.earlier:
+        plural = "s were" if gate.earlier > 1 else " was"
+        yield (
+            f"{gate.earlier:,} other model{plural} judged on the same test records before, so the "
+            f"gate's intervals have a level of {100 * gate.confidence:.4g} %."
+        )
 
 
 def _tasks(evaluation: EvaluationRecord) -> Iterable[str]:

@@ -41,6 +41,7 @@ def promote(config: RunConfig) -> RegistrationRecord:
         gate = decision(config, workspace, ours.tags[WEIGHTS])
         while gate.promoted and not _take_alias(registry, ours, gate, current):
             gate = _decide_again(registry, config, current)
+        registry.tag_decision(ours, gate)
         record = registered.model_copy(update={"champion": gate.promoted, "reason": gate.reason})
         record.save(workspace.record("promote"))
         current.summary = gate.reason
@@ -83,12 +84,10 @@ def _take_alias(registry: Registry, ours: Version, gate: GateRecord, current: St
 
 def _decide_again(registry: Registry, config: RunConfig, current: Stage) -> GateRecord:
     # Imported here because it imports torch and is rarely needed.
-    from steadytrain.components.evaluate.extras import scoring_progress
-    from steadytrain.components.evaluate.step import load_candidate, reporting_splits
+    from steadytrain.components.evaluate.step import decide, load_candidate, reporting_splits
 
     candidate = load_candidate(config, current.workspace)
-    progress = scoring_progress(current, "champion", candidate.records)
     with reporting_splits(current):
-        gate = candidate.against(registry.champion(), progress)
+        gate = decide(candidate, registry.champion(), registry, current)
     gate.save(current.workspace.record("gate"))
     return gate

@@ -52,6 +52,7 @@ class StaleVersion:
             if found is None:
                 return False
             files = self._files()
+            self.registry.remember_judged(found.tags)
             check()
             with self._errors():
                 client = self.registry.tracking.client

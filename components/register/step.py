@@ -90,5 +90,5 @@ def _log(
 
 def _register_once(registry: Registry, model_uri: str, tags: dict[str, str], card: str) -> Version:
     """Register the version, unless another process of the same run was faster."""
-    with registry.locked():
-        return registry.of_run(tags) or registry.register(model_uri, tags, card)
+    with registry.locked() as check:
+        return registry.of_run(tags) or registry.register(model_uri, tags, card, check)

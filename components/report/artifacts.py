@@ -6,6 +6,7 @@ again from the same parameters, which gives the same run.
 
 from __future__ import annotations
 
+import html
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 
 from kfp import dsl
 
+from steadytrain.components.report.facts import gather
 from steadytrain.components.report.notify import notify
 from steadytrain.components.report.step import run
+from steadytrain.components.report.story import RunSummary, outcome, without_steps
+from steadytrain.components.report.told import as_line
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.workspace import Workspace
 
@@ -23,13 +27,21 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
     """Write the report, end the run in MLflow, and call the webhook if one is configured.
 
     If no step of the run has started, for example because there was no new data, write only a note.
+    The story is the last line of the log.
     """
     config = from_parameters(**parameters)
     workspace = Workspace.of(config)
     if not workspace.events.exists():
-        Path(page.path).write_text("<p>No step of the run has started.</p>", encoding="utf-8")
+        tell(without_steps(workspace, parameters["job"]), page)
         return
     try:
         shutil.copyfile(run(config, parameters["job"]), page.path)
     finally:
         notify(workspace)
+        print(as_line(outcome(gather(workspace))))
+
+
+def tell(standing: RunSummary, page: dsl.HTML) -> None:
+    """Write a page that is only the story of a run that has no folder, and print the story."""
+    Path(page.path).write_text(f"<p>{html.escape(standing.sentence)}</p>", encoding="utf-8")
+    print(as_line(standing))

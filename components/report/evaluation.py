@@ -75,12 +75,28 @@ def gate_section(record: GateRecord) -> dict[str, Any]:
         against = f"version {record.champion_version}, on the same records"
         rows.append((f"Champion's {record.metric}", number(record.champion), against))
     elif record.champion_version is not None:
-        rows.append(("Champion", f"version {record.champion_version}", "not comparable"))
+        rows.append(("Champion", f"version {record.champion_version}", "not compared"))
     else:
-        rows.append(("Champion", "none", "only the floors decide"))
+        rows.append(("Champion", "none", "the baseline and the floors decide"))
     if record.improvement is not None:
         low, high = percent(record.improvement.low), percent(record.improvement.high)
         rows.append(("Improvement", percent(record.improvement.value), f"{low} to {high}"))
+    for item in record.comparisons:
+        ends = f"{percent(item.improvement.low)} to {percent(item.improvement.high)}"
+        value = percent(item.improvement.value)
+        rows.append((f"Improvement over {item.what}", value, f"{ends}, by {item.metric}"))
+    if record.base_not_compared:
+        rows.append(("Improvement over model.base", "not compared", record.base_not_compared))
+    if record.units:
+        noun = "model was" if record.earlier == 1 else "models were"
+        rows.append(
+            (
+                "Test examples",
+                number(record.units),
+                f"independent ones; {number(record.earlier)} other {noun} judged on them before",
+            )
+        )
+        rows.append(("Level of the intervals", percent(record.confidence), "after the corrections"))
     rows.append(
         ("Required margin", percent(record.margin), "which the interval's lower end must exceed")
     )

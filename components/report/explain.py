@@ -1,5 +1,8 @@
 """Explain what happened in a run, in ten lines or fewer, for a terminal.
 
+What it advises works where it is printed: a run of a cluster is submitted again, a local one is
+resumed.
+
 Up to three more lines name damaged files, and up to three more the problems that were found. One
 more says that memory ran out outside the training itself.
 """
@@ -16,7 +19,15 @@ from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.sentences import recovery
 from steadytrain.components.report.spending import Spending
-from steadytrain.components.report.story import RunSummary, outcome
+from steadytrain.components.report.story import (
+    FOLDS_STEP,
+    TUNE_STEP,
+    RunSummary,
+    executions,
+    latest,
+    on_a_cluster,
+    outcome,
+)
 from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import BatchSplit, StepFailed
@@ -28,37 +39,45 @@ RECOVERIES = 4
 """How many of the newest recoveries are shown. Earlier ones are only counted."""
 DAMAGES = 3
 """How many unreadable files are listed. The report lists all of them."""
+STUDIES = {TUNE_STEP, FOLDS_STEP}
+"""Steps that drive a study, named as their pipelines."""
 PROBLEMS = 3
 """How many problems of the training are listed. The report lists all of them."""
 LONGEST = 300
+_LONGEST_FAILURE = 1000
+_KEPT_END = 120
+"""Characters at the end of a message that is too long. It often ends with the cause."""
 
 
 def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     """Return outcome, attempts, recoveries, checkpoint, times, problems, and what to do next."""
-    facts = gather(workspace)
+    facts = gather(workspace, running=running)
     standing = outcome(facts)
-    lines = [f"{workspace.run_id} is running." if running else standing.sentence]
-    if standing.failure and not running:
-        lines.append(f"{standing.failure.error}: {standing.failure.message}")
+    lines = [standing.sentence]
+    if standing.failure:
+        said = f"{standing.failure.error}: {standing.failure.message}"
+        lines.append(_short(said, _LONGEST_FAILURE))
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += _training(facts)
     lines += [event.message for event in facts.of(BatchSplit)[-1:]]
     found = findings(facts.events)
     lines += map(str, found[:PROBLEMS])
     lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []
-    lines.append(f"next: {_next(workspace, standing, running=running)}")
-    return [_short(line) for line in lines]
+    lines.append(f"next: {_next(facts, standing)}")
+    first, *rest = lines
+    kept = 1 if standing.failure else 0
+    return [_short(first, _LONGEST_FAILURE), *rest[:kept], *map(_short, rest[kept:])]
 
 
 def as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
     """Return the same for programs. Times are seconds; None means unknown or not reached."""
-    facts = gather(workspace)
+    facts = gather(workspace, running=running)
     standing, history, times = outcome(facts), facts.history, Spending.of(facts).times
     return {
         "run": workspace.run_id,
-        "state": "running" if running else standing.state,
+        "state": standing.state,
         "summary": standing.sentence,
-        "failure": failure_as_data(None if running else standing.failure),
+        "failure": failure_as_data(standing.failure),
         "damaged": facts.unreadable,
         "attempts": [
             {
@@ -76,7 +95,7 @@ def as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
         "lost_seconds": times.lost,
         "goodput": times.goodput if times.wall else None,
         "problems": [asdict(item) for item in findings(facts.events)],
-        "next": _next(workspace, standing, running=running),
+        "next": _next(facts, standing),
     }
 
 
@@ -108,7 +127,7 @@ def recoveries(history: History) -> list[str]:
 def _training(facts: Facts) -> Iterator[str]:
     history = facts.history
     if not history.attempts:
-        yield "training has not been attempted"
+        yield _without_attempts(facts)
         return
     yield _attempts(history)
     described = recoveries(history)
@@ -127,6 +146,16 @@ def _training(facts: Facts) -> Iterator[str]:
     )
 
 
+def _without_attempts(facts: Facts) -> str:
+    ran = {item.stage: item for item in latest(executions(facts.events))}
+    if STUDIES & ran.keys():
+        return "each trial trains in a run of its own"
+    trained = ran.get("train")
+    if trained and trained.state == "reused":
+        return f"training was reused from run {trained.reused_from or facts.workspace.run_id}"
+    return "training has not been attempted"
+
+
 def _attempts(history: History) -> str:
     """Return how many attempts there were and how they ended, most frequent first."""
     ends = Counter(
@@ -140,18 +169,35 @@ def _attempts(history: History) -> str:
     return f"{count} attempt{'s' if count > 1 else ''}: {described}"
 
 
-def _next(workspace: Workspace, standing: RunSummary, *, running: bool) -> str:
+def _next(facts: Facts, standing: RunSummary) -> str:
+    workspace, remote = facts.workspace, on_a_cluster(facts)
     place = f"{workspace.run_id} --output {shlex.quote(str(workspace.output))}"
-    if running:
-        return f"nothing: the run recovers by itself; `steadytrain stop {place}` stops it"
+    if standing.state in ("running", "pending"):
+        how = f"`steadytrain stop {place}` stops it"
+        if remote:
+            how = "terminate it in Kubeflow Pipelines to stop it"
+        return f"nothing: the run recovers by itself; {how}"
     if standing.state == "finished":
         return f"nothing; `steadytrain report {place}` shows the details"
-    again = f"`steadytrain resume {place}`"
+    if standing.state == "resubmitted":
+        return f"nothing: Kubeflow Pipelines run {standing.resubmitted_as} continues it"
+    again = f"`{_submit_again(facts)}`" if remote else f"`steadytrain resume {place}`"
     if standing.failure and standing.failure.remedy:
         return f"{again}, after this fix: {' '.join(standing.failure.remedy.split())}"
     return again
 
 
-def _short(line: str) -> str:
+def _submit_again(facts: Facts) -> str:
+    """Return the command that continues a run of a cluster. Its configuration names its output."""
+    ran = {item.stage for item in executions(facts.events)}
+    pipeline = next((f" --pipeline {name}" for name in STUDIES if name in ran), "")
+    source = shlex.quote(str(facts.workspace.config))
+    return f"steadytrain submit {source} --run {facts.workspace.run_id}{pipeline}"
+
+
+def _short(line: str, longest: int = LONGEST) -> str:
+    """Return the first line, without its middle if it is too long."""
     first = on_one_line(line.partition("\n")[0])
-    return first if len(first) <= LONGEST else f"{first[: LONGEST - 1]}…"
+    if len(first) <= longest:
+        return first
+    return f"{first[: longest - _KEPT_END - 3]} … {first[-_KEPT_END:]}"

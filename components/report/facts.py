@@ -25,7 +25,7 @@ from steadytrain.components.shared.storage.regular import open_regular
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.times import Span, last_sign_of_life, spans
+from steadytrain.components.train.recovery.times import Span, last_sign_of_life, pods_waited, spans
 
 R = TypeVar("R", bound=Record)
 E = TypeVar("E", bound=Event)
@@ -40,6 +40,7 @@ class Facts:
     card: the data card as plain data.
     history: training's ledger.
     unreadable: files and entries that are damaged or cannot be read, with the reason.
+    running: whether a process works on the run, as its lease or its lock shows.
     """
 
     workspace: Workspace
@@ -55,12 +56,15 @@ class Facts:
     registration: RegistrationRecord | None = None
     promotion: RegistrationRecord | None = None
     unreadable: list[str] = field(default_factory=list)
+    running: bool = False
 
     @property
     def spans(self) -> list[Span]:
         """How training's time was spent."""
         running = [attempt for attempt in self.history.attempts if attempt.ended is None]
         until = last_sign_of_life(running[-1], self.events)[0] if running else 0.0
+        for attempt in running:
+            attempt.waited = pods_waited(attempt.started, self.events, until)
         return spans(self.history, until=until)
 
     def of(self, kind: type[E]) -> list[E]:
@@ -75,9 +79,13 @@ class Facts:
         return place
 
 
-def gather(workspace: Workspace) -> Facts:
-    """Read the run's folder. Missing or damaged content never raises an error."""
-    facts = Facts(workspace, events=read_events(workspace.events))
+def gather(workspace: Workspace, *, running: bool = False) -> Facts:
+    """Read the run's folder. Missing or damaged content never raises an error.
+
+    Args:
+        running: as in `Facts`. Whoever reads the run knows it, not the folder.
+    """
+    facts = Facts(workspace, events=read_events(workspace.events), running=running)
     facts.unreadable += problems(workspace.events)
     facts.history = _history(facts)
     facts.config_text = redact(_text(facts, workspace.config))

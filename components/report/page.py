@@ -33,6 +33,7 @@ from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.events.types import (
     BatchSplit,
     DecisionMade,
+    PodsPending,
     StepStarted,
     TrainingStarted,
     TrainingStep,
@@ -44,6 +45,10 @@ from steadytrain.components.shared.tracking.notes import RUN, recall
 _PACKAGE = "steadytrain.components.report"
 
 _LABELS = {
+    "running": "Running",
+    "pending": "Waiting for pods",
+    "terminated": "Terminated",
+    "unchanged": "Nothing new",
     "finished": "Finished",
     "failed": "Failed",
     "stopped": "Stopped",
@@ -99,7 +104,7 @@ def content(facts: Facts) -> dict[str, Any]:
         "warnings": Counter(
             (event.stage, event.message)
             for event in facts.events
-            if isinstance(event, Warned | BatchSplit)
+            if isinstance(event, Warned | BatchSplit | PodsPending)
         ).items(),
         "environment": _environment(facts),
         "config_text": facts.config_text,

@@ -14,6 +14,7 @@ from steadytrain.components.shared.events.types import (
     DecisionMade,
     GradientOverflow,
     LatencyMeasured,
+    PodsPending,
     ProblemFound,
     Resubmitted,
     StepFailed,
@@ -71,6 +72,8 @@ def _(event: StepFinished) -> str:
 
 @describe.register
 def _(event: StepFailed) -> str:
+    if event.on_request:
+        return f"{event.stage}: {_first_line(event.message)}"
     return f"{event.stage}: failed: {_first_line(event.message)}"
 
 
@@ -147,7 +150,7 @@ def _(event: GradientOverflow) -> str:
 
 
 @describe.register
-def _(event: Warned | BatchSplit) -> str:
+def _(event: Warned | BatchSplit | PodsPending) -> str:
     return f"{event.stage}: {event.message}"
 
 

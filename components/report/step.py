@@ -11,26 +11,30 @@ from steadytrain.components.report.page import render
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.events.types import Event, Warned
+from steadytrain.components.shared.events.types import Event, Terminated, Warned
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run, log_artifacts
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.launch.removal import remove_unfinished
+from steadytrain.components.train.launch.removal import how_terminated, remove_unfinished, works_in
 from steadytrain.components.train.lease import held
 from steadytrain.components.train.recovery.resubmit import may_resubmit, resubmit
 
 _LOST: Final = {"unfinished", "stopped"}
-"""States of a run that lost a step: it was killed, or was asked to stop along with its pod."""
+"""States of a run that lost a step: it was killed, or was asked to stop along with its pod. So did
+a run that failed because a server was down for too long."""
 
 
-def write_page(workspace: Workspace) -> Facts:
+def write_page(workspace: Workspace, *, running: bool = False) -> Facts:
     """Write the page and nothing else, because another process may be using the run at this moment.
+
+    Args:
+        running: whether one does.
 
     Raises:
         StorageError: the page cannot be written.
     """
-    facts = gather(workspace)
+    facts = gather(workspace, running=running)
     LocalStorage(workspace.report.parent).write(workspace.report.name, render(facts).encode())
     return facts
 
@@ -49,17 +53,22 @@ def resubmit_lost(config: RunConfig, job: str, progress: int | None = None) -> E
     if not may_resubmit(config, job):
         return None
     facts = gather(Workspace.of(config))
-    if outcome(facts).state not in _LOST:
+    ended = outcome(facts)
+    if ended.state not in _LOST and not (ended.failure and ended.failure.passing):
         return None
     return resubmit(config, job, facts.history.last_step if progress is None else progress)
+
+
+def _lost(workspace: Workspace) -> bool:
+    return outcome(gather(workspace)).state in _LOST
 
 
 def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Path:
     """Clean up after a lost step, write the page, and end the run in MLflow.
 
-    Remove the jobs of a lost train step. If a step was lost, submit the pipeline again. If another
-    supervisor is training the run, this pipeline was a second one and was refused, so only write
-    the page.
+    Remove the jobs of a lost train step. If a step was lost, submit the pipeline again, unless it
+    was terminated. If another supervisor is training the run, this pipeline was a second one and
+    was refused, so only write the page.
 
     Args:
         job: KFP's id of the run; "" if it is not a step of a pipeline.
@@ -72,16 +81,20 @@ def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Pat
     Raises:
         StorageError: the page cannot be written.
     """
-    # `remove_unfinished` waits for a lost supervisor's lease to expire. If the lease is still held
-    # after that, its holder is training the run.
     problems, workspace = remove_unfinished(config, job), Workspace.of(config)
-    if held(LocalStorage(workspace.lease)):
-        write_page(workspace)
+    how = how_terminated() if job else ""
+    lease = LocalStorage(workspace.lease)
+    # `remove_unfinished` waits for a lost supervisor's lease to expire, unless the pipeline was
+    # terminated. If the lease is still held after that, its holder is training the run.
+    if held(lease) and not (how and works_in(lease, job)):
+        write_page(workspace, running=True)
         return workspace.report
     with stage(config, "report") as current:
         for problem in problems:
             current.emit(Warned(stage="report", message=f"not removed: {problem}"))
-        if resubmitted := resubmit_lost(config, job, progress):
+        if how and _lost(workspace):
+            current.emit(Terminated(kfp_run=job, how=how))
+        elif resubmitted := resubmit_lost(config, job, progress):
             current.emit(resubmitted)
         facts = write_page(workspace)
         standing = outcome(facts)

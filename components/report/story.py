@@ -1,41 +1,63 @@
-"""What happened in a run: its steps, its attempts, and how it ended."""
+"""What happened in a run: its steps, its attempts, and how it ended.
+
+`outcome` is the one place that says how a run is doing. The report, `list`, `explain`, `ui`, `top`
+and `submit --wait` show its state and its sentence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.words import number
+from steadytrain.components.shared.data_check import checked
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    PodsPending,
     Resubmitted,
     StepFailed,
     StepFinished,
     StepStarted,
+    Terminated,
     TrainingStarted,
     TrainingStep,
     Validated,
 )
+from steadytrain.components.shared.workspace import Workspace
 
+E = TypeVar("E", bound=Event)
 StepState = Literal["finished", "reused", "failed", "stopped", "unfinished"]
-RunState = Literal["finished", "failed", "stopped", "unfinished", "resubmitted", "empty"]
+RunState = Literal[
+    "running",
+    "pending",
+    "finished",
+    "failed",
+    "stopped",
+    "terminated",
+    "unfinished",
+    "resubmitted",
+    "unchanged",
+    "empty",
+]
 
 FIRST_STEP, REPORT_STEP = "begin", "report"
 TUNE_STEP, WINNER_STEP = "tune", "winner"
 """Steps of the pipeline `tune`. The winner is evaluated and registered in a run of its own."""
 FOLDS_STEP = "cross-validate"
 """The only step of the pipeline `cross-validate`."""
-_ON_REQUEST = {"Stopped", "KeyboardInterrupt", "Pruned"}
 
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a step. `failure` is set if it failed or was stopped."""
+    """One execution of a step. `failure` is set if it failed or was stopped.
+
+    reused_from: the other run whose result it uses, if it does.
+    """
 
     stage: str
     state: StepState
@@ -43,6 +65,7 @@ class Execution:
     end: float
     summary: str = ""
     failure: StepFailed | None = None
+    reused_from: str = ""
 
     @property
     def seconds(self) -> float:
@@ -83,11 +106,35 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The run's state, in one sentence. If the run failed, `failure` says why and how to fix it."""
+    """The run's state, in one sentence. If the run failed, `failure` says why and how to fix it.
+
+    resubmitted_as: id of the Kubeflow Pipelines run that continues it; "" if there is none.
+    """
 
     state: RunState
     sentence: str
     failure: StepFailed | None = None
+    resubmitted_as: str = ""
+
+
+def without_steps(workspace: Workspace, job: str) -> RunSummary:
+    """Return the story of a pipeline run whose steps have written nothing to the run's folder.
+
+    Args:
+        job: KFP's id of the run.
+    """
+    found = checked(workspace, job)
+    if found is None:
+        return _before_the_first_step(Facts(workspace))
+    if found.failure:
+        error, message, remedy = (found.failure[key] for key in ("error", "message", "remedy"))
+        failure = StepFailed(stage="detect-change", error=error, message=message, remedy=remedy)
+        return RunSummary("failed", f"{workspace.run_id} failed in {failure.stage}.", failure)
+    if found.found:
+        sentence = f"{workspace.run_id} has not started, although there is something to train on"
+        return RunSummary("unfinished", f"{sentence}: {found.reason}.")
+    sentence = f"Nothing was trained. {found.reason[:1].upper()}{found.reason[1:]}."
+    return RunSummary("unchanged", sentence)
 
 
 def executions(events: Sequence[Event]) -> list[Execution]:
@@ -158,13 +205,24 @@ def outcome(facts: Facts) -> RunSummary:
     steps = latest(executions(facts.events))
     name = facts.setting("name") or facts.workspace.run_id
     if not steps:
-        return RunSummary("empty", f"Run {facts.workspace.run_id} has not started a step.")
+        return _before_the_first_step(facts)
     last = steps[-1]
-    if last.state == "failed" and last.failure:
+    ended, again = _after(facts, last, Terminated), _after(facts, last, Resubmitted)
+    # A supervisor that was killed seems to run until its lease expires.
+    if facts.running and not ended:
+        return _working(facts, last)
+    if last.state == "failed" and last.failure and not again:
         return RunSummary("failed", f"{name} failed in {last.stage}.", last.failure)
-    if again := _again(facts, last):
+    if ended:
+        place = f"in {last.stage}{_at_step(facts)}"
+        return RunSummary("terminated", f"{name} was terminated {place}: {ended.how}.")
+    if again:
         message = f"It was resubmitted as Kubeflow Pipelines run {again.kfp_run}."
-        return RunSummary("resubmitted", f"{name} lost {last.stage}{_at_step(facts)}. {message}")
+        return RunSummary(
+            "resubmitted",
+            f"{name} lost {last.stage}{_at_step(facts)}. {message}",
+            resubmitted_as=again.kfp_run,
+        )
     if last.state == "stopped":
         how = "pruned" if last.failure and last.failure.error == "Pruned" else "stopped"
         return RunSummary("stopped", f"{name} was {how} in {last.stage}{_at_step(facts)}.")
@@ -172,7 +230,7 @@ def outcome(facts: Facts) -> RunSummary:
         return RunSummary(
             "unfinished",
             f"{name} has not finished: {last.stage} is still running, or was "
-            f"killed{_at_step(facts)}.",
+            f"killed{_at_step(facts)}{_while_waiting(facts)}.",
         )
     if _complete(facts, last.stage):
         return RunSummary("finished", _success(facts, str(name), last))
@@ -186,11 +244,11 @@ def _killed(started: StepStarted, end: float) -> Execution:
 def _execution(started: StepStarted, event: StepFinished | StepFailed) -> Execution:
     times = started.stage, started.time, event.time
     if isinstance(event, StepFailed):
-        stopped = event.error in _ON_REQUEST
-        state: StepState = "stopped" if stopped else "failed"
+        state: StepState = "stopped" if event.on_request else "failed"
         return Execution(times[0], state, times[1], times[2], failure=event)
     state = "reused" if event.reused else "finished"
-    return Execution(times[0], state, times[1], times[2], summary=event.summary)
+    found = Execution(times[0], state, times[1], times[2], summary=event.summary)
+    return replace(found, reused_from=event.reused_from)
 
 
 def _complete(facts: Facts, last_stage: str) -> bool:
@@ -202,15 +260,62 @@ def _complete(facts: Facts, last_stage: str) -> bool:
     return last_stage == "register" and not promoted
 
 
-def _again(facts: Facts, last: Execution) -> Resubmitted | None:
-    """Return the resubmission after the last step. No step of the new pipeline run has started."""
-    message = facts.of(Resubmitted)
-    return message[-1] if message and message[-1].time >= last.end else None
+def _before_the_first_step(facts: Facts) -> RunSummary:
+    run = facts.workspace.run_id
+    if facts.running:
+        return RunSummary("running", f"{run} is running: no step has started yet.")
+    return RunSummary("empty", f"Run {run} has not started a step.")
+
+
+def _working(facts: Facts, last: Execution) -> RunSummary:
+    """Return the state of a run that a process works on."""
+    run = facts.workspace.run_id
+    if reason := waits_for(facts):
+        return RunSummary("pending", f"{run} waits for the pods of {last.stage}: {reason}.")
+    if last.state in ("finished", "reused"):
+        return RunSummary("running", f"{run} is running: {last.stage} is done.")
+    return RunSummary("running", f"{run} is running: it is in {last.stage}{_progress(facts)}.")
+
+
+def waits_for(facts: Facts) -> str:
+    """Return what the newest attempt's pods wait for; "" if none of them waits."""
+    begun, waits = facts.of(AttemptStarted), facts.of(PodsPending)
+    if not begun or not waits or waits[-1].attempt != begun[-1].attempt:
+        return ""
+    ended = any(item.attempt == begun[-1].attempt for item in facts.of(AttemptEnded))
+    return "" if ended else waits[-1].reason.rstrip(".")
+
+
+def _while_waiting(facts: Facts) -> str:
+    reason = waits_for(facts)
+    return f", while its pods waited: {reason}" if reason else ""
+
+
+def on_a_cluster(facts: Facts) -> bool:
+    """Return whether a pipeline on a cluster worked on the run last."""
+    started = facts.of(StepStarted)
+    return bool(started and started[-1].pod)
+
+
+def _after(facts: Facts, last: Execution, kind: type[E]) -> E | None:
+    """Return the newest event of a kind, if no step has begun after it.
+
+    A step that is killed may still report something while it ends.
+    """
+    found = facts.of(kind)
+    return found[-1] if found and found[-1].time >= last.start else None
 
 
 def _at_step(facts: Facts) -> str:
-    steps = facts.of(TrainingStep)
-    return f", at training step {steps[-1].step}" if steps else ""
+    """Return the last step in words: not each one is an event, and stopping saves a checkpoint."""
+    kinds = TrainingStep | Validated | CheckpointSaved | AttemptEnded
+    steps = [event.step for event in facts.events if isinstance(event, kinds)]
+    return f", at training step {steps[-1]}" if steps else ""
+
+
+def _progress(facts: Facts) -> str:
+    at, planned = _at_step(facts), facts.of(TrainingStarted)
+    return f"{at} of {number(planned[-1].max_steps)}" if at and planned else at
 
 
 def _success(facts: Facts, name: str, last: Execution) -> str:
@@ -228,4 +333,6 @@ def _success(facts: Facts, name: str, last: Execution) -> str:
     place = f"version {registered.version} of {registered.model_name}"
     if registered.champion:
         return f"{work}; registered as {place}, the new champion."
-    return f"{work}; registered as {place}, not promoted."
+    undecided = facts.gate is not None and facts.gate.undecided
+    verdict = "undecided: there are too few test examples" if undecided else "not promoted"
+    return f"{work}; registered as {place}, {verdict}."

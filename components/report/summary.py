@@ -15,9 +15,13 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.workspace import Workspace
 
 
-def summary(workspace: Workspace) -> list[str]:
-    """Return how the run ended, its steps, attempts, time and cost, and its results or failure."""
-    facts = gather(workspace)
+def summary(workspace: Workspace, *, running: bool = False) -> list[str]:
+    """Return how the run ended, its steps, attempts, time and cost, and its results or failure.
+
+    Args:
+        running: as in `Facts`.
+    """
+    facts = gather(workspace, running=running)
     standing = outcome(facts)
     lines = [standing.sentence]
     if standing.failure:
@@ -39,9 +43,9 @@ def summary(workspace: Workspace) -> list[str]:
     return lines if standing.failure else lines + _results(facts)
 
 
-def as_data(workspace: Workspace) -> dict[str, Any]:
+def as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
     """Return the same for programs. None means that the run has not got that far."""
-    facts = gather(workspace)
+    facts = gather(workspace, running=running)
     standing, trained, scored = outcome(facts), facts.training, facts.evaluation
     decided = facts.promotion or facts.gate
     champion = facts.promotion or facts.registration

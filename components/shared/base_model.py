@@ -46,6 +46,17 @@ def note_base(folder: Path, config: RunConfig) -> None:
     (folder / BASE_FILE).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
 
 
+def name_base(folder: Path, config: RunConfig) -> None:
+    """Make adapters name a base model on the hub by its name, not by a folder of this machine."""
+    base, path = config.model.base or "", folder / "adapter_config.json"
+    if not base.startswith("hub:"):
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["base_model_name_or_path"] = base.removeprefix("hub:")
+    content["revision"] = base_content(config).removeprefix("commit ")
+    path.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+
+
 def check_base(folder: Path, config: RunConfig) -> None:
     """Refuse to add adapters to a base model other than the one they were trained with.
 

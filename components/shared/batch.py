@@ -7,6 +7,8 @@ from typing import Final
 
 REPLICATED: Final = "ddp"
 """The strategy in which each rank has the complete state, including a single rank."""
+SINGLE: Final = "single"
+"""What a configuration calls it on a single rank."""
 
 
 @dataclass(frozen=True)
@@ -26,3 +28,7 @@ class BatchSettings:
     snapshot: bool = True
     strategy: str = REPLICATED
     offload: str = "none"
+
+    def strategy_on(self, ranks: int) -> str:
+        """Return the strategy as a configuration names it: a single rank replicates nothing."""
+        return SINGLE if ranks == 1 and self.strategy == REPLICATED else self.strategy

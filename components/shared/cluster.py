@@ -34,7 +34,7 @@ _NO_PERMISSION_ON_ALL = (
 )
 NOT_YET: Final = re.compile(r"failed to sync (secret|configmap) cache")
 """Kubelet's message if it could not read a Secret or ConfigMap in time. It tries again."""
-_WORDS: Final = {"GET": "read", "POST": "create", "DELETE": "delete"}
+_WORDS: Final = {"GET": "read", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 _ADMISSION = re.compile(
     r"webhook|exceeded quota|violates PodSecurity|ValidatingAdmissionPolicy|denied the request",
     re.IGNORECASE,
@@ -76,6 +76,7 @@ class Kind:
     """A kind of object, and where the API serves it.
 
     namespaced: False if its objects are not in a namespace.
+    suspendable: whether `spec.suspend` ends its pods and lets it make no others.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Kind:
     group: str
     version: str
     namespaced: bool = True
+    suspendable: bool = False
 
     @property
     def api_version(self) -> str:
@@ -126,6 +128,11 @@ class Cluster:
             "GET", self._path(kind), query=query, what=kind.plural, namespaced=kind.namespaced
         )
         return list(found["items"])
+
+    def suspend(self, kind: Kind, name: str) -> None:
+        """Ask a job's controller to end its pods and to make no others."""
+        body = {"spec": {"suspend": True}}
+        self._call("PATCH", self._path(kind, name), body=body, what=f"{kind.name} {name}")
 
     def delete(self, kind: Kind, name: str) -> None:
         """Delete an object, then the objects it owns. Returns at once; a missing object is fine."""
@@ -175,12 +182,14 @@ class Cluster:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
+        from steadytrain.components.shared.http_client import LimitExceeded
+
         try:
             found: Manifest = self.client.call_api(
                 path,
                 method,
                 query_params=[item for item in query if item[1]],
-                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                header_params={"Accept": "application/json", "Content-Type": _content_type(method)},
                 body=body,
                 auth_settings=["BearerToken"],
                 response_type="object",
@@ -192,12 +201,16 @@ class Cluster:
             if not namespaced:
                 place, remedy = "of the whole cluster", _NO_PERMISSION_ON_ALL
             raise _refusal(error, f"{_WORDS[method]} {what} {place}", remedy) from None
-        except (HTTPError, OSError) as error:
+        except (HTTPError, OSError, LimitExceeded) as error:
             raise Unreachable(
                 f"the cluster's API server does not answer: {error}",
                 remedy=_LATER,
             ) from error
         return found
+
+
+def _content_type(method: str) -> str:
+    return "application/merge-patch+json" if method == "PATCH" else "application/json"
 
 
 def connect() -> Cluster:
@@ -207,6 +220,8 @@ def connect() -> Cluster:
         Unreachable: if there is neither.
     """
     from kubernetes import client, config
+
+    from steadytrain.components.shared.http_client import limit
 
     settings = client.Configuration()
     try:
@@ -225,7 +240,9 @@ def connect() -> Cluster:
             remedy="run the step in a pod with a service account, or set KUBECONFIG",
         ) from error
     settings.retries = False
-    return Cluster(client.ApiClient(settings), namespace)
+    opened = client.ApiClient(settings)
+    limit(opened.rest_client.pool_manager)
+    return Cluster(opened, namespace)
 
 
 def in_pod() -> bool:

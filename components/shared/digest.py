@@ -39,11 +39,13 @@ def stream_digest(handle: BinaryIO) -> str:
 def weights_digest(model: Path) -> str:
     """Return the digest of an exported model's weights, including the note about its base model.
 
-    If no file is known to hold weights, because another framework wrote them, all files count.
+    If no file is known to hold weights, because another framework wrote them, all files count. A
+    file is read again only if its size, times or location changed since this process read it.
     """
     found = [path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern)]
     found = found or [path for path in model.rglob("*") if path.is_file()]
-    return value_digest({path.relative_to(model).as_posix(): file_digest(path) for path in found})
+    digests = {path.relative_to(model): _digest_as_of(path, _state(path)) for path in found}
+    return value_digest({path.as_posix(): digest for path, digest in digests.items()})
 
 
 def files_digest(folder: Path, patterns: Sequence[str]) -> str:

@@ -7,9 +7,10 @@ reading a traceback.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.redaction import redact
 
 
@@ -28,16 +29,11 @@ class SteadytrainError(Exception):
     denied = False
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
-        self.message, self.remedy = _printable(redact(message)), _printable(redact(remedy))
+        self.message, self.remedy = printable(redact(message)), printable(redact(remedy))
         super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
-
-
-def _printable(text: str) -> str:
-    """Escape what cannot be encoded: file names may contain bytes that are not valid text."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 class BadInput(SteadytrainError, ValueError):
@@ -78,19 +74,49 @@ class RunBusy(BadInput):
 
 
 class StorageError(SteadytrainError):
-    """Storage rejected a read or a write, even after retries."""
+    """Storage rejected a read or a write, even after retries.
+
+    Attributes:
+        lasting: whether no retry helps, until somebody removes the cause.
+    """
+
+    lasting = False
+
+    def __init__(self, message: str, *, remedy: str = "", lasting: bool = False) -> None:
+        super().__init__(message, remedy=remedy)
+        self.lasting = self.lasting or lasting
 
 
 class PathTaken(StorageError):
-    """Something else, such as a folder, is in the place of a file. No retry helps."""
+    """Something else, such as a folder, is in the place of a file."""
+
+    lasting = True
 
 
 class Unreadable(StorageError):
     """Stored content cannot be read back: a broken disk, or something that is not a file."""
 
+    lasting = True
+
+
+class Unkillable(SteadytrainError):
+    """A process does not end although it was killed. What it holds must not be used again.
+
+    Attributes:
+        pids: the process ids.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", pids: Sequence[int] = ()) -> None:
+        super().__init__(message, remedy=remedy)
+        self.pids = tuple(pids)
+
 
 class TrackingError(SteadytrainError):
     """The tracking server cannot be used."""
+
+    def __init__(self, message: str, *, remedy: str = "", passing: bool = False) -> None:
+        super().__init__(message, remedy=remedy)
+        self.passing = passing
 
 
 class ServerError(SteadytrainError):
@@ -148,3 +174,13 @@ class Stopped(SystemExit):
 
     def __str__(self) -> str:
         return f"stopped by {signal.Signals(self.number).name}"
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what led to it, what led to that, and so on, each once."""
+    found: BaseException | None = error
+    seen = set[int]()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or found.__context__

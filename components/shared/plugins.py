@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from steadytrain.components.shared.errors import BadInput, Stopped
-from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.shared.controls import on_one_line
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.foreign import foreign, raised_by_code
 
 T = TypeVar("T")
 METRICS = "steadytrain.metrics"
@@ -82,8 +84,22 @@ def load(group: str, name: str) -> Any:
         BadInput: as for `find`, or if the object cannot be imported.
     """
     point = find(group, name)
-    with foreign(f"{name!r} in {group} cannot be imported from {_owner(point)}", _FIX):
+    if _is_ours(point):
+        return _load_ours(point)
+    what = f"{name!r} in {group} cannot be imported from {_owner(point)}"
+    with foreign(what, _FIX, runs_code=True):
         return point.load()
+
+
+def _load_ours(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"{point.name!r} in {point.group} needs the package {error.name}, which is not "
+            "installed",
+            remedy=f"pip install '{_OURS}[train]'",
+        ) from error
 
 
 def load_as(group: str, name: str, kind: type[T]) -> T:
@@ -142,11 +158,11 @@ def call(function: Callable[..., T], options: Mapping[str, Any], plugin: str) ->
         )
     try:
         return function(**options)
-    except Stopped:
-        raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not isinstance(error, SteadytrainError) and not raised_by_code(error):
+            raise
         raise BadInput(
-            f"{plugin} rejects its options: {error}",
+            f"{plugin} rejects its options: {error or type(error).__name__}",
             remedy=f"its options are {inspect.signature(function)}",
         ) from error
 
@@ -185,7 +201,9 @@ def added(group: str) -> list[str]:
 
 
 def _is_ours(point: EntryPoint) -> bool:
-    return point.dist is not None and _owner(point).startswith(f"{_OURS} ")
+    """Return whether an entry is steadytrain's own: metadata may claim any name."""
+    named = point.dist is not None and _normalized(point.dist.name or "") == _OURS
+    return named and point.module.startswith(f"{_OURS}.")
 
 
 def described(point: EntryPoint) -> str:
@@ -200,4 +218,9 @@ def _owner(point: EntryPoint) -> str:
 @functools.cache
 def _package(package: Distribution) -> str:
     # Each property parses the package's metadata, which takes milliseconds.
-    return f"{package.name} {package.version}"
+    return on_one_line(f"{package.name} {package.version}")
+
+
+def _normalized(name: str) -> str:
+    """Return a package's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -7,8 +7,9 @@ model) stay in the workspace, and a record says where they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -18,6 +19,7 @@ from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage
 
 Side = Literal["train", "validation", "test"]
+Places = Mapping[str, tuple[str, int]]
 
 
 class Record(BaseModel):
@@ -27,6 +29,22 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     schema_version: Literal[1] = 1
+
+    _places: ClassVar[Places] = {}
+    """Fields with an absolute path in the output folder: the name of its first part below that
+    folder, and the number of parts."""
+
+    def in_output(self, output: Path) -> Self:
+        """Return the record with paths in an output folder, as far as something is there.
+
+        The output may have been moved or copied since the record was written.
+        """
+        found = {}
+        for field, (first, count) in self._places.items():
+            parts = Path(getattr(self, field)).parts[-count:]
+            if parts[:1] == (first,) and (here := output.joinpath(*parts)).exists():
+                found[field] = str(here)
+        return self.model_copy(update=found)
 
     def save(self, path: Path) -> None:
         """Write the record atomically."""
@@ -40,7 +58,11 @@ class Record(BaseModel):
             BadInput: if it is missing or damaged, or has another version.
         """
         try:
-            return cls.model_validate_json(LocalStorage(path.parent).read(path.name))
+            record = cls.model_validate_json(LocalStorage(path.parent).read(path.name))
+            match path.absolute().parts:
+                case [*output, "runs", _, "records", _]:
+                    return record.in_output(Path(*output))
+            return record  # a pipeline's artifact
         except FileNotFoundError as error:
             raise BadInput(
                 f"{path} is missing: the step before this one has not finished",
@@ -110,10 +132,13 @@ class DataRecord(Record):
         are on the same side.
     tokenizer: folder, relative to `folder`; "" if the task has none.
     labels: classes in the order of their indices; empty for language models.
+    turn_ends: tokens that end the assistant's turns on the training side.
     inputs_digest: digest over the input as it was stored; "" if unknown.
     profile: statistics of all good records, before duplicates are removed; None if unknown.
     folds: the training side in parts, if it was prepared for cross-validation.
     """
+
+    _places: ClassVar[Places] = {"folder": ("data", 2)}
 
     folder: str
     fingerprint: str
@@ -124,6 +149,7 @@ class DataRecord(Record):
     sequence_length: int = 0
     tokenizer: str = ""
     labels: list[str] = []
+    turn_ends: list[int] = []
     inputs_digest: str = ""
     profile: DataProfile | None = None
     folds: list[FoldRecord] = []
@@ -145,6 +171,8 @@ class TrainRecord(Record):
     best_score: score of the exported model in `metric`.
     decisions: choices that were open or could have been different, each with its reason.
     """
+
+    _places: ClassVar[Places] = {"model": ("runs", 3)}
 
     outcome: str
     model: str
@@ -244,7 +272,11 @@ class EvaluationRecord(Record):
     landscape_missing: why it is configured and still not there, and the fix; "" otherwise.
     answers: absolute path of the result for each document of those tasks (Parquet); "" without
         tasks.
+    baselines, baseline_scores: the metrics of the naive baseline, and the absolute path of its
+        scores, as `scores`; "" if there is none.
     """
+
+    _places: ClassVar[Places] = dict.fromkeys(("scores", "answers", "baseline_scores"), ("runs", 4))
 
     task: str
     weights_digest: str
@@ -261,6 +293,7 @@ class EvaluationRecord(Record):
     splits: list[str] = []
     tasks: dict[str, TaskScore] = {}
     answers: str = ""
+    baseline_scores: str = ""
     robustness: dict[str, dict[str, Interval]] = {}
     landscape: LandscapeRecord | None = None
     landscape_missing: str = ""
@@ -287,12 +320,37 @@ class Subject(Record):
     rules: str
 
 
+class Comparison(Record):
+    """The candidate against a model that it must beat even without a champion.
+
+    what: names that model.
+    candidate, other: both values of `metric`.
+    improvement: relative to the other model.
+    """
+
+    what: str
+    metric: str
+    candidate: float
+    other: float
+    improvement: Interval
+
+
 class GateRecord(Record):
     """The gate's decision: promoted or not, every number, and the reason in one sentence.
 
+    undecided: whether there are too few test records to decide. Such a model is not promoted.
     champion_weights: digest of the champion's weights, as its version records it; "" if it does
         not.
     compared: number of configurations that a search compared to choose the candidate's.
+    earlier: number of other models of the registered model that were judged on the same test
+        records before.
+    confidence: level of the intervals, after the correction for `compared` and `earlier`; 0 if
+        unknown.
+    units: number of independent test examples; 0 if unknown.
+    test_digest: digest of the ids of the test side; "" if unknown.
+    comparisons: with the naive baseline and with model.base, as far as the task can score them.
+    base_not_compared: why the candidate is not compared with model.base; "" if it is, or if
+        training started from scratch.
 
     Raises:
         ValueError: if it says "promoted" but its own numbers do not support that.
@@ -312,12 +370,24 @@ class GateRecord(Record):
     floors: dict[str, float] = {}
     slices: dict[str, float] = {}
     compared: int = 1
+    undecided: bool = False
+    earlier: int = 0
+    confidence: float = 0.0
+    units: int = 0
+    test_digest: str = ""
+    comparisons: list[Comparison] = []
+    base_not_compared: str = ""
 
     @model_validator(mode="after")
     def _a_promotion_is_justified(self) -> Self:
         # A bug in the gate or a damaged file must not promote a model.
         if not self.promoted:
             return self
+        if self.undecided:
+            raise ValueError("promoted and undecided")
+        for item in self.comparisons:
+            if not min(item.improvement.value, item.improvement.low) > self.margin:
+                raise ValueError(f"promoted without an improvement over {item.what}")
         numbers = [self.candidate, self.margin, *self.floors.values(), *self.slices.values()]
         if self.champion_version is not None:
             if self.champion is None or self.improvement is None:

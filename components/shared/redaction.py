@@ -4,8 +4,9 @@ Configurations that contain a secret are rejected, and everything that is shown,
 has secrets replaced.
 
 A secret is recognized by the prefix that its issuer has published, by the name it is assigned to,
-by its position in an address, or because it is the value of a secret environment variable. It is
-never recognized by looking random: digests of models, data and commits do too.
+by its position in an address, or because it is the value of an environment variable that is not
+known to be harmless. It is never recognized by looking random: digests of models, data and commits
+do too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 PLACEHOLDER = "[redacted]"
@@ -81,10 +83,43 @@ _LOGIN = re.compile(r"[A-Za-z][\w+.-]*:(?://|\\\\)(?![/\\])(.*)@", re.DOTALL)
 _WEB_PATH = re.compile(r"https?://(?:[\w.-]+|\[[\da-f:.]+])(?::\d{1,5})?/", re.IGNORECASE)
 _SHORTEST = 8  # Of an environment variable. Shorter values also occur in ordinary text.
 
+PUBLIC_VARIABLES = "STEADYTRAIN_PUBLIC_VARIABLES"
+"""Environment variable that names further variables, separated by commas, that hold no secret."""
+# Names of variables whose values everybody may see. A name such as WANDB_API_KEY is secret anyway.
+_HARMLESS = re.compile(
+    r"""
+    _ | PATH | (?:OLD)?PWD | HOME | USER(?:NAME)? | LOGNAME | SHELL | SHLVL | MAIL | DISPLAY
+    | EDITOR | VISUAL | PAGER | LANG(?:UAGE)? | TZ | TERM(?:_\w+)? | COLORTERM | LS_COLORS
+    | TMP(?:DIR)? | TEMP(?:DIR)? | HOST(?:NAME|TYPE)? | CI | ENV | ENVIRONMENT | STAGE | PROJECT
+    | (?:CONTAINER|NODE|POD|JOB|RUN)_(?:NAME|NAMESPACE|IP|UID|ID) | DEBIAN_FRONTEND | IS_SANDBOX
+    | (?:GROUP_)?RANK | WORLD_SIZE | KUBECONFIG | TRACEPARENT | NO_PROXY | no_proxy
+    | (?:LC|XDG|PYTHON|PYTEST|PIP|UV|CONDA|PYENV|VIRTUAL|MAKE|MFLAGS|OMP|MKL|KMP|OPENBLAS|BLIS|NVPL
+      |TORCH|PYTORCH|CUDA|CUDNN|NVIDIA|NVTE|NCCL|GLOO|UCX|FI|PET|MASTER|LOCAL|DS|TRITON|TF|XLA|JAX
+      |KERAS|HF|TRANSFORMERS|TOKENIZERS|ACCELERATE|BNB|RAY|KUBERNETES|KFP|KF|ARGO|JOB_COMPLETION
+      |JOBSET|STEADYTRAIN)(?:_?[A-Z0-9]\w*)?
+    | \w+_SERVICE_(?:HOST|PORT\w*) | \w+_PORT(?:_\d+_(?:TCP|UDP)\w*)?
+    | AWS_(?:(?:DEFAULT_)?REGION|PROFILE|ENDPOINT_URL(?:_\w+)?|CA_BUNDLE)
+    | MLFLOW_(?:\w*_URI|RUN_ID|EXPERIMENT_(?:ID|NAME)|HTTP_\w+|DISABLE_\w+|ENABLE_\w+|SUPPRESS_\w+)
+    | WANDB_(?:PROJECT|ENTITY|MODE|DIR|NAME|BASE_URL)
+    | OTEL_(?:SERVICE_NAME|SDK_DISABLED|\w+_(?:ENDPOINT|PROTOCOL|TIMEOUT|COMPRESSION|SAMPLER\w*))
+    """,
+    re.VERBOSE,
+)
+_TELLING = re.compile(
+    r"(?:^|_)(?:TOKENS?|KEYS?|SECRETS?|PASS\w*|PW|AUTH\w*|CRED\w*|COOKIES?|WEBHOOK|HEADERS?|DSN)(?:_|$)"
+)
+# Values that are no secret under any name: an address without login and path, or an IP address.
+_HARMLESS_VALUE = re.compile(
+    r"steadytrain|kubeflow|localhost|production|development"
+    r"|(?:[a-z][a-z0-9+.-]*://)?\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?/?"
+)
+_IN_ADDRESS = re.compile(r"(?=[^/?#&=;,]*\d)(?=[^/?#&=;,]*[A-Za-z])[^/?#&=;,\s]{16,}")
+_PAIR = re.compile(r"[^\s,;=]+=([^,;]+)")
+
 
 def redact(text: str) -> str:
     """Return `text` with everything that looks like a secret replaced."""
-    known = _values_of_environment()
+    known = secret_values()
     if known is not None:
         text = known.sub(PLACEHOLDER, text)
     return _without_patterns(text)
@@ -98,6 +133,15 @@ def traceback_of(error: BaseException) -> str:
 def redact_tracebacks() -> None:
     """From now on, remove secrets from the traceback of an uncaught exception."""
     sys.excepthook = lambda _, error, __: print(traceback_of(error), end="", file=sys.stderr)
+
+
+def secret_values() -> re.Pattern[str] | None:
+    """Return a pattern of every secret value in this process's environment; None without any."""
+    public = os.environ.get(PUBLIC_VARIABLES, "")
+    values = set[str]()
+    for name, value in list(os.environ.items()):
+        values |= _secrets_of_variable(name, value.strip(), public)
+    return _any_of(frozenset(values))
 
 
 def holds_a_secret(text: str) -> bool:
@@ -174,14 +218,31 @@ def _cut(found: re.Match[str]) -> str:
     return before + PLACEHOLDER + ("@" if found[group].endswith("@") else "")
 
 
-def _values_of_environment() -> re.Pattern[str] | None:
-    # PWD is the working directory.
-    names = [name for name in os.environ if names_a_secret(name) and name != "PWD"]
-    values = {os.environ.get(name, "").strip() for name in names}
-    for value in list(os.environ.values()):
-        if "://" in value and "@" in value and not _WEB_PATH.match(value):
-            values |= secrets_of_address(value.strip())
-    return _any_of(frozenset(value for value in values if len(value) >= _SHORTEST))
+@functools.lru_cache(maxsize=4096)
+def _secrets_of_variable(name: str, value: str, public: str) -> frozenset[str]:
+    """Return what must not be shown of an environment variable's value."""
+    if len(value) < _SHORTEST:
+        return frozenset()
+    found = set[str]()
+    if "://" in value and "@" in value and not _WEB_PATH.match(value):
+        found |= secrets_of_address(value)
+    named = names_a_secret(name) and name != "PWD"  # the working directory
+    if named or not _is_harmless(name, value, public):
+        if "://" in value and not named:
+            found |= set(_IN_ADDRESS.findall(value.partition("://")[2].partition("/")[2]))
+        else:
+            # Headers and connection strings: user code may show one of their values alone.
+            found |= {value, *_PAIR.findall(value)}
+    return frozenset(item for item in map(str.strip, found) if len(item) >= _SHORTEST)
+
+
+def _is_harmless(name: str, value: str, public: str) -> bool:
+    named = _HARMLESS.fullmatch(name) and not _TELLING.search(name)
+    if named or name in map(str.strip, public.split(",")):
+        return True
+    # Paths, one or several, are in messages everywhere, and are no secrets.
+    is_path = any(Path(item).exists() for item in value.split(os.pathsep) if item)
+    return is_path or _HARMLESS_VALUE.fullmatch(value) is not None
 
 
 @functools.lru_cache(maxsize=8)

@@ -24,6 +24,11 @@ R = TypeVar("R", bound=Record)
 
 
 class _File(Record):
+    """A file of a result.
+
+    path: relative to the output folder, which may be moved or copied; absolute if it is elsewhere.
+    """
+
     path: str
     bytes: int
     digest: str
@@ -63,7 +68,9 @@ class ReuseStore(Generic[R]):
         young = time.time() - entry.created <= ttl_seconds
         if not (young or entry.run_id == self.workspace.run_id):
             return None
-        return result if all(map(_intact, entry.files)) else None
+        if not all(_intact(self.workspace.output / file.path, file) for file in entry.files):
+            return None
+        return result.in_output(self.workspace.output)
 
     def origin(self, key: str) -> Workspace:
         """Return the workspace of the run that computed the result that `find` returned."""
@@ -76,11 +83,15 @@ class ReuseStore(Generic[R]):
             created=time.time(),
             result=result.model_dump(mode="json"),
             files=[
-                _File(path=str(path), bytes=path.stat().st_size, digest=file_digest(path))
+                _File(path=self._name(path), bytes=path.stat().st_size, digest=file_digest(path))
                 for path in files
             ],
         )
         entry.save(self._file(key))
+
+    def _name(self, path: Path) -> str:
+        output = self.workspace.output
+        return str(path.relative_to(output) if path.is_relative_to(output) else path)
 
     def _entry(self, key: str) -> _Entry:
         return _Entry.model_validate_json(self._file(key).read_bytes())
@@ -89,8 +100,7 @@ class ReuseStore(Generic[R]):
         return self.folder / f"{key}.json"
 
 
-def _intact(file: _File) -> bool:
-    path = Path(file.path)
+def _intact(path: Path, file: _File) -> bool:
     try:
         return path.stat().st_size == file.bytes and file_digest(path) == file.digest
     except OSError:

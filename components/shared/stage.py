@@ -9,8 +9,10 @@ import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 
+from steadytrain.components.shared.cluster import own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import code_digest
@@ -20,11 +22,15 @@ from steadytrain.components.shared.events.types import (
     StepFailed,
     StepFinished,
     StepStarted,
+    Warned,
     WorkProgress,
 )
 from steadytrain.components.shared.logs import following
+from steadytrain.components.shared.patience import waiting
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.redaction import redact_tracebacks
 from steadytrain.components.shared.stopping import Stopping, stoppable
+from steadytrain.components.shared.tracking.notes import settle
 from steadytrain.components.shared.workspace import Workspace
 
 _PACKAGES = ("steadytrain", "torch", "transformers", "accelerate", "datasets", "mlflow", "kfp")
@@ -32,7 +38,7 @@ _PACKAGES = ("steadytrain", "torch", "transformers", "accelerate", "datasets", "
 
 @dataclass
 class Stage:
-    """A running step. Set `summary` and `reused` before it ends."""
+    """A running step. Set `summary` before it ends, and call `reuse` if it reuses a result."""
 
     name: str
     workspace: Workspace
@@ -40,9 +46,16 @@ class Stage:
     stopping: Stopping
     summary: str = ""
     reused: bool = False
+    reused_from: str = ""
+
+    def reuse(self, origin: Workspace) -> None:
+        """Say that this step uses an earlier result, which may be another run's."""
+        self.reused = True
+        if origin != self.workspace:
+            self.reused_from = origin.run_id
 
     def begin(self) -> None:
-        self.emit(StepStarted(stage=self.name, environment=dict(environment())))
+        self.emit(StepStarted(stage=self.name, environment=dict(environment()), pod=own_pod_name()))
 
     def emit(self, event: Event) -> None:
         self.stream.emit(event)
@@ -100,9 +113,12 @@ def stage(
             with stoppable() as stopping:
                 if holding is not None:
                     held.enter_context(holding)
+                settle(workspace)
                 # Assigned first: a request to stop may come while the start is written.
                 current = Stage(name, workspace, workspace.stream(name), stopping)
                 current.begin()
+                seconds = config.recovery.server_wait_seconds
+                held.enter_context(waiting(seconds, partial(tell_wait, current, seconds)))
                 yield current
                 stopping.check()
         except BaseException as error:
@@ -114,20 +130,37 @@ def stage(
                 current.emit(_failure(name, error))
             raise
         else:
-            current.emit(StepFinished(stage=name, reused=current.reused, summary=current.summary))
+            current.emit(
+                StepFinished(
+                    stage=name,
+                    reused=current.reused,
+                    summary=current.summary,
+                    reused_from=current.reused_from,
+                )
+            )
         finally:
             if current is not None:
                 current.stream.close()
 
 
+def tell_wait(current: Stage, seconds: float, why: str) -> None:
+    """Warn that a step waits for the tracking server."""
+    message = f"waiting up to {duration(seconds)} for the tracking server: {why}"
+    current.emit(Warned(stage=current.name, message=redact(message)))
+
+
 def _failure(name: str, error: BaseException) -> StepFailed:
-    message, remedy = str(error), ""
+    message, remedy, passing = str(error), "", False
     if isinstance(error, SteadytrainError):
-        message, remedy = error.message, error.remedy
+        message, remedy, passing = error.message, error.remedy, error.passing
     elif isinstance(error, Stopped | KeyboardInterrupt):
         message, remedy = "stopped", "start the run again: it continues where it stopped"
     return StepFailed(
-        stage=name, error=type(error).__name__, message=redact(message), remedy=remedy
+        stage=name,
+        error=type(error).__name__,
+        message=redact(message),
+        remedy=remedy,
+        passing=passing,
     )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.shared.quantities import size
-from steadytrain.components.shared.stage import stage
+from steadytrain.components.shared.stage import stage, tell_wait
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import check_tracking, parent_run
 from steadytrain.components.shared.workspace import Workspace
@@ -31,13 +32,22 @@ def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({}))
     Raises:
         BadInput: if the output cannot be written or has too little space, or an evaluation task
             cannot run.
-        TrackingError: if the tracking server cannot be used.
+        TrackingError: if the tracking server cannot be used. If it is only down, this waits for it
+            first (`recovery.server_wait_seconds`).
     """
     with stage(config, "begin") as current:
         workspace = current.workspace
         _check_room(workspace)
         check_lm_tasks(config)
-        check_tracking(config, workspace)
+        seconds = config.recovery.server_wait_seconds
+        warned: list[SteadytrainError] = []
+
+        def tell(error: SteadytrainError) -> None:
+            if not warned:
+                warned.append(error)
+                tell_wait(current, seconds, error.message)
+
+        patiently(lambda: check_tracking(config, workspace), away=seconds, tell=tell)
         LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
         parent_run(config, workspace, tags)
         current.summary = f"run {config.run_id} in {workspace.output}"

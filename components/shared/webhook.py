@@ -9,10 +9,8 @@ import json
 import os
 import ssl
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 VARIABLE: Final = "STEADYTRAIN_WEBHOOK_URL"
@@ -33,7 +31,7 @@ def call(content: Mapping[str, str]) -> str:
     """
     failures: list[str] = []
     arguments = os.environ.get(VARIABLE, ""), json.dumps(content).encode()
-    # Use a thread that can be abandoned: a socket's timeout starts again with every byte.
+    # Use a thread that can be abandoned: the system may need long to resolve the host's name.
     thread = threading.Thread(
         target=lambda: failures.append(_post(*arguments)), name="webhook", daemon=True
     )
@@ -42,39 +40,57 @@ def call(content: Mapping[str, str]) -> str:
     return failures[0] if failures else f"no answer within {SECONDS:g} s"
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects: nobody configured the other address, and it may be inside the cluster."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-_open = urllib.request.build_opener(_NoRedirects).open
-
-
 def _post(address: str, body: bytes) -> str:
+    from steadytrain.components.shared.http_client import deadline, session
+
     headers = {"Content-Type": "application/json", "User-Agent": "steadytrain"}
     try:
         url = urlsplit(address)
         if url.scheme not in ("http", "https") or not url.hostname:
             return "the address is not http or https"
-        with _open(urllib.request.Request(address, body, headers), timeout=SECONDS):
-            return ""
-    except urllib.error.HTTPError as error:
-        error.close()
-        more = ": redirects are not followed" if 300 <= error.code < 400 else ""
-        return f"it returned {error.code}{more}"
-    except urllib.error.URLError as error:
-        return _words(error.reason)
+        if any(map(str.isspace, address)):
+            return "InvalidURL"
+        # Redirects are refused: nobody configured the other address, and it may be inside the
+        # cluster.
+        with (
+            deadline(SECONDS),
+            session() as opened,
+            opened.post(
+                address,
+                body,
+                headers=headers,
+                timeout=SECONDS,
+                allow_redirects=False,
+                stream=True,
+            ) as answer,
+        ):
+            status = answer.status_code
     except Exception as error:
-        # The error's text or traceback may contain the address.
+        return _words(error)
+    if 200 <= status < 300:
+        return ""
+    return f"it returned {status}{': redirects are not followed' if status < 400 else ''}"
+
+
+def _words(error: BaseException) -> str:
+    """Say why a connection failed, without any text from a server, a proxy or the address."""
+    if isinstance(error, ValueError):
         return type(error).__name__
+    causes: list[BaseException] = [error]
+    while (cause := _cause(causes[-1])) is not None:
+        causes.append(cause)
+    for cause in reversed(causes):
+        if isinstance(cause, ssl.SSLError):
+            return f"no secure connection ({getattr(cause, 'reason', type(cause).__name__)})"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return type(causes[-1]).__name__
 
 
-def _words(reason: object) -> str:
-    """Say why a connection failed, without any text from a server or a proxy."""
-    if isinstance(reason, ssl.SSLError):
-        return f"no secure connection ({getattr(reason, 'reason', type(reason).__name__)})"
-    if isinstance(reason, OSError):
-        return reason.strerror or type(reason).__name__
-    return "the address is not valid"
+def _cause(error: BaseException) -> BaseException | None:
+    """Return what led to an error. requests and urllib3 wrap the first one several times."""
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, BaseException):
+        return reason
+    wrapped = next((item for item in error.args if isinstance(item, BaseException)), None)
+    return wrapped or error.__cause__ or error.__context__

@@ -6,6 +6,7 @@
   reuse/<step>/<key>      outputs that may be reused
   losses/<key>.arrow      each row's loss under a curriculum's reference model
   learned/<key>.json      settings that fit in a device's memory
+  checks/<job>.json       what a pipeline run's check for new data found, until its report
   mlflow.db, mlartifacts/ the default tracking store (shared/tracking/store.py)
   runs/<run>/
     config.yaml           the full configuration
@@ -34,6 +35,8 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import EventStream, JsonLines
 
 _ANSWERS: Final = ".teacher-"
+_LEAST_BYTES: Final = 1 << 20
+"""With less free disk space, a run cannot even report what it lacks."""
 
 
 def answers_beside(data: Path, key: str) -> Path:
@@ -82,9 +85,24 @@ class Workspace:
             ) from error
         return workspace
 
+    def lacks_space(self) -> bool:
+        """Return whether the disk of the output is known to be full, or to lack inodes."""
+        try:
+            nearest = next(place for place in (self.output, *self.output.parents) if place.exists())
+            free = os.statvfs(nearest)
+        except OSError:
+            return False
+        # Not every file system counts inodes.
+        inodes = free.f_favail > 0 or free.f_files == 0
+        return free.f_bavail * free.f_frsize < _LEAST_BYTES or not inodes
+
     @property
     def folder(self) -> Path:
         return self.output / "runs" / self.run_id
+
+    @property
+    def checks(self) -> Path:
+        return self.output / "checks"
 
     @property
     def config(self) -> Path:
@@ -209,4 +227,8 @@ class Workspace:
 
     def stream(self, writer: str) -> EventStream:
         """Return the run's event stream for one writer (a step, the supervisor, a rank)."""
-        return EventStream(JsonLines(self.events / f"{writer}.jsonl", job_id=self.run_id))
+        return EventStream(self.lines(writer))
+
+    def lines(self, writer: str) -> JsonLines:
+        """Return the file of that stream, for a writer that also stores its events elsewhere."""
+        return JsonLines(self.events / f"{writer}.jsonl", job_id=self.run_id)

@@ -11,10 +11,13 @@ import psutil
 
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.hardware import Gpu
+from steadytrain.components.sizing.hardware import TFLOPS_OF_A_UNIT, Gpu
 
 CPU = "cpu"
 _CPUINFO = Path("/proc/cpuinfo")
+_TFLOPS_OF_A_CORE = 0.1
+"""Two 256-bit units at 3 GHz. With other units, a core has half or twice as many."""
+_SUSTAINED = 0.3
 _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
 """Processor flags, as Linux names them."""
 _QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
@@ -34,14 +37,21 @@ def device_name(compute: ComputeConfig) -> str:
 def this_cpu(config: RunConfig) -> Gpu:
     """Return this machine's CPU in place of a GPU, with one rank's share of the free memory.
 
-    Its speed is unknown until it is measured, so the speed fields are placeholders and never used.
+    Its speed is assumed from the cores of a rank, until a calibration measures it.
 
     Raises:
         BadInput: as for `refuse_what_needs_cuda`.
     """
     refuse_what_needs_cuda(config)
     free = psutil.virtual_memory().available / config.compute.nproc_per_node
-    speeds = {"speed": 1.0, "half_tflops": 1.0, "fp32_tflops": 1.0}
+    compute = config.compute
+    cores = compute.threads_per_rank or len(os.sched_getaffinity(0)) / compute.nproc_per_node
+    peak = cores * _TFLOPS_OF_A_CORE
+    speeds = {
+        "speed": peak * _SUSTAINED / TFLOPS_OF_A_UNIT,
+        "half_tflops": peak,
+        "fp32_tflops": peak,
+    }
     bf16 = multiplies_bfloat16(_CPUINFO)
     return Gpu(name="CPU", memory_gb=round(free / 1e9, 2), bf16=bf16, cuda=False, **speeds)
 

@@ -19,6 +19,9 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import size
 
 GIB: Final = 2**30
+TFLOPS_OF_A_UNIT: Final = 312 / 5
+"""TFLOPS per unit of the table's relative speed: an A100 has speed 5 and 312 TFLOPS. The slow end
+of an interval uses the table's speed, the fast end the data sheet."""
 Price = Annotated[float, Field(ge=0)]
 
 

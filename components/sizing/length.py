@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import load_task
@@ -25,6 +25,13 @@ class Length:
     steps: int | None
     tokens: float | None
     source: str
+
+
+def total_steps(training: TrainingConfig, rows: int) -> int:
+    """Return the number of optimizer steps of the full training run."""
+    if training.max_steps > 0:
+        return training.max_steps
+    return math.ceil(training.num_train_epochs * rows / training.global_batch_size)
 
 
 def length_of(config: RunConfig, global_batch: int) -> Length:

@@ -12,15 +12,13 @@ from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import still_layers, trained_parameters
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.sizing.fit import Choice
+from steadytrain.components.sizing.hardware import TFLOPS_OF_A_UNIT
 from steadytrain.components.sizing.machine import Machine, Workload
 
 UTILIZATION: Final = (0.25, 0.45)
 """Share of a GPU's peak that training a transformer reaches (model FLOPs utilization). An
 assumption based on published numbers: torchtitan's 8B on 8 H100 28 %, llm-foundry's 1B on A100
 42 %, nanochat 46 %."""
-TFLOPS_OF_A_UNIT: Final = 312 / 5
-"""TFLOPS per unit of the table's relative speed: an A100 has speed 5 and 312 TFLOPS. The slow end
-of an interval uses the table's speed, the fast end the data sheet."""
 _NODE: Final = 0.9
 _NODES: Final = 0.8
 """Slow ends of each rank's remaining share of speed within a node (two ranks were measured at 0.89
@@ -32,6 +30,7 @@ _COPIED_BYTES_PER_SECOND: Final = 5e9
 _RESTART_SECONDS: Final = 120.0
 """Assumed cost of copying a checkpoint to host memory, and of restarting on another node."""
 THE_TABLE: Final = "the table"
+ASSUMED: Final = "assumed for this machine's cores; --calibrate measures it"
 _ONLY_PRODUCTS: Final = 0.6
 """Time of a FLOP in an optimizer's update, which is nothing but matrix products, relative to one in
 a pass. Fitted to one model on a CPU (tests/bench/test_steps.py)."""
@@ -164,9 +163,10 @@ Timing = Callable[[Workload, Choice], Speed]
 
 
 def by_table(job: Workload, choice: Choice) -> Speed:
-    """Return the speed that the table's GPU is assumed to reach."""
+    """Return the speed that the table's GPU, or this machine's CPU, is assumed to reach."""
     work = flops_per_token(job.shape, choice.setting) + update_flops(job, choice)
-    return Speed(tokens_per_second(work, choice.setting, job.machine), THE_TABLE)
+    source = THE_TABLE if job.machine.gpu.cuda else ASSUMED
+    return Speed(tokens_per_second(work, choice.setting, job.machine), source)
 
 
 def together(each: Span, machine: Machine) -> Span:

@@ -10,22 +10,27 @@ import torch
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.frozen_parts import lighten, tied_tables
+from steadytrain.components.tasks.loaded import new_modules
 
 
 def attach(module: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Module:
-    """Return the model with adapters. Only the adapters and new heads are trained, heads in full.
+    """Return the model with adapters. Only they and new weights, such as a head, are trained.
 
     Raises:
         BadInput: the model has no such layers, or its frozen parts cannot be kept as configured.
     """
     from peft import LoraConfig, get_peft_model
 
+    heads = list(_heads(module))
+    # Frozen, they would have other random values wherever the base is loaded.
+    new = [name for name in new_modules(module) if name.partition(".")[0] not in heads]
     config = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.scale,
         lora_dropout=adapter.dropout,
         target_modules=adapter.targets or _linear(module),
-        modules_to_save=list(_heads(module)) or None,
+        exclude_modules=new or None,
+        modules_to_save=[*heads, *new] or None,
     )
     tied = tied_tables(module)
     try:

@@ -186,8 +186,15 @@ class Scorer(Protocol):
         Optional: only if `Task.robustness`.
         """
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        """Return a trivial model's metrics on the records, by name (such as the unigram loss)."""
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Score each record as `score` does, with a model that is trivial, or that was not trained.
+
+        The gate compares the candidate with it record by record, so `targets` and `bytes` must be
+        those of `score`. A metric whose columns are missing is not compared.
+
+        Returns:
+            None if there is no such model, or nothing to score.
+        """
 
 
 class Packager(Protocol):
@@ -198,6 +205,13 @@ class Packager(Protocol):
 
     def load_exported(self, folder: Path) -> Components:
         """Load an exported folder for evaluation."""
+
+    def load_base(self) -> Components:
+        """Load model.base for evaluation, as it was before training. Optional.
+
+        Raises:
+            BadInput: the task cannot score it, because it lacks a head for the task, for example.
+        """
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]

@@ -33,7 +33,7 @@ def _retrieval_metrics(_: RunConfig) -> Sequence[str]:
 
 
 def _class_metrics(_: RunConfig) -> Sequence[str]:
-    return "loss", "accuracy"
+    return "loss", "accuracy", "macro_f1"
 
 
 def _part_metrics(config: RunConfig) -> Sequence[str]:

@@ -7,7 +7,7 @@ preprocessing has already made it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Final
@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.answer_ends import stop_at
 from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.contrastive import document_spans
@@ -40,6 +41,7 @@ from steadytrain.components.tasks.packing import (
     collate_rows,
     keeps_documents_apart,
 )
+from steadytrain.components.tasks.router_loss import router_coefficient, router_loss
 from steadytrain.components.tasks.stored_answers import COLUMNS, collate_answers
 from steadytrain.components.tasks.teacher import (
     FIELD,
@@ -60,6 +62,8 @@ class CausalLanguageModel(TextTraining):
     auto = "AutoModelForCausalLM"
     packed = True
     by_document = False
+    router = 0.0
+    stops: Sequence[int] = ()
     teacher: Teacher | None = None
 
     @cached_property
@@ -71,6 +75,7 @@ class CausalLanguageModel(TextTraining):
 
         model = build(AutoModelForCausalLM, self.config, self.data, self.tokenizer)
         self.packed = keeps_documents_apart(model, len(self.tokenizer))
+        self.stops = stop_at(model, self.data.turn_ends)
         return model
 
     def extend(self, model: torch.nn.Module) -> None:
@@ -80,7 +85,7 @@ class CausalLanguageModel(TextTraining):
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         from steadytrain.components.tasks.fused_head import fuse_head
 
-        remarks = []
+        remarks = [*self._told_stops()]
         why = fuse_head(model)
         if why and self.config.training.contrastive.on:
             raise BadInput(
@@ -97,7 +102,20 @@ class CausalLanguageModel(TextTraining):
         distillation = self.config.training.distillation
         if distillation.on and not distillation.stored:
             remarks += self._get_teacher(model)
+        self.router = router_coefficient(model)
+        if self.router and not self.by_document:
+            # Documents of their own come with a mask, which keeps padding out of the balance.
+            self.packed = False
         return remarks
+
+    def _told_stops(self) -> Iterator[str]:
+        """Yield how the exported model ends an answer, if that is not how the base model does."""
+        if self.stops:
+            names = ", ".join(self.tokenizer.convert_ids_to_tokens(list(self.stops)))
+            yield (
+                f"the exported model also stops generating at {names}, which ends the assistant's "
+                "turns in the data: eos_token_id in its generation_config.json has it"
+            )
 
     def open_teacher(self, student: torch.nn.Module) -> AnsweringTeacher:
         model, _ = self._load_teacher(student)
@@ -177,9 +195,13 @@ class CausalLanguageModel(TextTraining):
         added = self.config.training.contrastive
         contrast = Contrast(batch["spans"], added) if added.on else None
         criterion = None if self.criterion.plain else self.criterion
+        # The loss is divided by the targets of the global batch. So this is the mean of the
+        # micro-batches' router losses, each weighted by its targets.
+        router = self.router * (batch["targets"] != IGNORED).sum() if self.router else None
         if self.criterion.r_drop:
             batch = twice(batch)
-        return LossSum(next_token_loss(model, batch, smoothing, teaching, contrast, criterion))
+        how = (smoothing, teaching, contrast, criterion, router)
+        return LossSum(next_token_loss(model, batch, *how))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return {"loss": next_token_loss(model, batch).item(), "weight": self.weight(batch)}
@@ -201,6 +223,12 @@ class LanguageModelPackager(TransformersPackager):
 
     training = CausalLanguageModel
     pipeline = "text-generation"
+
+    def _tokenizer(self) -> Any:
+        tokenizer = super()._tokenizer()
+        # An answer follows the last token of a prompt, so batches of prompts are padded before it.
+        tokenizer.padding_side = "left"
+        return tokenizer
 
 
 def token_output(model: torch.nn.Module, batch: Batch, *, states: bool = False) -> Any:
@@ -232,12 +260,14 @@ def next_token_loss(
     teaching: Teaching | None = None,
     contrast: Contrast | None = None,
     criterion: Criterion | None = None,
+    router: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the summed loss of a micro-batch: the cross-entropy in nats, and other objectives.
 
     Args:
         contrast: only for a model with a fused head.
         criterion: as in `fused_loss.summed_loss`.
+        router: scalar, by which the router loss of the model is multiplied; None leaves it out.
     """
     comparison = teaching.comparison if teaching else None
     with (
@@ -249,6 +279,8 @@ def next_token_loss(
     found: torch.Tensor = output.logits
     if request.loss is None:
         found = _loss_of_logits(found, batch, smoothing, teaching, criterion)
+    if router is not None:
+        found = found + router * router_loss(output)
     return found if comparison is None else found + comparison.loss(output)
 
 

@@ -11,6 +11,7 @@ from steadytrain.components.shared.config.regularization import ClassWeightsConf
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
+from steadytrain.components.tasks.model_losses import ineffective_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
 
 _FROM_SCRATCH: Final = (
@@ -96,10 +97,13 @@ def _best_metric(config: RunConfig) -> Iterator[Problem]:
     """Yield why the metric cannot select the best model, if the task declares its metrics."""
     # Another framework has validation metrics of its own.
     default = type(config.model).model_fields["framework"].default
-    if chosen_metric(config.training) is None or config.model.framework != default:
+    if config.model.framework != default:
+        return
+    training = config.training
+    if chosen_metric(training) is None and training.greater_is_better is None:
         return
     known = load_task(config.data.task).metrics(config)
-    if known and (problem := metric_problem(config.training, known[0], known)):
+    if known and (problem := metric_problem(training, known[0], known)):
         yield problem
 
 
@@ -155,6 +159,11 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             f"data.task {task} compares the model with the one that it starts from",
             "name a model that has been trained, best on the preferred answers",
         )
+    # For another framework, model.config has fields of its own.
+    own = model.framework == type(model).model_fields["framework"].default
+    for found in ineffective_fields(model.config, task, given=True) if own else ():
+        name = f"model.config.{found.name}"
+        yield Problem(name, repr(found.value), found.why, found.remedy)
     bits = model.adapter.frozen_head
     if bits != "as_loaded" and not load_task(task).language_model:
         yield Problem(

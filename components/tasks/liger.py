@@ -13,10 +13,37 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from steadytrain.components.tasks.packing import IGNORED
 
+_used = True
+
+
+def use(works: bool) -> None:
+    """Set whether this process uses the kernel where it can."""
+    global _used
+    _used = works
+
 
 def has_kernel_for(logits: torch.Tensor) -> bool:
     """Return whether the kernel runs on these logits. It never runs on fake tensors."""
-    return logits.is_cuda and not isinstance(logits, FakeTensor) and _installed()
+    return logits.is_cuda and not isinstance(logits, FakeTensor) and _used and _installed()
+
+
+def try_kernel(device: torch.device) -> None:
+    """Compute a small loss and its gradient, and compare them with PyTorch's.
+
+    Raises:
+        RuntimeError: they differ.
+        Exception: the kernel cannot be compiled or started.
+    """
+    logits = torch.linspace(-2, 2, 3 * 40, device=device).view(3, 40)
+    targets = torch.tensor([1, 7, 39], device=device)
+    wanted = logits.clone().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(wanted, targets, reduction="sum")
+    (gradient,) = torch.autograd.grad(expected, wanted)
+    found = liger_loss(logits, targets.unsqueeze(1), 0.0, differentiate=True)
+    for mine, theirs in ((found, expected.detach()), (logits, gradient)):
+        if not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5):
+            off = float((mine - theirs).abs().max())
+            raise RuntimeError(f"its result differs from PyTorch's by {off:.2g}")
 
 
 @functools.cache

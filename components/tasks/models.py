@@ -25,6 +25,7 @@ from steadytrain.components.shared.remote_code import has_code, may_run_code, ne
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.frozen_parts import lighten
 from steadytrain.components.tasks.host_parts import leave_on_the_host, places
+from steadytrain.components.tasks.loaded import note_dtype, note_new_weights
 from steadytrain.components.tasks.splits import add_split
 from steadytrain.components.tasks.weights import check_whole
 
@@ -217,6 +218,9 @@ def _loaded(
         raise
     check_whole(model, report, folder, new_head=new_head, field=field)
     loaded: torch.nn.Module = model
+    resized = [name for name, *_ in report["mismatched_keys"]]
+    note_new_weights(loaded, report["missing_keys"], resized)
+    note_dtype(loaded, folder)
     return loaded
 
 
@@ -308,7 +312,8 @@ def _check_length(model: Any, length: int, field: str = "the model") -> None:
 
 def _longest(model: Any) -> int | None:
     limit: int | None = getattr(model.config, "max_position_embeddings", None)
-    if limit is None:
+    # XLNet, for example, has no limit and says -1.
+    if limit is None or limit < 0:
         return None
     # RoBERTa and related models count positions from the padding index.
     offsets = [

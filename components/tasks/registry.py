@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, RunConfig
@@ -70,6 +73,11 @@ class OpenTask:
     def packager(self) -> Packager:
         return self._task.packager(self.config, self.data)
 
+    @property
+    def is_compared_with_base(self) -> bool:
+        """Whether the loss itself compares the model with model.base."""
+        return self._task.reference
+
     @cached_property
     def _task(self) -> Task:
         return load_task(self.config.data.task)
@@ -83,8 +91,20 @@ def task_code(name: str) -> str:
 
 def _imported(name: str) -> object:
     remedy = f"use {_known()}, or module:NAME of a task that can be imported"
-    with foreign(f"data.task = {name!r} cannot be used", remedy):
+    _reach_current_folder()
+    with foreign(f"data.task = {name!r} cannot be used", remedy, runs_code=True):
         return EntryPoint("task", name, plugins.TASKS).load()
+
+
+def _reach_current_folder() -> None:
+    """Let modules in the current folder be imported, as they are with `python -m`.
+
+    They come last, so that a file there never hides a package.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        here = str(Path.cwd())
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)
 
 
 def _known() -> str:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from steadytrain.components.shared.errors import SteadytrainError
 
@@ -26,6 +31,40 @@ def never_wrapped() -> Iterator[None]:
         yield
     finally:
         other.is_deepspeed_available = before
+
+
+def save_model(model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Save a Transformers model, or adapters, with weights of this precision.
+
+    The model itself stays as it is. Weights that Transformers keeps in 32 bits stay so too.
+    """
+    if dtype == torch.float32:
+        model.save_pretrained(folder, safe_serialization=True)
+        return
+    kept = [
+        *(getattr(model, "_keep_in_fp32_modules", None) or ()),
+        *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
+    ]
+    cast: dict[object, torch.Tensor] = {}
+
+    def stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or any(part in name for part in kept):
+            return tensor
+        # Tied weights stay one tensor.
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if place not in cast:
+            cast[place] = tensor.to(dtype)
+        return cast[place]
+
+    weights = {name: stored(name, item) for name, item in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
+    path = folder / "config.json"
+    if path.is_file():
+        config = json.loads(path.read_text(encoding="utf-8"))
+        for section in (config, *(item for item in config.values() if isinstance(item, dict))):
+            if section.get("dtype") == "float32":
+                section["dtype"] = str(dtype).removeprefix("torch.")
+        path.write_text(f"{json.dumps(config, indent=2, sort_keys=True)}\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -13,12 +12,11 @@ from torch.nn import functional
 
 from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.model_source import resolve_config
-from steadytrain.components.shared.parts import have_parts
 from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.augmentation import augmented
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
-from steadytrain.components.tasks.class_head import renew_head
+from steadytrain.components.tasks.class_head import class_names, fit_head, order_rows
 from steadytrain.components.tasks.criterion import Criterion, Mixed, in_pairs, twice
 from steadytrain.components.tasks.distillation import taught_loss
 from steadytrain.components.tasks.drops import R_DROP, check_drops
@@ -44,6 +42,7 @@ class SequenceClassification(TextTraining):
     auto = "AutoModelForSequenceClassification"
     padded = "input_ids"
     teacher: Teacher | None = None
+    head_remark = ""
     embedding: torch.nn.Module | None = None
 
     @cached_property
@@ -67,19 +66,11 @@ class SequenceClassification(TextTraining):
             # Decoders use it to find the last token of a text.
             pad_token_id=self.pad_token_id,
         )
-        if self.config.model.base and self._head_is_of_other_parts(self.config.model.base):
-            renew_head(model)
+        base = self.config.model.base
+        if base and torch.get_default_device().type != "meta":
+            names = class_names(resolve_config(base, self.config))
+            self.head_remark = fit_head(model, names, labels)
         return model
-
-    def _head_is_of_other_parts(self, base: str) -> bool:
-        """Return whether the base model's classes and these differ and have parts.
-
-        Plain classes may have two names for one thing, so their head stays.
-        """
-        content = (resolve_config(base, self.config) / "config.json").read_text(encoding="utf-8")
-        found = json.loads(content).get("id2label") or {}
-        names, own = [found[key] for key in sorted(found, key=int)], self.data.labels
-        return len(names) == len(own) and names != own and (have_parts(names) or have_parts(own))
 
     def extend(self, model: torch.nn.Module) -> None:
         if self.config.training.distillation.hidden.on:
@@ -94,7 +85,7 @@ class SequenceClassification(TextTraining):
             check_drops(model, R_DROP, self.criterion.r_drop)
         if self.config.training.mixup.on:
             self.embedding = model.get_input_embeddings()
-        return super().ready(model)
+        return [*super().ready(model), *filter(None, [self.head_remark])]
 
     def open_teacher(self, student: torch.nn.Module) -> AnsweringTeacher:
         del student
@@ -105,6 +96,7 @@ class SequenceClassification(TextTraining):
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
         model = super().load_reference(address, field)
+        order_rows(model, self.data.labels, field)
         check_labels(model, self.data.labels, address, field)
         # With another padding token than the batches, decoders would read a padded place.
         model.config.pad_token_id = self.pad_token_id  # type: ignore[union-attr]
@@ -174,15 +166,32 @@ class SequenceClassification(TextTraining):
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         logits, targets = class_logits(model, batch), batch["targets"]
-        return {
+        predicted = logits.argmax(-1)
+        right = targets[predicted == targets]
+        sums = {
             "loss": _summed_loss(logits, targets).item(),
             "weight": len(targets),
-            "correct": (logits.argmax(-1) == targets).sum().item(),
+            "correct": len(right),
         }
+        # Each class's hits, and how often it is true or predicted, for F1.
+        for name, found in (("hits", right), ("seen", torch.cat([targets, predicted]))):
+            counts = torch.bincount(found, minlength=logits.shape[-1]).tolist()
+            sums |= {f"{name}_{index}": count for index, count in enumerate(counts)}
+        return sums
 
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         rows = max(sums["weight"], 1)
-        return {"loss": sums["loss"] / rows, "accuracy": sums["correct"] / rows}
+        # As on the test side, a class that is neither true nor predicted does not count.
+        scores = [
+            2 * sums[f"hits_{name.removeprefix('seen_')}"] / seen
+            for name, seen in sums.items()
+            if name.startswith("seen_") and seen
+        ]
+        return {
+            "loss": sums["loss"] / rows,
+            "accuracy": sums["correct"] / rows,
+            "macro_f1": sum(scores) / max(len(scores), 1),
+        }
 
 
 class ClassifierPackager(TransformersPackager):

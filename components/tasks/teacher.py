@@ -114,5 +114,5 @@ def check_labels(teacher: Any, labels: list[str], address: str | None, field: st
         raise BadInput(
             f"{field} = {address!r}: its labels are {', '.join(map(str, theirs))}, and the data's "
             f"are {', '.join(labels)}",
-            remedy="train that model on these labels, or name them in its order in data.labels",
+            remedy="train that model on these labels, or name its labels in data.labels",
         )

@@ -19,13 +19,19 @@ attempts/<n>/
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.redaction import redact, traceback_of
+
+_BUILT_IN = (Exception, BaseException, object)
+_LONGEST_TEXT = 20_000  # Characters. User code may put a whole batch into a message.
 
 PREEMPTED_EXIT = 143
 """Exit status of a rank that left on SIGTERM; container runtimes report the same number."""
@@ -36,6 +42,8 @@ class AttemptSpec(Record):
 
     config, data: absolute paths of the run's config.yaml and of the DataRecord.
     nodes: number of nodes that the ranks are spread over.
+    pending_seconds: limit of the time that its pods may wait for nodes; None means the configured
+        one.
     on_demand: whether the attempt avoids nodes that can be preempted.
     resume_from: folder of a checkpoint, or "" to start at step 0.
     skipped_batches: global batches to skip, by their position in the order.
@@ -60,6 +68,7 @@ class AttemptSpec(Record):
     batch: BatchSettings
     gradient_accumulation_steps: int
     nodes: int = 1
+    pending_seconds: float | None = None
     on_demand: bool = False
     resume_from: str = ""
     skipped_batches: tuple[int, ...] = ()
@@ -103,6 +112,8 @@ class Exits(Record):
 class RankError(Record):
     """Why a rank failed.
 
+    kind: name of the exception's class.
+    names: names of its base classes, then those of the exceptions that it was raised from.
     memory_needed: minimum number of bytes that its training needs, by a formula; 0 if unknown.
     still_since: time of a hanging rank's last sign of progress; 0 otherwise.
     """
@@ -113,8 +124,67 @@ class RankError(Record):
     message: str
     traceback: str
     step: int
+    names: tuple[str, ...] = ()
     memory_needed: int = 0
     still_since: float = 0.0
+
+    @classmethod
+    def of(
+        cls, error: BaseException, rank: int, *, step: int = 0, memory_needed: int = 0
+    ) -> RankError:
+        """Return the report of an exception that ends a rank now, without secrets.
+
+        User code may raise anything, so its text is cut to a length that every reader can hold.
+        """
+        name, *more = names_of(error)
+        return cls(
+            rank=rank,
+            time=time.time(),
+            kind=name,
+            names=tuple(more),
+            message=_limited(_text_of(error)),
+            traceback=_limited(traceback_of(error)),
+            step=step,
+            memory_needed=memory_needed,
+        )
+
+
+def names_of(error: BaseException) -> list[str]:
+    """Return the names of an exception's class and base classes, then those of its causes.
+
+    The exceptions in a group are causes of it.
+    """
+    found, seen, waiting = list[str](), set[int](), [error]
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        found += [item.__name__ for item in type(one).__mro__ if item not in _BUILT_IN]
+        waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        waiting += [one.__cause__] if one.__cause__ is not None else []
+    return found
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an exception's text, with those of the exceptions in a group."""
+    try:
+        text = str(error)
+    except Exception as failed:
+        return f"its text is unknown, because its __str__ raised {type(failed).__name__}"
+    if isinstance(error, BaseExceptionGroup):
+        inner = [f"{type(one).__name__}: {_text_of(one)}" for one in error.exceptions]
+        text = f"{text}: {'; '.join(inner)}"
+    return text
+
+
+def _limited(text: str) -> str:
+    """Return a text without secrets that a record can hold: its beginning and its end."""
+    text, half = printable(redact(text)), _LONGEST_TEXT // 2
+    left_out = len(text) - _LONGEST_TEXT
+    if left_out <= 0:
+        return text
+    return f"{text[:half]}\n[{left_out:,} characters left out]\n{text[-half:]}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +200,10 @@ class NodeFolder:
     @property
     def exits(self) -> Path:
         return self.path / "exits.json"
+
+    @property
+    def torchrun(self) -> Path:
+        return self.path / "torchrun.json"
 
     @property
     def error(self) -> Path:

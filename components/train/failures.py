@@ -10,8 +10,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.out_of_memory import DEVICE_TEXTS
-from steadytrain.components.train.attempt import RankError
+from steadytrain.components.shared.out_of_memory import DEVICE_TEXTS, NOT_MAPPED
+from steadytrain.components.train.attempt import RankError, names_of
 from steadytrain.components.train.output import Output
 
 
@@ -37,7 +37,7 @@ class FailureClass(StrEnum):
     @property
     def retryable(self) -> bool:
         """Whether a retry of the same work can succeed."""
-        return self not in {FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN}
+        return self not in {FailureClass.DATA, FailureClass.USER_BUG}
 
     @property
     def remedy(self) -> str:
@@ -50,8 +50,9 @@ _REMEDIES = {
     FailureClass.GPU_OOM: "lower training.micro_batch_size (the global batch stays the same), "
     "set training.gradient_checkpointing, or shorten "
     f"data.sequence_length; then {_RESTART}",
-    FailureClass.HOST_OOM: "give the machine or the pod more memory (and more /dev/shm), or use "
-    f"fewer workers (compute.nproc_per_node); then {_RESTART}",
+    FailureClass.HOST_OOM: "give the machine or the pod more memory (and more /dev/shm), raise "
+    "`ulimit -v` if the shell sets it, or use fewer workers (compute.nproc_per_node); then "
+    f"{_RESTART}",
     FailureClass.PREEMPTION: _RESTART,
     FailureClass.NODE_LOST: "if this happens again, check the machine (network, the GPU's ECC "
     f"errors); {_RESTART}",
@@ -70,11 +71,9 @@ _REMEDIES = {
     FailureClass.PENDING_TIMEOUT: "request fewer or other machines, or wait until some are free",
     FailureClass.CRASH: "a native library crashed: read the end of the logs; if it crashes again "
     f"at the same step, check that batch and the driver and library versions; {_RESTART}",
-    FailureClass.UNKNOWN: f"read the end of the logs in the message; {_RESTART}",
+    FailureClass.UNKNOWN: "read the traceback or the end of the logs: if it is an error of yours, "
+    f"fix it; {_RESTART}",
 }
-
-# If several ranks fail together, failures of these classes are usually side effects of another one.
-_ECHOES = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT, FailureClass.PREEMPTION}
 
 # Exceptions whose name determines the class. For all others, the text does.
 _KINDS = {
@@ -90,6 +89,8 @@ _KINDS = {
     "OOMKilled": FailureClass.HOST_OOM,
     "Hang": FailureClass.HANG,
     "NodeLost": FailureClass.NODE_LOST,
+    "Unkillable": FailureClass.NODE_LOST,
+    "AgentLost": FailureClass.NODE_LOST,
     "PodDeleted": FailureClass.PREEMPTION,
     "Preempted": FailureClass.PREEMPTION,
     "Evicted": FailureClass.PREEMPTION,
@@ -104,6 +105,38 @@ _KINDS = {
     "PluginFailed": FailureClass.USER_BUG,
 }
 
+# Exceptions whose name determines the class if their text does not: they say that another rank, a
+# store or a server cannot be reached, whatever the text.
+_CONNECTION_KINDS = {
+    "RendezvousTimeoutError": FailureClass.COLLECTIVE_TIMEOUT,
+    "RendezvousError": FailureClass.NETWORK,
+    "RendezvousClosedError": FailureClass.NETWORK,
+    "RendezvousConnectionError": FailureClass.NETWORK,
+    "RendezvousStateError": FailureClass.NETWORK,
+    "RendezvousGracefulExitError": FailureClass.NETWORK,
+    "QueueEmptyError": FailureClass.COLLECTIVE_TIMEOUT,
+    "DistQueueEmptyError": FailureClass.COLLECTIVE_TIMEOUT,
+    "DistStoreError": FailureClass.COLLECTIVE_TIMEOUT,
+    "DistNetworkError": FailureClass.NETWORK,
+    "DistBackendError": FailureClass.NETWORK,
+    "DistError": FailureClass.NETWORK,
+    # torchrun's own, for a signal that it received.
+    "SignalException": FailureClass.PREEMPTION,
+    "ConnectionError": FailureClass.NETWORK,
+    "TimeoutError": FailureClass.NETWORK,
+}
+
+# If several ranks fail together, the cause is sought in this order, and within it by time:
+# 1. what the cluster or the kernel states about a node. Errors of other ranks are its consequences;
+# 2. a failure of known class;
+# 3. an exception that nothing explains, or a deleted pod: a controller deletes the pods of a job in
+#    which one has failed;
+# 4. what a rank reports if another one is gone: a lost connection, a timeout, or a request to stop.
+_STATED = {"OOMKilled", "Unkillable", "NodeLost", "Preempted", "Evicted"}
+_ALSO_A_CONSEQUENCE = {"PodDeleted"}
+_CAUSES = {"Unreachable"}
+_ECHOES = {FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT, FailureClass.PREEMPTION}
+
 # The first match wins, so the most specific patterns come first.
 _TEXTS = [
     (FailureClass.GPU_OOM, DEVICE_TEXTS),
@@ -113,12 +146,16 @@ _TEXTS = [
         r"|killed by signal: (?:Killed|Bus error)|insufficient shared memory|std::bad_alloc"
         # The same failure, if the loader notices the dead worker before its signal handler does.
         r"|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
+        rf"|{NOT_MAPPED}"
         r"|oom-kill|OOMKilled",
     ),
     (
         FailureClass.NODE_LOST,
         r"uncorrectable (?:NVLink error|ECC error)|CUDA_ERROR_ECC_UNCORRECTABLE"
-        r"|GPU has fallen off the bus|CUDA error: (?:unknown error|no CUDA-capable device)",
+        r"|GPU has fallen off the bus|CUDA error: (?:unknown error|no CUDA-capable device"
+        r"|CUDA-capable device\(s\) is/are busy|hardware stack error|system not yet initialized"
+        r"|driver shutting down|unspecified launch failure)|over nvlink or a hardware error"
+        r"|ncclUnhandledCudaError|unhandled cuda error|Cuda failure (?:\d+ )?'",
     ),
     (
         FailureClass.CHECKPOINT_CORRUPT,
@@ -133,21 +170,50 @@ _TEXTS = [
     (
         FailureClass.COLLECTIVE_TIMEOUT,
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send)"
-        r"|collective operations? (?:have |has )?(?:failed or )?timed out|DistStoreError"
-        r"|wait timeout after \d+ms|Socket Timeout|monitoredBarrier",
+        r"|collective operations? (?:have |has )?(?:failed or )?timed out"
+        r"|(?:NCCL|collective) operations? (?:have failed or )?timed out|NCCL timeout (?:in|when)"
+        r"|collective timeout or exception|watchdog got stuck for|ProcessGroupNCCL watchdog hang"
+        r"|(?:[Ww]ait|barrier) timeout after \d+ms|Timeout waiting for key|Socket Timeout"
+        r"|waitForInput: |Timed out after \d+ seconds waiting for clients|Operation timed out!"
+        r"|monitoredBarrier|Application timeout caused pair closure|timed out connecting: "
+        r"|(?:Connect|Read|Write) timeout \[",
     ),
     (
         FailureClass.STORAGE,
         r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error"
         r"|Stale file handle|StorageError|SlowDown|ServiceUnavailable",
     ),
+    # NCCL rejected a call. The same call fails again, but a peer that died may have caused it.
+    (FailureClass.UNKNOWN, r"ncclInvalid(?:Usage|Argument)"),
     (
         FailureClass.NETWORK,
-        r"[Cc]onnection (?:closed by|reset by) (?:remote )?peer|Connection (?:refused|aborted)"
-        r"|ncclRemoteError|ncclSystemError|NCCL error: unhandled system error"
+        # NCCL, as torch and its own log report it.
+        r"nccl(?:Remote|System|Internal)Error|NCCL error: |unhandled system error"
+        r"|internal error - please report this issue to the NCCL|remote process exited or there was"
+        r"|NCCL communicator (?:was aborted|encountered error|already Invalidated|not initialized)"
+        r"|NCCL \w+ failed|NCCL (?:Async|Last) Error|[Ff]ailed to (?:initialize|abort) NCCL"
+        r"|Failed to (?:get NCCL unique ID|query NCCL-assigned)|remote error detected from rank"
+        r"|watchdog thread terminated with exception|\[Service thread\] (?:Error|Could not|Conn)"
+        r"|NET/(?:IB|Socket)[ /\w]*: (?:Got completion|.*(?:error|fatal|failed))"
+        r"|ibv_\w+(?:\(\))? failed with"
+        r"|socketProgress: |socketFinalizeAccept|Socket recv failed"
+        # gloo.
+        r"|Gloo connectFullMesh failed|Pair is not connected|Socket (?:unexpectedly )?closed"
+        r"|failed to connect, willRetry|caused by a remote worker|Backing context not fully conn"
+        # The store and the rendezvous.
+        r"|Failed to (?:recv, got|send, sent) 0 bytes|Connection was likely closed"
+        r"|(?:send|recv)(?:Bytes|Value|Vector|ValueWithTimeout) failed on"
+        r"|Remote peer closed the connection|TCP client failed to connect|connection to the C10d st"
+        r"|client socket (?:has (?:timed out|failed to connect)|cannot be initialized)"
+        r"|[Ss]erver (?:socket has failed to|could not be initialized)"
+        r"|Failed to (?:initialize store|accept (?:socket|client))|Failed to join the rendezvous"
+        # errno, as every library reports it.
+        r"|[Cc]onnection (?:closed by|reset by) (?:remote )?peer|Connection (?:refused|aborted)"
+        r"|Connection timed out|Software caused connection abort|Broken pipe|Host is (?:un|down)"
+        r"|Transport endpoint is not connected|Network (?:is (?:unreachable|down)|dropped)"
+        r"|No route to host|Address already in use|Cannot assign requested address"
         r"|Name or service not known|Temporary failure in name resolution"
-        r"|Max retries exceeded|Read timed out|ConnectionError|Broken pipe|Socket closed"
-        r"|Network is unreachable|No route to host|client socket has timed out",
+        r"|Max retries exceeded|Read timed out|ConnectionError",
     ),
     (
         FailureClass.DATA,
@@ -211,8 +277,8 @@ def classify(
     suspects += _fallen(exits, logs, steps, reported={error.rank for error in errors})
     if not suspects:
         return _failure(FailureClass.UNKNOWN, 0, "the ranks left no result and no error")
-    roots = [suspect for suspect in suspects if suspect.failure_class not in _ECHOES]
-    return (roots or suspects)[0]
+    # The first of equals, so the earliest.
+    return min(suspects, key=lambda suspect: suspect.rung).failure
 
 
 def class_of_text(text: str) -> FailureClass | None:
@@ -220,11 +286,46 @@ def class_of_text(text: str) -> FailureClass | None:
     return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), None)
 
 
-def _reported(error: RankError) -> Failure:
+def class_of_error(error: BaseException) -> FailureClass | None:
+    """Return the failure class of an exception, or None if nothing determines it."""
+    return _class_of(names_of(error), f"{type(error).__name__}: {error}")
+
+
+def _class_of(names: Sequence[str], text: str) -> FailureClass | None:
+    """Return the failure class of an exception.
+
+    Args:
+        names: of its class and base classes, the most specific first, and of its causes.
+    """
+    return (
+        next((_KINDS[name] for name in names if name in _KINDS), None)
+        or class_of_text(text)
+        or next((_CONNECTION_KINDS[name] for name in names if name in _CONNECTION_KINDS), None)
+    )
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """A failure that may be the cause of the others. The lowest rung is the cause."""
+
+    failure: Failure
+    kind: str = ""
+
+    @property
+    def rung(self) -> int:
+        found = self.failure.failure_class
+        if self.kind in _STATED:
+            return 0
+        if self.kind in _ALSO_A_CONSEQUENCE or found is FailureClass.UNKNOWN:
+            return 2
+        return 3 if found in _ECHOES and self.kind not in _CAUSES else 1
+
+
+def _reported(error: RankError) -> _Suspect:
     name = error.kind.rpartition(".")[2]
-    kind = _KINDS.get(name) or class_of_text(f"{name}: {error.message}") or FailureClass.USER_BUG
+    kind = _class_of((name, *error.names), f"{name}: {error.message}") or FailureClass.UNKNOWN
     message, _, remedy = error.message.partition("\n  remedy: ")
-    return Failure(
+    failure = Failure(
         failure_class=kind,
         rank=error.rank,
         message=redact(message if remedy else f"{name}: {message}"),
@@ -234,6 +335,7 @@ def _reported(error: RankError) -> Failure:
         memory_needed=error.memory_needed,
         still_since=error.still_since,
     )
+    return _Suspect(failure, name)
 
 
 def _fallen(
@@ -242,7 +344,7 @@ def _fallen(
     steps: Mapping[int, int],
     *,
     reported: Collection[int],
-) -> Iterator[Failure]:
+) -> Iterator[_Suspect]:
     """Yield a failure for each rank that died without a report.
 
     Skip ranks that were taken down because another one had failed. Such a rank may be the only one
@@ -255,7 +357,7 @@ def _fallen(
         killed_after = status < 0 and not first
         first = False
         if rank not in reported and not killed_after:
-            yield _from_exit(rank, status, logs.get(rank, ""), steps.get(rank, 0))
+            yield _Suspect(_from_exit(rank, status, logs.get(rank, ""), steps.get(rank, 0)))
 
 
 def _from_exit(rank: int, status: int, log: str, step: int) -> Failure:
@@ -295,11 +397,12 @@ def _uncaught(rank: int, output: Output) -> Failure:
 
     After its own exception, a rank may also print that it lost the connection to the others.
     """
-    own, later = class_of_text(output.traceback), class_of_text(output.after)
+    name = output.error.partition(":")[0].rpartition(".")[2]
+    own, later = _class_of((name,), output.traceback), class_of_text(output.after)
     if later and (own is None or later not in _ECHOES):
         line = next(line for line in output.after.splitlines() if class_of_text(line) is later)
         return _failure(later, rank, line.strip())
-    found = _failure(own or FailureClass.USER_BUG, rank, output.error)
+    found = _failure(own or FailureClass.UNKNOWN, rank, output.error)
     return replace(found, traceback=redact(output.traceback))
 
 

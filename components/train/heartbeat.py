@@ -2,20 +2,32 @@
 
 One program writes, and another checks whether the content changes. Only the observer's own clock
 counts, so the machines' clocks do not have to agree.
+
+Storage that fails for a while ends neither of them. A beat that cannot be written is left out, and
+an observer that cannot read does not count the time. Beats that stay out look like a process that
+is gone: without storage, nothing proves that it may go on (see the lease).
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from steadytrain.components.shared.storage.regular import open_regular
 
 EVERY_SECONDS = 1.0
 STARTING, FINISHING = "start", "finish"
 """The phases before a rank's first step and after its last one."""
 _WIDTH = 64
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+"""Opening a pipe fails at once instead of waiting for its reader."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,18 +41,30 @@ class Beat:
 
     @classmethod
     def read(cls, path: Path) -> Beat | None:
-        """Return the last beat, or None if there is none yet."""
+        """Return the last beat, or None if there is none: no file, or something else in its place.
+
+        Raises:
+            OSError: it cannot be read now.
+        """
         try:
-            pid, count, step, phase = path.read_text().split()
-        except (FileNotFoundError, ValueError):
+            with open_regular(path) as file:
+                pid, count, step, phase = file.read(_WIDTH).decode().split()
+            return cls(int(pid), int(count), int(step), phase)
+        except (FileNotFoundError, IsADirectoryError, ValueError):
             return None
-        return cls(int(pid), int(count), int(step), phase)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            raise
 
 
 class Heartbeat:
     """Writes a process's signs of life to a file, at most once per second.
 
     The thread that does the work calls `beat`, so the heartbeat stops if that thread hangs.
+
+    Attributes:
+        refusal: why the last beat could not be written; "" if it was.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +72,8 @@ class Heartbeat:
         self.count = 0
         self.phase, self.step = "", 0
         self.last = float("-inf")
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self.path, self.refusal = path, ""
+        self._descriptor: int | None = None
         self.beat(STARTING)
 
     def beat(self, phase: str, step: int | None = None) -> None:
@@ -59,21 +84,30 @@ class Heartbeat:
         self.step = self.step if step is None else step
         self.last, self.count, self.phase = now, self.count + 1, phase
         line = f"{os.getpid()} {self.count} {self.step} {self.phase}\n"
-        # One small in-place write is never seen half-written, and avoids a rename every second.
-        os.pwrite(self.descriptor, line.ljust(_WIDTH).encode(), 0)
+        try:
+            self._write(line.ljust(_WIDTH).encode())
+        except OSError as error:
+            self._tell(error.strerror or repr(error))
+        else:
+            self._tell("")
 
+    def _write(self, line: bytes) -> None:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, _WRITE, 0o644)
+        try:
+            # One small in-place write is never seen half-written, and avoids a rename every second.
+            os.pwrite(self._descriptor, line, 0)
+        except OSError:
+            # A stale handle never works again.
+            stale, self._descriptor = self._descriptor, None
+            os.close(stale)
+            raise
 
-class Pulse:
-    """Measures how long a value has not changed, by the observer's monotonic clock."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.seen: object = None
-        self.since = clock()
-
-    def silence(self, seen: object) -> float:
-        """Return the seconds since the value `seen` was first observed."""
-        now = self.clock()
-        if seen != self.seen:
-            self.seen, self.since = seen, now
-        return now - self.since
+    def _tell(self, refusal: str) -> None:
+        """Report a change, once. Logging does not fail on the same storage."""
+        if refusal != self.refusal:
+            found = (
+                f"cannot be written: {refusal}; it tries again" if refusal else "is written again"
+            )
+            _log.warning("the heartbeat %s %s", self.path, found)
+        self.refusal = refusal

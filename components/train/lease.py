@@ -14,7 +14,6 @@ ranks down within the other half, so two supervisors never train at once.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -25,12 +24,10 @@ from pydantic import ValidationError
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError, Unreadable
 from steadytrain.components.shared.identity import Identity
+from steadytrain.components.shared.renewal import RENEWALS, Pulse, Renewed
 from steadytrain.components.shared.storage import Storage
 from steadytrain.components.shared.storage.row import Row
-from steadytrain.components.train.heartbeat import Pulse
 
-_RENEWALS = 8
-"""Number of renewals per lease time."""
 _LOOKS = 20
 """Number of times an agent checks the lease per lease time."""
 _POLL_SECONDS = 0.1
@@ -135,14 +132,12 @@ class Lease:
     ) -> None:
         self.row, self.generation, self.seconds = row, generation, seconds
         self.holder, self.what = holder, what
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
-        self._thread.start()
+        self._renewed = Renewed(self._renew, every=seconds / RENEWALS, name="lease")
 
     @property
     def lost(self) -> bool:
         """Whether another supervisor took over the run, as of the last renewal."""
-        return not self._thread.is_alive()
+        return self._renewed.lost
 
     def fence(self) -> None:
         """Raise RunBusy if another supervisor took over the run."""
@@ -150,19 +145,16 @@ class Lease:
 
     def release(self) -> None:
         """Release the run. The next supervisor can claim it immediately."""
-        self._ended.set()
-        self._thread.join()
+        self._renewed.end()
         # If this cannot be written, the lease expires by itself.
         with contextlib.suppress(StorageError):
             self._write(released=True)
 
-    def _renew(self) -> None:
-        while not self._ended.wait(self.seconds / _RENEWALS):
-            # If storage fails now, the next renewal may succeed; until then the lease stays valid.
-            with contextlib.suppress(StorageError, OSError):
-                if self.row.last() > self.generation:
-                    return
-                self._write(renewed=self.holder.renewed + 1)
+    def _renew(self) -> bool:
+        if self.row.last() > self.generation:
+            return False
+        self._write(renewed=self.holder.renewed + 1)
+        return True
 
     def _write(self, **changes: float) -> None:
         until = time.time() + self.seconds

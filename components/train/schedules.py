@@ -225,6 +225,12 @@ WARMUP_STABLE_DECAY: Final = ScheduleSpec(_warmup_stable_decay, options=StableDe
 POLYNOMIAL: Final = ScheduleSpec(_polynomial, last_rate=_LAST_RATE)
 CONSTANT: Final = ScheduleSpec(_constant, warms_up=False, changes=False)
 CONSTANT_WITH_WARMUP: Final = ScheduleSpec(_constant, changes=False)
-REDUCE_LR_ON_PLATEAU: Final = ScheduleSpec(_constant, options=PlateauOptions, adapts=Plateau)
+REDUCE_LR_ON_PLATEAU: Final = ScheduleSpec(
+    _constant,
+    options=PlateauOptions,
+    adapts=Plateau,
+    # The first score is the best, and one more than its patience must be worse.
+    acts_after=lambda options: int(options.patience) + 2,
+)
 RANGE_TEST: Final = ScheduleSpec(_range_test, warms_up=False, options=_range_options)
 """The rate grows exponentially from `lowest` to the peak (Smith 2017)."""

@@ -136,7 +136,7 @@ def run_stage(
         key = _key(config, data)
         record = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
         if record is not None:
-            step.reused = True
+            step.reuse(store.origin(key))
             if on_validation is not None:
                 replay(store.origin(key), on_validation)
         else:
@@ -233,12 +233,8 @@ def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
     result = outcome.result
     if outcome.failure is not None:
         raise _failed(outcome, workspace)
-    if outcome.outcome == "pruned":
-        raise Pruned(outcome.step)
-    if outcome.outcome == "preempted":
-        raise Stopped
-    if result is None or not outcome.succeeded:
-        raise Stopped(signal.SIGINT)
+    check_complete(outcome)
+    assert result is not None
     return TrainRecord(
         outcome=outcome.outcome,
         model=result.model,
@@ -252,6 +248,21 @@ def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
         seconds=outcome.seconds,
         decisions=list(outcome.decisions),
     )
+
+
+def check_complete(outcome: Outcome) -> None:
+    """Check that training that did not fail has come to its end.
+
+    Raises:
+        Pruned: it was pruned.
+        Stopped: it was asked to stop.
+    """
+    if outcome.outcome == "pruned":
+        raise Pruned(outcome.step)
+    if outcome.outcome == "preempted":
+        raise Stopped
+    if outcome.result is None or not outcome.succeeded:
+        raise Stopped(signal.SIGINT)
 
 
 def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:

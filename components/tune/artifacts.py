@@ -10,6 +10,10 @@ from typing import Any
 
 from kfp import dsl
 
+from steadytrain.components.report.artifacts import tell
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.story import outcome, without_steps
+from steadytrain.components.report.told import as_line
 from steadytrain.components.shared.config import RunConfig, from_parameters, load
 from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.records import DataRecord
@@ -117,10 +121,14 @@ def train_winner(
 def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
     """Report on the study's run and on its winner's. The page is that of the study's run."""
     config = _of_study(from_parameters(**parameters))
-    if not Workspace.of(config).events.exists():
-        Path(page.path).write_text("<p>No step of the run has started.</p>", encoding="utf-8")
+    workspace = Workspace.of(config)
+    if not workspace.events.exists():
+        tell(without_steps(workspace, parameters["job"]), page)
         return
-    shutil.copyfile(conclude(config, parameters["job"]), page.path)
+    try:
+        shutil.copyfile(conclude(config, parameters["job"]), page.path)
+    finally:
+        print(as_line(outcome(gather(workspace))))
 
 
 def _of_study(config: RunConfig) -> RunConfig:

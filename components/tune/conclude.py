@@ -15,8 +15,10 @@ from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import (
+    how_terminated,
     remove_unfinished,
     remove_unfinished_below,
+    works_in,
 )
 from steadytrain.components.train.lease import held
 from steadytrain.components.tune.driver import lease_of, study_folder
@@ -69,7 +71,8 @@ def _cleaned_up(config: RunConfig, job: str) -> tuple[list[str], bool, int]:
         lease = lease_of(config)
         problems = remove_unfinished_below(config, trials_of(study_folder(config)), lease, job)
         log = open_log(logs_address(config), study_name(config))
-        return problems, held(lease), len(log.read())
+        stopped = bool(job and how_terminated()) and works_in(lease, job)
+        return problems, held(lease) and not stopped, len(log.read())
     except (BadInput, StorageError) as error:
         # The pages still show why the study stopped.
         return [error.message], False, 0

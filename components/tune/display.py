@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from steadytrain.components.report.words import number
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.numbers import is_number
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.outlook import Outlook
 from steadytrain.components.tune.results import best, better
+from steadytrain.components.tune.steps import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
 
 
@@ -82,6 +84,20 @@ def outline(study: Study, samples: Sequence[Mapping[str, Any]], steps: int, cost
             f"trial {index}     {as_words(params)}{_own_steps(study, params)}"
             for index, params in enumerate(samples)
         ),
+    ]
+
+
+def outline_without_steps(config: RunConfig) -> list[str]:
+    """Return lines on what a study would do, before its data are prepared."""
+    tune = config.tune
+    goals = ", ".join(f"{item.direction} {item.metric}" for item in tune.objectives)
+    return [
+        f"study       {study_name(config)}",
+        f"objective   {goals}",
+        f"sampler     {tune.sampler}, {len(tune.space)} fields",
+        f"budget      {tune.budget.trials:,} trials, {tune.budget.parallel} at a time",
+        f"steps       {UNKNOWN}: training.num_train_epochs is {config.training.num_train_epochs:g}",
+        "            `steadytrain step preprocess` prepares them; so does the study itself",
     ]
 
 

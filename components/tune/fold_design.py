@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from steadytrain.components.shared.config import AblationConfig, RunConfig, from_mapping
-from steadytrain.components.shared.config.space import changed, steps_problem
-from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.config.space import changed
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tune.design import without_search
 from steadytrain.components.tune.history import Params, Trial
 from steadytrain.components.tune.space import Fits
@@ -31,7 +31,6 @@ def check_folds(config: RunConfig) -> None:
 
     Raises:
         BadInput: it varies fields.
-        ConfigError: the length of a run is not known.
     """
     if not is_cross_validation(config):
         field = "tune.space" if config.tune.space else "ablation.changes"
@@ -39,8 +38,6 @@ def check_folds(config: RunConfig) -> None:
             f"{field} is set, and a cross-validation varies nothing",
             remedy="leave it out, or name configurations in cross_validation.compare",
         )
-    if problem := steps_problem(config):
-        raise ConfigError([problem])
 
 
 def as_cross_validation(config: RunConfig) -> RunConfig:

@@ -22,8 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from steadytrain.components.shared.config import TuneConfig
 from steadytrain.components.tune.log import Record, damaged
+from steadytrain.components.tune.records import RECORDS
 from steadytrain.components.tune.rungs import Rungs
 
 Standing = Literal["running", "paused", "finished", "failed", "discarded"]
@@ -112,10 +115,11 @@ class History:
             BadInput: it does not follow from the records before it.
         """
         try:
+            RECORDS.validate_python(record)
             self._take(record)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = f"record {self._count} does not follow from those before it"
-            raise damaged(f"{why} ({type(error).__name__}: {error})") from error
+            raise damaged(f"{why} ({_reason(error)})") from error
         self._count += 1
 
     def _take(self, record: Record) -> None:
@@ -227,3 +231,10 @@ class History:
     def _spend(self, trial: Trial, record: Record) -> None:
         self.seconds += max(0.0, record["seconds"] - trial.seconds)
         trial.seconds = max(trial.seconds, record["seconds"])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{type(error).__name__}: {error}"

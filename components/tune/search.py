@@ -13,6 +13,7 @@ from steadytrain.components.tune.history import Params
 from steadytrain.components.tune.log import Log
 from steadytrain.components.tune.page import write_page
 from steadytrain.components.tune.results import write_results
+from steadytrain.components.tune.steps import with_steps
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.tracking import tracked
 from steadytrain.components.tune.trials.cluster import trials_for
@@ -45,10 +46,12 @@ def search(
         data: prepared data for the trials. None means that the first trial prepares them.
 
     Raises:
+        ConfigError, DataError: see `with_steps`.
         Stopped: this process was asked to stop. The study can be continued.
         TooManyFailed, BadInput, StorageError: see `drive` and `Study`.
     """
     folder = study_folder(config)
+    config = with_steps(config, log, folder, tell, data)
     study = Study(config, log, first=first)
     if data is not None:
         share_data(folder, config, data)

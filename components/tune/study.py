@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from steadytrain.components.shared.config import RunConfig, from_mapping, load
+from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.fidelity import tokens_per_step
+from steadytrain.components.shared.config.load import validated
 from steadytrain.components.shared.config.space import changed
-from steadytrain.components.shared.config.tune import TuneConstraints
+from steadytrain.components.shared.config.tune import TuneConfig, TuneConstraints
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.constraints import keeps
@@ -90,6 +89,17 @@ def study_of(records: Sequence[Record]) -> tuple[RunConfig, History]:
     return config, history
 
 
+def _check_values(tune: TuneConfig, record: Record) -> None:
+    """Reject a trial with a value that is not one of the space's.
+
+    Raises:
+        BadInput: the log is damaged.
+    """
+    for field, value in record["params"].items():
+        if field in tune.space and not contains(field, tune.space[field], value):
+            raise damaged(f"trial {record['number']} has {field} = {value!r:.80}, not of its space")
+
+
 def _empty(config: RunConfig) -> History:
     best_counts = config.training.load_best_model_at_end
     return History(config.tune, Rungs.of(config), best_counts=best_counts)
@@ -155,12 +165,7 @@ class Study:
         Raises:
             ConfigError: these values cannot be combined.
         """
-        content = changed(self.config, {**params, **self.pace(params).settings()})
-        try:
-            # The checks of `from_mapping` for values written by people take far longer.
-            return RunConfig.model_validate(content)
-        except ValidationError:
-            return from_mapping(content)
+        return validated(changed(self.config, {**params, **self.pace(params).settings()}))
 
     def next(self) -> Next | None:
         """Decide what trains next, and write it to the log; None if nothing can start now."""
@@ -315,6 +320,8 @@ class Study:
 
     def _apply(self, record: Record) -> None:
         self.history.apply(record)
+        if record["kind"] == "started":
+            _check_values(self.tune, record)
         if record["kind"] in ("started", "promoted"):
             trial = self.history.trials[record["number"]]
             self.steps += trial.until - trial.reached

@@ -8,7 +8,6 @@ so a server that hangs never delays the study.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from steadytrain.components.shared.tracking.connect import (
     open_tracking,
     tracking_errors,
 )
+from steadytrain.components.shared.tracking.given import PARENT, given_id
 from steadytrain.components.shared.tracking.notes import recall, remember, warn
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.tracking.values import (
@@ -41,7 +41,6 @@ from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.results import best
 from steadytrain.components.tune.study import Study, study_name
 
-_PARENT: Final = "mlflow.parentRunId"
 _STUDY: Final = "study"
 _STATUS: Final = {
     "running": "RUNNING",
@@ -195,7 +194,7 @@ class StudyTracker:
 
         client, tags = tracking.client, dict(sent.tags)
         if parent := self._parent(note):
-            tags[_PARENT] = parent
+            tags[PARENT] = parent
         run_id = settled_run(tracking, self._workspace, note, run_name=sent.name, tags=tags)
         run = client.get_run(run_id)
         client.log_batch(
@@ -224,7 +223,7 @@ class StudyTracker:
     def _parent(self, note: str) -> str:
         """Return the MLflow run that another one is nested in; "" for none."""
         if note == _STUDY:
-            return os.environ.get("MLFLOW_RUN_ID", "")
+            return given_id()
         return recall(self._workspace, _STUDY)
 
     def _warn(self, reason: str) -> None:

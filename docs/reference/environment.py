@@ -35,6 +35,8 @@ MEANINGS: Final = {
     "MLFLOW_TRACKING_TOKEN": "Token for the MLflow server.",
     "MLFLOW_REGISTRY_URI": "Address of the model registry, where it is not the tracking server.",
     "MLFLOW_RUN_ID": "An MLflow run that this run reports into; it brings its own experiment.",
+    "STEADYTRAIN_PUBLIC_VARIABLES": "Names of further variables, separated by commas, whose values "
+    "may be shown. All values but those of harmless variables are redacted.",
     "STEADYTRAIN_WEBHOOK_URL": "Gets a JSON message when a run fails, a model becomes champion, or "
     "an alert fires or ends.",
     "STEADYTRAIN_REGISTRY": "Registry that compiled pipelines pull the images from, such as "

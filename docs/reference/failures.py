@@ -20,10 +20,12 @@ MEANINGS: Final = {
     FailureClass.CHECKPOINT_CORRUPT: "A checkpoint does not match its digests.",
     FailureClass.DIVERGENCE: "The loss is not finite, or it spiked.",
     FailureClass.DATA: "A record cannot be used.",
-    FailureClass.USER_BUG: "The configuration or your code raised an error.",
+    FailureClass.USER_BUG: "The configuration or a component raised an error, or an exception that "
+    "nothing explains ended the run a second time.",
     FailureClass.PENDING_TIMEOUT: "A pod got no node, quota or image in time.",
     FailureClass.CRASH: "Native code crashed, for example with SIGSEGV.",
-    FailureClass.UNKNOWN: "The ranks left no result and no error that is known.",
+    FailureClass.UNKNOWN: "An exception that nothing explains, or no result and no error. It is "
+    "retried once.",
 }
 
 

@@ -6,9 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from steadytrain.components.shared.cluster import Refused, connect
+from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.pipelines.cluster.access import check_connection, open_cluster, reason
-from steadytrain.pipelines.cluster.line import Line, failed, unasked
+from steadytrain.pipelines.cluster.fits import misfit
+from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
 from steadytrain.pipelines.cluster.offers import (
     check_gpus,
     check_kinds,
@@ -17,7 +20,8 @@ from steadytrain.pipelines.cluster.offers import (
     check_volume,
 )
 from steadytrain.pipelines.cluster.permissions import check_permissions
-from steadytrain.pipelines.cluster.trial import try_image, try_tracking_in_pod
+from steadytrain.pipelines.cluster.rollouts import wait_for_rollouts
+from steadytrain.pipelines.cluster.trial import try_compiler, try_image, try_tracking_in_pod
 from steadytrain.pipelines.cluster.trips import try_pipelines, try_storage, try_tracking
 
 
@@ -28,7 +32,9 @@ class Questions:
     namespace: where runs will work; "" means the connection's own.
     service_account: whose rights to check; "" means those of the connection.
     image: the training image.
-    image_seconds: how long to wait for a pod with that image.
+    step_image: the image of the steps that do not train.
+    image_seconds: how long to wait for a pod with one of them, and for the manifests' Deployments.
+    compute: of the run whose pods are compared with the nodes; None skips the check.
     storage: an s3:// address; "" skips the check.
     host: address of Kubeflow Pipelines; "" means the one in the environment.
     """
@@ -36,31 +42,41 @@ class Questions:
     namespace: str = ""
     service_account: str = ""
     image: str
+    step_image: str
     image_seconds: float = 300.0
+    compute: ComputeConfig | None = None
     storage: str = ""
     host: str = ""
 
 
 def examine_cluster(questions: Questions) -> Iterator[Line]:
     """Yield a line for each check as soon as its result is known."""
-    image_works = False
+    states: dict[str, str] = {}
     for line in _within_the_cluster(questions):
         yield line
-        image_works = image_works or (line.topic == "image" and line.state == "pass")
+        states[line.topic] = line.state
+    image_works = states.get("image") == "pass"
+    if image_works:
+        cluster = open_cluster(questions.namespace)
+        seconds = questions.image_seconds
+        yield from checked("compiler", lambda: try_compiler(cluster, questions.image, seconds))
+    starting = states.get("rollout") == "fail"
     for topic, ask in (
         ("S3", lambda: try_storage(questions.storage)),
-        ("MLflow", lambda: _try_tracking(questions, image_works)),
+        ("MLflow", lambda: _try_tracking(questions, image_works, starting)),
         ("Kubeflow Pipelines", lambda: try_pipelines(questions.host)),
     ):
         yield from checked(topic, ask)
 
 
-def _try_tracking(questions: Questions, image_works: bool) -> Line:
+def _try_tracking(questions: Questions, image_works: bool, starting: bool) -> Line:
     """Check MLflow from a pod, which connects as the steps do.
 
     Check it from this machine instead if no pod can run, or if the Secret has no address and the
     environment has one.
     """
+    if starting:
+        return unasked("MLflow", "its server has not started", "see the line `rollout`")
     if image_works:
         cluster = open_cluster(questions.namespace)
         line = try_tracking_in_pod(cluster, questions.image, questions.image_seconds)
@@ -85,10 +101,32 @@ def _within_the_cluster(questions: Questions) -> Iterator[Line]:
         ("GPUs", lambda: check_gpus(cluster)),
         ("quota", lambda: check_quota(cluster)),
         ("volume", lambda: check_volume(cluster)),
+        ("pods", lambda: _check_pods(questions.compute)),
         ("image", lambda: try_image(cluster, questions.image, questions.image_seconds)),
+        (
+            "step image",
+            lambda: try_image(cluster, questions.step_image, questions.image_seconds, "step image"),
+        ),
+        ("rollout", lambda: wait_for_rollouts(cluster, questions.image_seconds)),
     )
     for topic, ask in checks:
         yield from checked(topic, ask)
+
+
+def _check_pods(compute: ComputeConfig | None) -> Line:
+    """Check whether the configuration's training pods fit on any node."""
+    topic = "pods"
+    if compute is None:
+        return unasked(
+            topic, "no configuration is given", "name one: steadytrain doctor my.yaml --cluster"
+        )
+    try:
+        found = misfit(compute, connect())
+    except Refused as error:
+        return unasked(topic, error.message, error.remedy)
+    if found is None:
+        return passed(topic, "a node can hold a training pod")
+    return failed(topic, str(found), found.remedy)
 
 
 def checked(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Line]:

@@ -29,7 +29,7 @@ _BESIDES: Final = (
     Right("argoproj.io", "workflows", ("get",)),
 )
 RIGHTS: Final = (
-    Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "delete")),
+    Right("trainer.kubeflow.org", "trainjobs", ("create", "get", "list", "patch", "delete")),
     Right("trainer.kubeflow.org", "trainingruntimes", ("create", "get", "list", "delete")),
     *_BESIDES,
 )

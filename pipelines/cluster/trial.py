@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.cluster import NOT_YET
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.toolchain import REMEDY
 from steadytrain.pipelines.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster.access import SECONDS, Cluster, reason, status_of
 from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
@@ -50,17 +51,32 @@ class Trial:
     judge: Callable[[str, str], Line]
 
 
-def try_image(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
+def try_image(cluster: Cluster, image: str, timeout_seconds: float, topic: str = "image") -> Line:
     """Run `steadytrain --version` in a pod, then delete the pod.
 
     Raises:
         kubernetes.client.ApiException: the API server does not answer.
     """
     trial = Trial(
-        topic="image",
+        topic=topic,
         image=image,
         command=["steadytrain", "--version"],
-        judge=lambda phase, log: _judge_version(phase, log, image),
+        judge=lambda phase, log: _judge_version(phase, log, image, topic),
+    )
+    return _run(cluster, trial, timeout_seconds)
+
+
+def try_compiler(cluster: Cluster, image: str, timeout_seconds: float) -> Line:
+    """Check in a pod whether the training image can compile kernels.
+
+    Raises:
+        kubernetes.client.ApiException: the API server does not answer.
+    """
+    trial = Trial(
+        topic="compiler",
+        image=image,
+        command=["python", "-m", "steadytrain.components.shared.toolchain"],
+        judge=lambda phase, log: _judge_compiler(phase, log, image),
     )
     return _run(cluster, trial, timeout_seconds)
 
@@ -155,9 +171,19 @@ def _unscheduled(pod: Any) -> str:
     return ""
 
 
-def _judge_version(phase: str, log: str, image: str) -> Line:
-    topic = "image"
-    said = log.strip().splitlines()[-1] if log.strip() else "nothing"
+def _judge_compiler(phase: str, log: str, image: str) -> Line:
+    said = log.strip()
+    if phase == "Failed":
+        text = f"{image} does not say what it can compile: {_last_line(log)[:200]}"
+        return failed("compiler", text, "rebuild the image (make images)")
+    if said:
+        text = f"{image} lacks {said}: kernels for GPUs and training.torch_compile are left out"
+        return failed("compiler", text, REMEDY)
+    return passed("compiler", f"{image} can compile kernels")
+
+
+def _judge_version(phase: str, log: str, image: str, topic: str) -> Line:
+    said = _last_line(log)
     if phase == "Failed":
         return failed(
             topic,
@@ -174,7 +200,7 @@ def _judge_version(phase: str, log: str, image: str) -> Line:
 
 
 def _judge_tracking(phase: str, log: str, namespace: str) -> Line:
-    topic, said = "MLflow", log.strip().splitlines()[-1] if log.strip() else "nothing"
+    topic, said = "MLflow", _last_line(log)
     if phase == "Failed":
         return failed(topic, f"the trial pod failed: {said[:200]}", "fix the line `image` first")
     line = Line(**json.loads(said))
@@ -182,6 +208,10 @@ def _judge_tracking(phase: str, log: str, namespace: str) -> Line:
         text = f"the Secret {NAME} of {namespace} has no MLFLOW_TRACKING_URI"
         return unasked(topic, text, f"sh manifests/create-secret.sh {namespace}")
     return line
+
+
+def _last_line(log: str) -> str:
+    return log.strip().splitlines()[-1] if log.strip() else "nothing"
 
 
 def _pod(trial: Trial) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.config.parameters import EACH
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
@@ -20,10 +21,11 @@ from steadytrain.pipelines.server.declared import (
     read_schedules,
 )
 from steadytrain.pipelines.server.schedules import Change, Desired, carry_out, plan, present
-from steadytrain.pipelines.server.submission import Submission
+from steadytrain.pipelines.server.submission import Submission, shape_of
 from steadytrain.pipelines.server.upload import Version, look_up, upload
 
-_Shape = tuple[Pipeline, bool]
+_Shape = tuple[Pipeline, str]
+"""A pipeline, and its shape as JSON. Schedules of the same shape share a version."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,12 @@ class Declaration:
     """A valid file of schedules.
 
     parameters: the pipeline's parameters, by schedule name.
-    fused: names of the schedules whose pipeline does everything after training in one step.
+    shapes: the shape of the pipeline, by schedule name.
     """
 
     file: ScheduleFile
     parameters: dict[str, dict[str, Any]]
-    fused: frozenset[str]
+    shapes: dict[str, PipelineConfig]
 
     @classmethod
     def read(cls, path: Path) -> Declaration:
@@ -46,7 +48,7 @@ class Declaration:
             BadInput: with every problem in the file, or in a configuration.
         """
         file = read_schedules(path)
-        parameters, fused = {}, set()
+        parameters, shapes = {}, {}
         for schedule in file.schedules:
             config = Submission.of(
                 configuration(schedule, path.parent), pipeline=schedule.pipeline
@@ -55,9 +57,8 @@ class Declaration:
             # done.
             run = f"{schedule.name}-{EACH}"
             parameters[schedule.name] = to_parameters(config, run=run)
-            if config.pipeline.fuse:
-                fused.add(schedule.name)
-        return cls(file, parameters, frozenset(fused))
+            shapes[schedule.name] = config.pipeline
+        return cls(file, parameters, shapes)
 
     def plan(
         self,
@@ -74,15 +75,16 @@ class Declaration:
         """
         versions: dict[_Shape, Version] = {}
         for shape in {self._shape(schedule) for schedule in self.file.schedules}:
-            name, fuse = shape
+            name, text = shape
+            how = shape_of(PipelineConfig.model_validate_json(text))
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "pipeline.yaml")
-                compile_pipeline(path, tell, pipeline=name, fuse=fuse)
+                compile_pipeline(path, tell, pipeline=name, **how)
                 versions[shape] = upload(server, path) if uploading else look_up(server, path)
         return plan(self._wanted(versions), present(server), self.file.name)
 
     def _shape(self, schedule: Schedule) -> _Shape:
-        return schedule.pipeline, schedule.name in self.fused
+        return schedule.pipeline, self.shapes[schedule.name].model_dump_json()
 
     def _wanted(self, versions: Mapping[_Shape, Version]) -> list[Desired]:
         file = self.file

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.document import parse
+from steadytrain.components.shared.config.fields import leaves
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.tracking.values import flatten
 from steadytrain.pipelines.server.schedules import Actual, Change, Desired
@@ -84,11 +86,33 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
     whole = described.get("parameter config", "")
     # A preset's name is one line. A full configuration is mostly defaults, which are left out.
     if "\n" in whole:
-        # A configuration from another version of steadytrain is shown as is.
-        with contextlib.suppress(BadInput):
-            # With the empty line, even a single field is compared line by line.
-            described["parameter config"] = "\n".join(["", *_settings(load(whole))])
+        # With the empty line, even a single field is compared line by line.
+        described["parameter config"] = "\n".join(["", *_settings_in(whole)])
     return described
+
+
+def _settings_in(text: str) -> Iterator[str]:
+    """Yield a line for each field of a configuration that does not have its default.
+
+    Another version of steadytrain may have written it, with fields that this one does not accept.
+    """
+    try:
+        yield from _settings(load(text))
+    except BadInput:
+        defaults = {field.name: _as_stored(field.default) for field in leaves(RunConfig)}
+        with contextlib.suppress(BadInput):
+            for name, value in flatten(parse(text, "it")):
+                if value not in ("[]", "{}") and defaults.get(name) != _as_stored(value):
+                    yield f"{name}: {value}"
+
+
+def _as_stored(value: Any) -> str:
+    """Return a value's text, the same for a default and for what YAML makes of it."""
+    text = str(list(value) if isinstance(value, tuple) else value)
+    try:
+        return str(float(text))
+    except ValueError:
+        return text
 
 
 def _moment(moment: datetime | None) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from steadytrain.components.report.story import REPORT_STEP as _REPORT
+from steadytrain.components.report.story import RunSummary
+from steadytrain.components.report.told import from_log
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.patience import Patience
+from steadytrain.components.train.launch.evidence import same_wait
+from steadytrain.pipelines.server.run_pods import RunPods, Waits
 
 ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 """The final states. KFP's own client waits forever for a run that was canceled."""
@@ -20,25 +26,45 @@ _PATIENCE_SECONDS = 600.0
 """How long a server may be unreachable while a run is followed."""
 _DENIED_SECONDS = 180.0
 """How long a server may deny what it allowed before, as it does while it restarts."""
+_LOG_BYTES = 1 << 20
+"""How much of the end of the report's log is searched for the run's story."""
 
 Steps = dict[str, "Step"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a run. seconds: how long it ran, or has been running; None before its start."""
+    """A step of a run.
+
+    seconds: how long it ran, or has been running; None before its start.
+    waits_for: what its pod, or the pods that train for it, wait for; "" if they do not.
+    """
 
     state: str
     seconds: float | None
+    waits_for: str = ""
+
+    def same(self, other: Step | None) -> bool:
+        """Return whether another look at the step shows nothing new."""
+        if other is None or other.state != self.state:
+            return False
+        return same_wait(self.waits_for, other.waits_for)
 
 
 @dataclass(frozen=True)
 class PipelineOutcome:
-    """How a run ended. message: the server's error message, if there is one."""
+    """How a run ended.
+
+    message: the server's error message, or why the wait for the run ended before the run.
+    story: the run's own account, as its report printed it; None if there is none.
+    stuck: whether the run continues, but a step of it can never start.
+    """
 
     state: str
     steps: Steps
     message: str
+    story: RunSummary | None = None
+    stuck: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -51,23 +77,26 @@ def follow(
     names: Collection[str],
     on_change: Callable[[Steps], object],
     *,
+    pods: RunPods | None = None,
     poll_seconds: float = _POLL_SECONDS,
     patience_seconds: float = _PATIENCE_SECONDS,
     denied_seconds: float = _DENIED_SECONDS,
 ) -> PipelineOutcome:
-    """Poll a run until it ends.
+    """Poll a run until it ends, or until a step turns out to be unable to start.
 
     Args:
         names: the steps to report. To the server, a step is several nodes: its driver, the step
             itself, its executors and their retries. Groups of steps are nodes, too.
-        on_change: called with the steps, in the order of their starts, when a state has changed.
+        on_change: called with the steps, in the order of their starts, when a state or what a step
+            waits for has changed.
+        pods: the run's pods, which tell what the steps wait for; None leaves that out.
         patience_seconds: how long to retry a broken connection.
         denied_seconds: how long the server may deny access (401, 403).
 
     Raises:
         ServerError: no connection or no access for longer than that, or a permanent refusal.
     """
-    states: dict[str, str] = {}
+    before: Steps = {}
     patience = Patience(away=patience_seconds, denied=denied_seconds)
     while True:
         try:
@@ -78,15 +107,45 @@ def follow(
             time.sleep(poll_seconds)
             continue
         patience.reset()
-        steps = _steps(run, names)
-        now = {name: step.state for name, step in steps.items()}
-        if now != states:
-            states = now
+        ended = run.state in ENDED
+        waits = pods.look() if pods and not ended else Waits()
+        steps = _waiting(_steps(run, names), waits)
+        if steps.keys() != before.keys() or not all(
+            step.same(before[name]) for name, step in steps.items()
+        ):
+            before = steps
             on_change(steps)
-        if run.state in ENDED:
+        if ended:
             said = run.error.message if run.error else ""
-            return PipelineOutcome(str(run.state), steps, redact(said or ""))
+            story = story_of(server, run)
+            return PipelineOutcome(str(run.state), steps, redact(said or ""), story)
+        if waits.stuck:
+            return PipelineOutcome(str(run.state), steps, redact(waits.stuck), stuck=True)
         time.sleep(poll_seconds)
+
+
+def story_of(server: Server, run: Any) -> RunSummary | None:
+    """Return the story that the report of a run printed; None if its log has none."""
+    details = (run.run_details and run.run_details.task_details) or ()
+    # The server names the pod of a step in one of the step's nodes.
+    reports = {item.task_id for item in details if _REPORT in (item.display_name or "")}
+    own = [item for item in details if {item.task_id, item.parent_task_id} & reports]
+    children = [child for item in own for child in item.child_tasks or ()]
+    for pod in dict.fromkeys(item.pod_name for item in [*own, *children] if item.pod_name):
+        place = f"/apis/v1beta1/runs/{run.run_id}/nodes/{pod}/log"
+        with contextlib.suppress(ServerError):
+            if story := from_log(server.client.text(place, most_bytes=_LOG_BYTES)):
+                return story
+    return None
+
+
+def _waiting(steps: Steps, waits: Waits) -> Steps:
+    """Return the steps with what they wait for. A step that is done waits no more."""
+    for name, reason in waits.reasons.items():
+        known = steps.get(name) or Step("PENDING", None)
+        if known.state in ("PENDING", "RUNNING"):
+            steps[name] = replace(known, waits_for=redact(reason))
+    return steps
 
 
 def _steps(run: Any, names: Collection[str]) -> Steps:

@@ -7,23 +7,33 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kfp_server_api
 
+from steadytrain.components.shared.cluster import Refused, Unreachable
+from steadytrain.components.shared.cluster import connect as connect_to_cluster
 from steadytrain.components.shared.config import RunConfig, load, to_parameters
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.kubeflow.connection import Server, connect
+from steadytrain.components.shared.kubeflow.connection import IN_CLUSTER, Server, connect
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.traceparent import callers_span
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.resubmit import continuation, describes
 from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
 from steadytrain.components.tune.study import check_space, study_name
+from steadytrain.pipelines.addresses import check_submitted
 from steadytrain.pipelines.attached import MOUNT_PATH
+from steadytrain.pipelines.cluster.fits import misfit
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.plugin_checks import check_plugins
 from steadytrain.pipelines.server.follow import PipelineOutcome, Steps, follow
+from steadytrain.pipelines.server.run_pods import RunPods
 from steadytrain.pipelines.server.upload import Version, experiment_id, upload, version_name
+
+_HERE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -60,8 +70,8 @@ class Submission:
 
         Raises:
             ConfigError: with every problem in the configuration.
-            BadInput: its output is a folder that pods do not share, there is nothing to tune, or
-                a cross-validation would have to vary something.
+            BadInput: its output, its data or its model is a path that pods do not share, there is
+                nothing to tune, or a cross-validation would have to vary something.
         """
         config = source if isinstance(source, RunConfig) else load(source, overrides)
         check_plugins(config)
@@ -72,6 +82,7 @@ class Submission:
                 remedy=f"use {MOUNT_PATH}, where every step mounts the shared volume, or a "
                 "folder below it",
             )
+        check_submitted(config)
         if pipeline == "tune":
             check_space(config)
             config = config.model_copy(update={"run": study_name(config)})
@@ -109,16 +120,39 @@ class SubmittedRun:
         """Link to the run in the UI; "" if the address serves no pages."""
         return self.server.link("runs", self.run_id)
 
-    def wait(self, on_change: Callable[[Steps], object] = lambda _: None) -> PipelineOutcome:
-        """Follow the run until it ends.
+    def wait(
+        self,
+        on_change: Callable[[Steps], object] = lambda _: None,
+        on_resubmission: Callable[[SubmittedRun], object] = lambda _: None,
+        tell: Callable[[str], object] = lambda _: None,
+    ) -> PipelineOutcome:
+        """Follow the run until it ends. If it lost a step, follow the run that continues it.
+
+        What a run's pods wait for comes from the cluster that KUBECONFIG names, if it is there.
 
         Args:
-            on_change: called with the steps whenever the state of one of them changes.
+            on_change: called with the steps whenever the state of one of them, or what it waits
+                for, changes.
+            on_resubmission: called with each run that continues the one before.
+            tell: called with remarks, for example that the pods cannot be seen.
+
+        Returns:
+            The outcome of the last of these runs.
 
         Raises:
             ServerError: the server was unreachable for too long; the run continues.
         """
-        return follow(self.server, self.run_id, self.version.steps, on_change)
+        steps = self.version.steps
+        pods = RunPods(self.run_id, self.server.namespace, steps, tell)
+        outcome = follow(self.server, self.run_id, steps, on_change, pods=pods)
+        if outcome.succeeded or outcome.stuck:
+            return outcome
+        found = continuation(self.server, self.name, describes(self.run_id))
+        if found is None:
+            return outcome
+        following = replace(self, run_id=found.run_id)
+        on_resubmission(following)
+        return following.wait(on_change, on_resubmission, tell)
 
 
 def submit(
@@ -131,7 +165,7 @@ def submit(
     experiment: str = "",
     pipeline_root: str = "",
     service_account: str = "",
-    tell: Callable[[Finding], object] = lambda _: None,
+    tell: Callable[[object], object] = lambda _: None,
 ) -> SubmittedRun:
     """Start a run on a Kubeflow server.
 
@@ -148,10 +182,11 @@ def submit(
         experiment: "" means the configuration's `tracking.experiment`.
         pipeline_root: where KFP keeps its artifacts; "" means the server's default.
         service_account: for the run's pods; "" means the server's default.
-        tell: called with each warning about the pipeline.
+        tell: called with each warning about the pipeline or the cluster.
 
     Raises:
-        BadInput: the configuration, the pipeline or the address cannot be used.
+        BadInput: the configuration, the pipeline or the address cannot be used, or no node of the
+            cluster that KUBECONFIG names can ever hold a training pod.
         ServerError: no connection, or the server refused; the message says which, with a fix.
     """
     submission = Submission.of(
@@ -163,11 +198,37 @@ def submit(
         service_account=service_account,
     ).in_callers_trace()
     with tempfile.TemporaryDirectory() as folder:
-        fuse = submission.config.pipeline.fuse
-        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline, fuse=fuse)
+        path = Path(folder, "pipeline.yaml")
+        compile_pipeline(path, tell, pipeline=pipeline, **shape_of(submission.config.pipeline))
         server = connect(host, namespace)
+        _check_pods(submission.config, server, tell)
         version = upload(server, path)
     return start(server, submission, version)
+
+
+def _check_pods(config: RunConfig, server: Server, tell: Callable[[object], object]) -> None:
+    """Compare the run's training pods with the nodes, if this machine may list them.
+
+    Behind an address on this machine (a port-forward) or in the cluster, the server is in the
+    cluster that KUBECONFIG names. Elsewhere it may be in another one, so it is only a warning.
+
+    Raises:
+        BadInput: no node can ever hold one.
+    """
+    try:
+        found = misfit(config.compute, connect_to_cluster())
+    except (Unreachable, Refused):
+        return
+    if found is None:
+        return
+    if urlsplit(server.host).hostname in _HERE or server.host == IN_CLUSTER:
+        found.raise_if_certain()
+    tell(f"in the cluster that KUBECONFIG names, {found}")
+
+
+def shape_of(pipeline: PipelineConfig) -> dict[str, Any]:
+    """Return the arguments of `compile_pipeline` that a configuration decides."""
+    return {"fuse": pipeline.fuse, "resources": pipeline.resources}
 
 
 def start(server: Server, submission: Submission, version: Version) -> SubmittedRun:
@@ -191,8 +252,8 @@ def outline(
 ) -> list[str]:
     """Return lines on what `submit` would send. Sends nothing and contacts no server."""
     with tempfile.TemporaryDirectory() as folder:
-        fuse = submission.config.pipeline.fuse
-        path = compile_pipeline(Path(folder, "pipeline.yaml"), tell, pipeline=pipeline, fuse=fuse)
+        path = Path(folder, "pipeline.yaml")
+        compile_pipeline(path, tell, pipeline=pipeline, **shape_of(submission.config.pipeline))
         version, uploaded = version_name(path), path.stat().st_size
     rest = {
         "pipeline root": submission.pipeline_root,

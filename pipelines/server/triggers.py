@@ -3,7 +3,8 @@
 The last started run is recorded in storage, and read and written under a lock. The run's name comes
 from the data that it is for. The server may have several runs of that name, if one was started
 right before a kill, or lost a step and was resubmitted. As long as one of them is active, nothing
-else is started.
+else is started. If it fails, it is started again for its data, a few times and after growing waits,
+and continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,22 +22,29 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.preprocess.sources import SourceFile, find_files
+from steadytrain.components.report.words import moment
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError, StorageError
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.listing import named, pages
-from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.lease import EXPIRY_SECONDS, lease
 from steadytrain.components.shared.patience import AWAY_SECONDS, FOREVER, Patience
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.server.follow import ENDED
-from steadytrain.pipelines.server.submission import Submission, start
+from steadytrain.pipelines.server.submission import Submission, shape_of, start
 from steadytrain.pipelines.server.upload import upload
 
-_LOCK_SECONDS: Final = 30.0
+_LOCK_SECONDS: Final = EXPIRY_SECONDS + 30.0
+"""Longer than the lock of a killed trigger lasts."""
 _STATE: Final = "last.json"
+TRIES: Final = 3
+"""How often a run is started for the same data, if it fails."""
+_RETRY_SECONDS: Final = (600.0, 3600.0)
+"""How long to wait after each failure, in case its cause passes."""
 
 
 @dataclass(frozen=True)
@@ -82,41 +90,55 @@ class Trigger:
 
 
 class _Last(BaseModel):
-    """The last run that was started. run_id: KFP's id; "" while the run is being started."""
+    """The last run that was started.
+
+    run_id: KFP's id; "" while the run is being started.
+    tries: how often it was started.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     digest: str
     run: str
     run_id: str = ""
+    tries: int = 1
 
 
 @dataclass(frozen=True)
 class Answer:
     """The result of asking for a run.
 
-    kind: "started"; "known" if these data already had their run; "busy" if another run is active.
+    kind: "started"; "known" if these data already had their run; "failed" if it failed and is not
+        started again yet, or not any more; "busy" if another run is active.
+    why: the failure, and what follows from it; "" without one.
+    settled: whether no further run starts until the data change.
     """
 
-    kind: Literal["started", "known", "busy"]
+    kind: Literal["started", "known", "failed", "busy"]
     run: str
     run_id: str
     url: str
+    why: str = ""
+    settled: bool = False
 
     def __str__(self) -> str:
         said = {
             "started": f"started {self.run}",
             "known": f"nothing to start: {self.run} was started for these data",
+            "failed": f"nothing started: {self.run} failed",
             "busy": f"nothing started: {self.run} is running",
         }
-        return said[self.kind] + (f" ({self.url})" if self.url else "")
+        place = f" ({self.url})" if self.url else ""
+        return f"{said[self.kind]}{place}{f': {self.why}' if self.why else ''}"
 
 
 def trigger(server: Server, what: Trigger) -> Answer:
     """Start a run for the current data, unless they already had theirs or a run is active.
 
+    A run that failed is started again after a while, up to TRIES times in all.
+
     Raises:
-        RunBusy: another process has been deciding for more than half a minute.
+        RunBusy: another process has been deciding for minutes.
         BadInput: there are no data, or the pipeline cannot be used.
         ServerError: the server cannot be used.
         StorageError: the record of what was started cannot be read or written.
@@ -128,20 +150,45 @@ def trigger(server: Server, what: Trigger) -> Answer:
             check = held.enter_context(lock)
         last = _read(what)
         run = _run_of(server, last) if last else None
+        started, why = _Last(digest=digest, run=f"{name}-{digest[:8]}"), ""
         if last and run:
             here = Answer("known", last.run, run.run_id, server.link("runs", run.run_id))
             if last.digest == digest:
                 # If the trigger was killed right after it started the run, the id is still missing.
-                _write(what, last.model_copy(update={"run_id": run.run_id}))
-                return here
-            if run.state not in ENDED:
-                return Answer("busy", here.run, here.run_id, here.url)
-        started = _Last(digest=digest, run=f"{name}-{digest[:8]}")
+                if last.run_id != run.run_id:
+                    _write(what, last.model_copy(update={"run_id": run.run_id}))
+                if run.state != "FAILED":
+                    return dataclasses.replace(here, settled=run.state in ENDED)
+                why = _reason(run)
+                if said := _not_yet(run, last.tries):
+                    settled, why = last.tries >= TRIES, f"{why}; {said}"
+                    return dataclasses.replace(here, kind="failed", why=why, settled=settled)
+                started = last.model_copy(update={"tries": last.tries + 1, "run_id": ""})
+                why = f"try {started.tries} of {TRIES}, because it failed: {why}"
+            elif run.state not in ENDED:
+                return dataclasses.replace(here, kind="busy")
         check()
         _write(what, started)
         run_id = _start(server, what, started.run)
         _write(what, started.model_copy(update={"run_id": run_id}))
-        return Answer("started", started.run, run_id, server.link("runs", run_id))
+        return Answer("started", started.run, run_id, server.link("runs", run_id), why)
+
+
+def _reason(run: Any) -> str:
+    """Return why a run failed, as far as the server says."""
+    said = redact((run.error and run.error.message) or "").strip().partition("\n")[0]
+    return said or "its page and its report say why"
+
+
+def _not_yet(run: Any, tries: int) -> str:
+    """Return why a failed run is not started again now; "" if it is."""
+    if tries >= TRIES:
+        return (
+            f"it was started {tries} times and is not started again for these data; fix the "
+            "cause, then use steadytrain submit"
+        )
+    due = (run.finished_at or run.created_at).timestamp() + _RETRY_SECONDS[tries - 1]
+    return f"it is started again after {moment(due)}" if time.time() < due else ""
 
 
 def watch(
@@ -167,7 +214,7 @@ def watch(
     Raises:
         ServerError: the server denied access for too long, or refused permanently.
     """
-    seen, since, done, reported = "", 0.0, "", ""
+    seen, since, done, reported, shown = "", 0.0, "", "", ""
     started: list[Answer] = []
     patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
     while True:
@@ -180,8 +227,11 @@ def watch(
                 answer = trigger(server, what)
                 patience.reset()
                 started += [answer] if answer.kind == "started" else []
-                done = "" if answer.kind == "busy" else digest
-                message = str(answer)
+                done = digest if answer.settled else ""
+                # A run that was reported is followed in silence, unless it fails.
+                known = answer.kind == "known" and answer.run == shown
+                message = reported if known else str(answer)
+                shown = answer.run
             else:
                 message = reported
         except (BadInput, RunBusy, StorageError, ServerError) as error:
@@ -205,7 +255,7 @@ def _start(server: Server, what: Trigger, run: str) -> str:
     submission = dataclasses.replace(what.submission, config=config)
     with tempfile.TemporaryDirectory() as folder:
         path = compile_pipeline(
-            Path(folder, "pipeline.yaml"), pipeline=what.pipeline, fuse=config.pipeline.fuse
+            Path(folder, "pipeline.yaml"), pipeline=what.pipeline, **shape_of(config.pipeline)
         )
         version = upload(server, path)
     return start(server, submission, version).run_id

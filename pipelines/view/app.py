@@ -149,7 +149,8 @@ def _html(source: Source, page: Page) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         said: SteadytrainError
         try:
-            return HTMLResponse(page(request))
+            # A run's files may hold half a surrogate pair, which no page can.
+            return HTMLResponse(page(request).encode("utf-8", "replace"))
         except BadInput as error:
             status, title, said = 404, "Not found", error
         except SteadytrainError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from steadytrain.components.report.curves import standing, thin
-from steadytrain.components.report.story import RunState, executions, latest, outcome
+from steadytrain.components.report.story import RunState, RunSummary, executions, latest, outcome
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
@@ -24,10 +24,13 @@ from steadytrain.pipelines.view.event_log import BRIEF
 from steadytrain.pipelines.view.reader import RunReader, brief
 from steadytrain.pipelines.view.source import Source, Stamp
 
-State = RunState | Literal["running"]
 Sort = Literal["active", "run", "state", "step", "loss", "speed", "memory", "attempts"]
 LOOK_SECONDS: Final = 1.0
 SPARK_POINTS: Final = 24
+_ORDER: Final[Sequence[RunState]] = (
+    *("running", "pending", "failed", "unfinished", "resubmitted"),
+    *("terminated", "stopped", "finished", "unchanged", "empty"),
+)
 _MAY_BE_RUNNING: Final = {"unfinished", "empty", "stopped"}
 
 
@@ -35,7 +38,7 @@ _MAY_BE_RUNNING: Final = {"unfinished", "empty", "stopped"}
 class Row:
     """One run in a list. None means unknown, or not reached.
 
-    state: "running" if a process works on the run, otherwise how it ended.
+    state, summary: how the run is doing, in a word and in a sentence.
     stage: the step of the pipeline that it last reached.
     active: when it last wrote an event, in seconds since the epoch.
     losses: training loss, thinned out; finite values only.
@@ -45,7 +48,8 @@ class Row:
     """
 
     run: str
-    state: State = "empty"
+    state: RunState = "empty"
+    summary: str = ""
     stage: str = ""
     started: float = 0.0
     active: float = 0.0
@@ -64,6 +68,7 @@ class Row:
         return {
             "run": self.run,
             "state": self.state,
+            "summary": self.summary,
             "stage": self.stage,
             "started": moment(self.started),
             "active": moment(self.active),
@@ -85,7 +90,7 @@ class Board:
         self.source = source
         self._lock = threading.Lock()
         self._files: dict[str, Mapping[str, Stamp]] = {}
-        self._rows: dict[str, tuple[Mapping[str, Stamp], Row]] = {}
+        self._rows: dict[str, tuple[Mapping[str, Stamp], Row, RunSummary]] = {}
         self._looked = -math.inf
 
     def files(self, run: str = "") -> Mapping[str, Mapping[str, Stamp]]:
@@ -114,12 +119,13 @@ class Board:
         known = self._rows.get(run)
         if known is None or known[0] != files:
             events = RunReader(self.source, run, BRIEF).events(files)
-            known = files, row_of(self.source, run, events, _written(files))
+            working = outcome(replace(brief(self.source, run, events), running=True))
+            known = files, row_of(self.source, run, events, _written(files)), working
             with self._lock:
                 self._rows[run] = known
-        row = known[1]
+        _, row, working = known
         if row.state in _MAY_BE_RUNNING and self.source.is_held(run):
-            return replace(row, state="running")
+            return replace(row, state=working.state, summary=working.sentence)
         return row
 
     def rows(self, sort: Sort = "active", words: str = "") -> list[str]:
@@ -139,7 +145,8 @@ def row_of(source: Source, run: str, events: list[Event], active: float = 0.0) -
     """Return the row that follows from events."""
     facts = brief(source, run, events)
     ran = latest(executions(events))
-    row = Row(run, outcome(facts).state, active=active)
+    how = outcome(facts)
+    row = Row(run, how.state, how.sentence, active=active)
     if ran:
         row = replace(row, stage=ran[-1].stage, started=ran[0].start)
     if planned := facts.of(TrainingStarted):
@@ -167,8 +174,7 @@ def row_of(source: Source, run: str, events: list[Event], active: float = 0.0) -
 def _order(row: Row, sort: Sort) -> tuple[bool, float, str]:
     """Return a key: small losses first, otherwise large values first."""
     if sort == "state":
-        order = ("running", "failed", "unfinished", "resubmitted", "stopped", "finished", "empty")
-        return False, order.index(row.state), row.run
+        return False, _ORDER.index(row.state), row.run
     value = {
         "step": row.step,
         "loss": row.loss,

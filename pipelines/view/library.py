@@ -54,8 +54,10 @@ class Library:
         if run not in files:
             raise BadInput(f"run {run!r}: not in {self.source.uri}", remedy="see the list of runs")
         reader = self._reader(run)
+        row = self.board.row(run)
         facts = full(self.source, run, reader.events(files[run]))
-        return Opened(self.board.row(run), facts, reader.is_sample, reader.unread)
+        facts.running = row.state in ("running", "pending")
+        return Opened(row, facts, reader.is_sample, reader.unread)
 
     def version(self, runs: Sequence[str] = ()) -> int:
         """Return a number that changes when pages of these runs, or the list, show something new.

@@ -13,6 +13,7 @@ from steadytrain.components.shared.config.document import parse
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.records import (
     EvaluationRecord,
     GateRecord,
@@ -24,6 +25,8 @@ from steadytrain.pipelines.view.event_log import Detail, EventLog, merged
 from steadytrain.pipelines.view.source import Source, Stamp
 
 R = TypeVar("R", bound=Record)
+LARGEST_CONFIG: Final = 256 << 10
+"""Bytes of a configuration that a page shows."""
 FILL_BYTES: Final = 64 << 20
 """How much of a long file `fill` reads at a time."""
 
@@ -78,9 +81,15 @@ def full(source: Source, run: str, events: list[Event]) -> Facts:
     """Return what a page needs. The data card is left to the report."""
     facts = brief(source, run, events)
     facts.history = RunMetrics.of(events).history
-    facts.config_text = redact(source.read(run, "config.yaml").decode("utf-8", "replace"))
+    body = source.read(run, "config.yaml", 0, LARGEST_CONFIG + 1)
+    facts.config_text = redact(body[:LARGEST_CONFIG].decode("utf-8", "replace"))
+    is_cut = len(body) > LARGEST_CONFIG
+    if is_cut:
+        facts.unreadable.append(
+            f"config.yaml is larger than {size(LARGEST_CONFIG)}; its beginning is shown"
+        )
     try:
-        content = parse(facts.config_text, "config.yaml") if facts.config_text else {}
+        content = parse(facts.config_text, "config.yaml") if body and not is_cut else {}
         facts.config = content if isinstance(content, dict) else {}
     except BadInput as error:
         facts.unreadable.append(error.message)

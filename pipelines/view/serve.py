@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import resource
 import socket
 from types import FrameType
 from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.view.access import LOOPBACK
@@ -17,6 +20,11 @@ from steadytrain.pipelines.view.source import Source
 
 TOKEN_VARIABLE: Final = "STEADYTRAIN_UI_TOKEN"
 SHORTEST_TOKEN: Final = 16
+MOST_CONNECTIONS: Final = 256
+"""Connections at a time. One more closes another: the pages need this process's descriptors."""
+_BACKLOG: Final = 16
+"""Connections that are accepted at once. With many, new ones would push out one whose request has
+not been read yet."""
 
 
 def check_token(host: str, token: str) -> None:
@@ -70,14 +78,37 @@ def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], to
     app = application(source, hosts=hosts, token=token)
     config = uvicorn.Config(
         app,
+        http=_Protocol,
+        backlog=_BACKLOG,
         access_log=False,
-        log_level="warning",
+        # Every invalid request is a warning, and anyone may send them.
+        log_level="error",
         lifespan="off",
         server_header=False,
         ws="none",
         timeout_graceful_shutdown=5,
     )
     _Server(config, app).run(sockets=[listener])
+
+
+class _Protocol(H11Protocol):
+    """A connection. One too many closes the oldest that sends no request, or the oldest of all."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.began = self.loop.time()
+        most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        others = [other for other in self.connections if isinstance(other, _Protocol)]
+        others.sort(key=lambda other: (other.is_answered, other.began))
+        for other in others[: max(0, len(others) - most)]:
+            other.transport.abort()
+            self.connections.discard(other)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a whole request has come, and its answer has not been sent yet."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
 
 
 class _Server(uvicorn.Server):

@@ -41,7 +41,7 @@ _AROUND: Final = 4
 """Lines of the terminal that the table's header and footer take."""
 _STYLES: Final = {
     "running": "bold blue", "finished": "green", "failed": "red", "unfinished": "yellow",
-    "stopped": "yellow", "resubmitted": "yellow",
+    "stopped": "yellow", "resubmitted": "yellow", "pending": "blue", "terminated": "yellow",
 }  # fmt: skip
 _LEVELS: Final = {"info": "", "warn": "yellow", "error": "red", "fatal": "bold red"}
 
@@ -71,7 +71,8 @@ def run_details(opened: Opened) -> RenderableType:
     of = f" of {number(row.max_steps)}" if row.max_steps else ""
     at = f", step {number(row.step)}{of}" if row.step is not None else ""
     parts: list[RenderableType] = [
-        Text.assemble((row.run, "bold"), " ", _state(row), _plain(f" {row.stage}{at}"))
+        Text.assemble((row.run, "bold"), " ", _state(row), _plain(f" {row.stage}{at}")),
+        _plain(row.summary),
     ]
     steps, scores = standing(facts.of(TrainingStep)), standing(facts.of(Validated))
     curves = Table(box=None, pad_edge=False, show_header=False)
@@ -103,7 +104,7 @@ def run_details(opened: Opened) -> RenderableType:
     told = [(event, text) for event in facts.events if (text := describe(event))]
     parts.append(Text())
     parts += [
-        _plain(f"{moment(event.time)} {text}", _LEVELS[event.level])
+        _plain(f"{moment(event.time)} {text}", _LEVELS[event.severity])
         for event, text in told[-_NEWEST:]
     ]
     return Group(*parts)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from steadytrain.pipelines.attached import NAME
 
+from support.launched import CONFIG
 from support.manifests import MANIFESTS, build
 from support.namespaces import (
     TEST_IMAGE,
@@ -79,7 +81,8 @@ def test_every_check_passes_on_a_healthy_cluster_and_no_pod_stays(ready):
         assert lines[topic]["state"] == "pass", lines[topic]
     assert lines["volume"]["state"] == "pass", lines["volume"]
     assert "ReadWriteMany" in lines["volume"]["text"]
-    assert lines["image"]["state"] == "pass", lines["image"]
+    for topic in ("image", "step image", "compiler"):
+        assert lines[topic]["state"] == "pass", lines[topic]
     assert not kubectl("get", "pods", "-n", ready, "-o", "name")
     assert lines["S3"]["state"] == lines["MLflow"]["state"] == "not asked"
     assert "no MLFLOW_TRACKING_URI" in lines["MLflow"]["text"]
@@ -95,9 +98,9 @@ def test_mlflow_is_checked_from_a_pod_with_the_secret(tmp_path):
             apply(objects)
             command = ["sh", MANIFESTS / "create-secret.sh", namespace]
             subprocess.run(command, check=True, capture_output=True)
-            rollout = ("rollout", "status", "deployment/steadytrain-mlflow", "--timeout=300s")
-            kubectl(*rollout, "-n", namespace)
-            line = doctor(namespace, "--image", TEST_IMAGE)["MLflow"]
+            lines = doctor(namespace, "--image", TEST_IMAGE)
+            assert lines["rollout"]["text"] == "steadytrain-mlflow is available"
+            line = lines["MLflow"]
             assert (line["state"], line["text"]) == (
                 "pass",
                 "http://steadytrain-mlflow:5000: created a run, logged to it, read it "
@@ -113,11 +116,21 @@ def test_mlflow_is_checked_from_a_pod_with_the_secret(tmp_path):
 
 
 def test_image_that_cannot_be_pulled_is_reported_at_once_and_leaves_no_pod(ready):
-    line = doctor(ready, "--image", "none.test/none:0")["image"]
-    assert line["state"] == "fail"
-    assert "ErrImagePull" in line["text"] or "ImagePullBackOff" in line["text"]
+    wrong = "none.test/none:0"
+    lines = doctor(ready, "--image", wrong, "--step-image", wrong)
+    for line in (lines["image"], lines["step image"]):
+        assert line["state"] == "fail"
+        assert "ErrImagePull" in line["text"] or "ImagePullBackOff" in line["text"]
     left = kubectl("get", "pods", "-n", ready, "-o", "jsonpath={.items[*].metadata.name}")
     assert "doctor" not in left
+
+
+def test_pods_that_no_node_can_hold_are_reported(empty, tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "compute": {"pods": {"memory": "200Ti"}}}))
+    line = doctor(empty, file)["pods"]
+    assert line["state"] == "fail"
+    assert "memory 200Ti, which none of the" in line["text"]
 
 
 def test_account_without_rights_is_reported_with_missing_verbs(empty):
@@ -125,7 +138,8 @@ def test_account_without_rights_is_reported_with_missing_verbs(empty):
     denied = [line for topic, line in lines.items() if topic.startswith("may ")]
     assert {line["state"] for line in denied} == {"fail"}
     assert (
-        f"{ACCOUNT} may not create, get, list, delete trainjobs" in lines["may trainjobs"]["text"]
+        f"{ACCOUNT} may not create, get, list, patch, delete trainjobs"
+        in lines["may trainjobs"]["text"]
     )
     assert "RoleBinding" in lines["may trainjobs"]["remedy"]
 

@@ -15,6 +15,7 @@ import pytest
 from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
 
 from support.command import TINY_LM
+from support.liger import COMPARE as LIGER
 
 LOCK = Path(__file__).parents[2] / "requirements.lock"
 MEGABYTE = 1_000_000
@@ -29,6 +30,53 @@ RESTRICTED = [
     "--entrypoint=",
 ]
 IMAGES = pytest.mark.parametrize("image", [STEP_IMAGE, TRAIN_IMAGE])
+LAUNCHER = """
+import re, subprocess
+from pathlib import Path
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver
+from triton.compiler import ASTSource
+
+# A driver without a GPU: every function that Triton links to, which then succeeds.
+source = Path(driver.dirname, "driver.c").read_text()
+names = sorted(set(re.findall(r"cu[A-Z][A-Za-z0-9_]*(?= *[(])", source)))
+Path("/tmp/cuda.c").write_text("".join(f"int {name}(void) {{ return 0; }}\\n" for name in names))
+subprocess.run(["gcc", "-shared", "-fPIC", "-o", "/tmp/libcuda.so.1", "/tmp/cuda.c"], check=True)
+driver.CudaUtils()
+
+@triton.jit
+def add(x, y, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(y + at, tl.load(x + at) + 1.0)
+
+source = ASTSource(add, {"x": "*fp32", "y": "*fp32", "n": "constexpr"}, {"n": 16})
+built = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+print("cubin" in built.asm)
+"""
+INDUCTOR = """
+import torch
+
+torch.manual_seed(0)
+layer = torch.nn.Linear(8, 8)
+given = torch.randn(4, 8)
+compiled = torch.compile(lambda x: torch.nn.functional.gelu(layer(x)).sum())
+torch.testing.assert_close(compiled(given), torch.nn.functional.gelu(layer(given)).sum())
+compiled(given).backward()
+print(len(layer.weight.grad))
+"""
+DEEPSPEED = """
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+weight = torch.nn.Parameter(torch.ones(64))
+optimizer = DeepSpeedCPUAdam([weight], lr=0.1)
+weight.grad = torch.ones(64)
+optimizer.step()
+print(round(float(weight[0]), 4))
+"""
 INSTALLED = (
     "import importlib.metadata as m, json; "
     "print(json.dumps({d.name: d.version for d in m.distributions(path=[p])}))"
@@ -61,9 +109,10 @@ def tiny(step, *more):
 
 def test_light_image_preprocesses():
     # On a cluster, the step reports to a tracking server (see test_pipeline.py).
-    command = f"MLFLOW_ALLOW_FILE_STORE=1 {tiny('preprocess', 'tracking.uri=file:/tmp/tracked')}"
-    told = json.loads(run(STEP_IMAGE, "sh", "-c", command))
-    assert told["sides"].keys() == {"train", "validation", "test"}
+    given = tiny("preprocess", "tracking.uri=file:/tmp/tracked")
+    command = f"MLFLOW_ALLOW_FILE_STORE=1 {given} --json"
+    (record,) = json.loads(run(STEP_IMAGE, "sh", "-c", command))["records"].values()
+    assert record["sides"].keys() == {"train", "validation", "test"}
 
 
 def test_light_image_reports_that_it_needs_a_tracking_server():
@@ -75,6 +124,29 @@ def test_light_image_reports_that_it_needs_a_tracking_server():
 def test_training_image_trains():
     told = run(TRAIN_IMAGE, "sh", "-ec", f"{tiny('preprocess')} > /dev/null; {tiny('train')}")
     assert json.loads(told)["outcome"] == "finished"
+
+
+def test_training_image_has_what_compiles_kernels():
+    said = run(TRAIN_IMAGE, "python", "-m", "steadytrain.components.shared.toolchain")
+    assert said == "\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "prints"),
+    [
+        (LAUNCHER, {"LD_LIBRARY_PATH": "/tmp"}, "True"),
+        (LIGER, {"TRITON_INTERPRET": "1"}, "equal True"),
+        (INDUCTOR, {}, "8"),
+        (DEEPSPEED, {"DS_ACCELERATOR": "cpu"}, "0.9"),
+    ],
+    ids=["launcher-for-a-dummy-driver", "liger-interpreted", "inductor-on-cpu", "deepspeed-on-cpu"],
+)
+def test_training_image_compiles_kernels_without_a_gpu(code, environment, prints):
+    given = [f"--env={name}={value}" for name, value in environment.items()]
+    # In a file, since Triton reads a kernel's source.
+    command = 'printf %s "$0" > /tmp/code.py && python /tmp/code.py'
+    said = docker("run", *given, *RESTRICTED, TRAIN_IMAGE, "sh", "-c", command, code)
+    assert said.strip().splitlines()[-1] == prints
 
 
 def test_light_image_is_light():

@@ -39,6 +39,7 @@ pytestmark = needs_cluster
 
 ACCOUNT, ROLE = "pipeline-runner", "steadytrain-launcher"
 EVERY = [(right, verb) for right in RIGHTS for verb in right.verbs]
+NEEDED = [(right, verb) for right, verb in EVERY if verb != "patch"]
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +119,7 @@ def test_launcher_with_the_whole_role_launches_explains_and_cleans_up(role, laun
 
 
 @pytest.mark.parametrize(
-    ("right", "verb"), EVERY, ids=[f"{verb}-{right.resource}" for right, verb in EVERY]
+    ("right", "verb"), NEEDED, ids=[f"{verb}-{right.resource}" for right, verb in NEEDED]
 )
 def test_missing_verb_is_named(role, account, launch, right, verb):
     apply([without(role, right, verb)])
@@ -131,6 +132,18 @@ def test_missing_verb_is_named(role, account, launch, right, verb):
         wait_until(account, right, verb, allowed=True)
         namespace = role["metadata"]["namespace"]
         kubectl("delete", "trainjobs,trainingruntimes", "--all", "-n", namespace)
+
+
+def test_job_that_may_not_be_suspended_is_removed_all_the_same(role, account, launch):
+    (right,) = (right for right, verb in EVERY if verb == "patch")
+    apply([without(role, right, "patch")])
+    try:
+        wait_until(account, right, "patch", allowed=False)
+        launch()
+        assert not kubectl("get", "trainjobs", "-n", role["metadata"]["namespace"], "-o", "name")
+    finally:
+        apply([role])
+        wait_until(account, right, "patch", allowed=True)
 
 
 def test_account_may_do_nothing_else_in_the_namespace(account):

@@ -16,9 +16,9 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    PodsPending,
     StepStarted,
     TrainingStep,
-    Warned,
 )
 
 from support.launched import OUTPUT, STEPS
@@ -31,6 +31,7 @@ PORT = 9090
 HOPELESS = {
     "unschedulable": {"cpu": "1000"},
     "no-image": {"image": "example.test/none:1"},
+    "wrong-image": {"image": "example.test/None:1"},
     "over-quota": {"gpus": 1},
 }
 TAINT = {"key": "steadytrain.io/test", "value": "", "effect": "NoSchedule"}
@@ -165,8 +166,9 @@ def test_each_fault_is_reported_by_name(launched, disturbed):
 
 
 def test_pending_reason_is_reported_while_waiting(launched, disturbed):
-    told = [event.message for event in launched.events("disturbed", Warned)]
-    assert any("waits: Unschedulable" in message for message in told)
+    reasons = [event.reason for event in launched.events("disturbed", PodsPending)]
+    # A reason that stays the same is reported once, however long it lasts.
+    assert len([reason for reason in reasons if reason.startswith("Unschedulable")]) == 1
 
 
 @pytest.mark.skipif(not os.environ.get(API_STOP), reason=f"{API_STOP} is not set")
@@ -187,17 +189,20 @@ def hopeless(launched):
 
 
 @pytest.mark.parametrize(
-    ("run", "reason"),
+    ("run", "reason", "failure_class"),
     [
-        ("unschedulable", "Insufficient cpu"),
-        ("no-image", "example.test/none:1"),
-        ("over-quota", "exceeded quota: no-gpus"),
+        ("unschedulable", "Insufficient cpu", "pending_timeout"),
+        ("no-image", "example.test/none:1", "pending_timeout"),
+        ("wrong-image", "InvalidImageName", "user_bug"),
+        ("over-quota", "exceeded quota: no-gpus", "pending_timeout"),
     ],
 )
-def test_hopeless_pod_ends_with_the_clusters_reason(launched, hopeless, run, reason):
+def test_hopeless_pod_ends_with_the_clusters_reason(launched, hopeless, run, reason, failure_class):
     phase, log = hopeless[run]
     assert phase == "Failed"
-    assert launched.classes(run) == ["pending_timeout"]
+    assert launched.classes(run) == [failure_class]
+    reasons = [event.reason for event in launched.events(run, PodsPending)]
+    assert len(set(reasons)) == len(reasons) <= 2, reasons
     assert reason in log
     assert "remedy: " in log
     assert launched.left(run) == []

@@ -71,8 +71,7 @@ def assert_nothing_half_written(output: Path):
 
 
 def test_missing_file(steadytrain, given):
-    done = steadytrain.run(given(source="/nowhere/data.jsonl"))
-    assert_refused(done, "/nowhere/data.jsonl", step="preprocess")
+    assert_refused(steadytrain.run(given(source="/nowhere/data.jsonl")), "/nowhere/data.jsonl")
 
 
 @pytest.mark.long

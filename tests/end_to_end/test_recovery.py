@@ -12,6 +12,7 @@ import pytest
 
 from steadytrain.components.shared.errors import TrainingFailed
 from steadytrain.components.shared.events.types import (
+    AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
     DecisionMade,
@@ -165,7 +166,7 @@ def test_breaker_ends_a_run_killed_without_progress(bench):
     ]
 
 
-def test_user_bug_stops_at_once_with_its_traceback(bench, data, monkeypatch):
+def test_user_bug_stops_after_one_retry_with_its_traceback(bench, data, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     bad = bench("bad", data=data.model_copy(update={"task": "support.faults:MissingField"}))
     with pytest.raises(TrainingFailed, match="no_such_field") as caught:
@@ -176,7 +177,10 @@ def test_user_bug_stops_at_once_with_its_traceback(bench, data, monkeypatch):
     assert traceback.startswith("Traceback")
     assert 'faults.py", line' in str(caught.value)
     assert "in collate" in str(caught.value)
-    assert len(events_of(bad.workspace, AttemptStarted)) == 1
+    assert [item.failure_class for item in events_of(bad.workspace, AttemptEnded)] == [
+        "unknown",
+        "user_bug",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """A run under one fault after another, through the command, that reaches the undisturbed weights.
 
-It takes two minutes in the default tests and thirty with `make soak`. The test prints its seed; set
-STEADYTRAIN_SOAK_SEED to repeat the same faults. STEADYTRAIN_SOAK_MINUTES shortens the long tests.
+The faults include steps of the wall clock. It takes two minutes in the default tests and thirty
+with `make soak`. The test prints its seed; set STEADYTRAIN_SOAK_SEED to repeat the same faults.
+STEADYTRAIN_SOAK_MINUTES shortens the long tests.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
     DecisionMade,
     TrainingStep,
 )
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run, use_tracking
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.recovery.entries import KEPT, identity
+from steadytrain.components.train.recovery.ledger import Ledger
 
+from support.clocks import clock
 from support.disturbances import DISTURBANCES, Program, Scene
 from support.soak import Soak, schedule, table
 from support.stores import empty_store, own_environment, serving
@@ -38,7 +44,7 @@ from support.training import (
     write_data,
 )
 
-__all__ = ["empty_store", "own_environment"]
+__all__ = ["clock", "empty_store", "own_environment"]
 
 STEADYTRAIN = (sys.executable, "-m", "steadytrain.pipelines.cli")
 TESTS = Path(__file__).parents[1]
@@ -77,7 +83,7 @@ def server(tmp_path, empty_store):
 
 
 @pytest.fixture
-def disturb(tmp_path, draw, server, monkeypatch):
+def disturb(tmp_path, draw, server, clock, monkeypatch):
     """Train undisturbed, then under a plan's faults; return both workspaces."""
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("PACE_FILE", str(tmp_path / "pace"))
@@ -118,9 +124,9 @@ def disturb(tmp_path, draw, server, monkeypatch):
         program = Program(
             [*STEADYTRAIN, "step", "train", str(workspace.config)],
             tmp_path / "command.log",
-            {**os.environ, "OMP_NUM_THREADS": "1"},
+            {**clock.environment, "OMP_NUM_THREADS": "1"},
         )
-        scene = Scene(workspace, ranks, program, server, draw)
+        scene = Scene(workspace, ranks, program, server, draw, clock)
         soak = Soak(scene, plan, every, pace)
         status = soak.run(DEADLINE * (len(plan) + 2) * every + 600)
         print(table(scene, soak.struck))
@@ -129,6 +135,7 @@ def disturb(tmp_path, draw, server, monkeypatch):
         assert not processes_of(workspace.attempts)
         assert_told(disturbed)
         assert_recovered(scene, soak.struck)
+        assert_recorded_once(workspace)
         return undisturbed.workspace, workspace
 
     return run
@@ -173,6 +180,15 @@ def assert_recovered(scene, struck):
             assert after.ended.failure_class == "checkpoint_corrupt"
             after = attempts[number + 2]
         assert (after.started.resumed_from_step or 0) < damaged
+
+
+def assert_recorded_once(workspace):
+    """Assert that the ledger and the events agree, whatever the clocks showed."""
+    ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
+    kept = [identity(entry.event) for entry in ledger.entries()]
+    told = [event for event in read_events(workspace.events) if isinstance(event, KEPT)]
+    assert sorted(kept) == sorted(map(identity, told))
+    assert len(set(kept)) == len(kept)
 
 
 def small_data(folder):

@@ -125,6 +125,52 @@ def test_failing_component_ends_the_run_as_a_user_bug(make_bench, tmp_path, monk
     assert attempts(bench.workspace) == 1
 
 
+LEAKING = """
+import logging
+import os
+import subprocess
+import sys
+from steadytrain.components.train.loop.training_component import TrainingComponent
+
+
+class Plugin(TrainingComponent):
+    def after_update(self, update):
+        if update.step == 3:
+            print(dict(os.environ), flush=True)
+            logging.getLogger().error("connecting with %s", os.environ["PGPASSWORD"])
+            print(os.environ["OTEL_EXPORTER_OTLP_HEADERS"].partition("=")[2], end="")
+            subprocess.run([sys.executable, "-c", "import os; print(os.environ)"], check=True)
+            os.write(2, os.environb[b"DB_PASS"] + b" and \\xff bytes that are not UTF-8")
+            raise RuntimeError(f"login {os.environ['DB_PASS']} refused: {dict(os.environ)}")
+"""
+SECRETS = {
+    "OTEL_EXPORTER_OTLP_HEADERS": "api-key=c4n4ry-0-value",
+    "PGPASSWORD": "c4n4ry-1-value",
+    "DB_PASS": "c4n4ry/2+value=",
+    "SOMETHING_ELSE": "c4n4ry 3 'value'",
+}
+
+
+def test_nothing_that_a_failed_run_leaves_shows_a_value_of_its_environment(
+    make_bench, tmp_path, monkeypatch
+):
+    folder = str(write_plugin(tmp_path / "leaking", plugins.COMPONENTS, "leaking", LEAKING))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ['PYTHONPATH']}")
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    bench = make_bench("leaking", components={"leaking": {}})
+
+    with pytest.raises(TrainingFailed, match=r"login \[redacted\] refused"):
+        step.run_stage(bench.config, bench.data)
+
+    files = [path for path in (tmp_path / "output").rglob("*") if path.is_file()]
+    assert [path for path in files if b"c4n4ry" in path.read_bytes()] == []
+    logs = [path for path in files if path.name in ("rank-0.log", "rank-1.log", "log")]
+    assert any(b"\xff bytes" in path.read_bytes() for path in logs)
+    assert {path.stat().st_mode & 0o077 for path in logs} == {0}
+
+
 def test_run_is_not_continued_with_other_components(make_bench):
     bench = make_bench("run", ranks=1, max_steps=2)
     assert step.run(bench.config, bench.data).succeeded

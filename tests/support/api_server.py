@@ -27,6 +27,7 @@ class ApiServer:
     hidden: kinds whose objects may not be read.
     away: whether every request gets 503.
     denial: status and body for every request; None denies nothing.
+    suspended: names of objects in the order in which they were suspended.
     lossy: whether the next creation succeeds but its response is lost.
     """
 
@@ -36,6 +37,7 @@ class ApiServer:
         self.refusals: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         self.hidden: set[str] = set()
         self.denial: tuple[int, dict[str, Any]] | None = None
+        self.suspended: list[str] = []
         self.away = self.lossy = False
 
     def put(self, kind: str, manifest: dict[str, Any]) -> None:
@@ -69,6 +71,9 @@ class ApiServer:
             return 404, {"message": f'{kind} "{name}" not found', "reason": "NotFound"}
         if method == "DELETE":
             self._delete(kind, name)
+        if method == "PATCH" and body == {"spec": {"suspend": True}}:
+            self.suspended.append(name)
+            found.setdefault("status", {})["conditions"] = [{"type": "Suspended", "status": "True"}]
         return 200, found
 
     def _list(self, kind: str, query: dict[str, list[str]]) -> list[dict[str, Any]]:
@@ -123,7 +128,7 @@ def serving() -> Iterator[tuple[ApiServer, Cluster]]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = do_DELETE = _handle  # noqa: N815
+        do_GET = do_POST = do_PATCH = do_DELETE = _handle  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass

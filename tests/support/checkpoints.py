@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from steadytrain.components.train.checkpoint import CheckpointStore
+from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.manifest import Manifest
 from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut
 from steadytrain.components.train.checkpoint.store import committed
@@ -38,6 +38,13 @@ def save(
         store.write_rank(step, name, rank, snapshots, {"rank": rank})
     state = json.dumps({"step": step}).encode()
     return store.commit(step, name, world_size, state, given_up=threading.Event())
+
+
+def stored(address: str | Path, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
+    """Save a checkpoint with these parts, and return it."""
+    store = CheckpointStore(address, keep=1)
+    save(store, 1, parts=parts)
+    return store.path(1)
 
 
 def names(address: str | Path) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from steadytrain.components.shared.config.pipeline import StepName, StepResources
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 
@@ -21,9 +22,16 @@ def _compiled(pipeline: Pipeline, fuse: bool) -> tuple[bytes, tuple[Finding, ...
 
 
 def compiled_once(
-    path: Path, tell: Callable[[Finding], object], *, pipeline: Pipeline, fuse: bool
+    path: Path,
+    tell: Callable[[Finding], object],
+    *,
+    pipeline: Pipeline,
+    fuse: bool,
+    resources: Mapping[StepName, StepResources],
 ) -> Path:
     """Do what `compile_pipeline` does, but compile each pipeline only once per process."""
+    if resources:
+        return compile_pipeline(path, tell, pipeline=pipeline, fuse=fuse, resources=resources)
     content, told = _compiled(pipeline, fuse)
     path.write_bytes(content)
     for finding in told:

@@ -9,6 +9,7 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    SupervisorStarted,
 )
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.train.failures import Failure, FailureClass
@@ -31,6 +32,8 @@ class Run:
     def __init__(self, settings=EXACT, *, batch=8, ranks=1, nodes=1, device="GPU"):
         self.settings, self.device, self.nodes = settings, device, nodes
         self.plan, self.history, self.step = plan_batch(batch, ranks, batch // ranks), History(), 0
+        compute = {"compute": {"nodes": nodes}}
+        self.history.supervisor = SupervisorStarted(generation=1, pid=1, host="h", settings=compute)
 
     def fail(self, kind, *, saves=False, unexplained=False, memory_needed=0, at=None):
         number, plan = self.history.next_attempt, self.plan

@@ -25,6 +25,7 @@ from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.heartbeat import Beat
 
+from support.clocks import Clock
 from support.command import wait_for
 from support.stores import Server
 
@@ -77,6 +78,7 @@ class Scene:
     program: Program
     server: Server
     draw: random.Random
+    clock: Clock
     attempt: int = 0
     damaged: dict[int, int] = field(default_factory=dict)
     memory: Shortage = field(default_factory=lambda: Shortage())
@@ -131,6 +133,12 @@ def tracking_killed(scene: Scene) -> None:
     scene.server.start()
 
 
+def clock_set(scene: Scene) -> None:
+    """Set the clock of every process of the run, back or forward, by seconds to months."""
+    seconds = int(10 ** scene.draw.uniform(0, 7))
+    scene.clock.set(scene.draw.choice((-1, 1)) * seconds)
+
+
 def memory_short(scene: Scene) -> None:
     """From now on, no rank has the memory that the current micro-batch needs."""
     scene.memory.measure(scene.pid(0), seconds=6)
@@ -144,6 +152,7 @@ DISTURBANCES: tuple[Disturbance, ...] = (
     supervisor_killed,
     checkpoint_damaged,
     tracking_killed,
+    clock_set,
 )
 
 

@@ -20,6 +20,24 @@ from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 LABELS = ["circle", "square", "triangle"]
 
 
+def _table(records: pa.Table, chances: Any, truth: list[int], scale: float = 1) -> pa.Table:
+    count = len(truth)
+    loss = -np.log(chances[np.arange(count), truth]) * scale
+    return pa.table(
+        {
+            "id": records["id"],
+            "group": pa.nulls(count, pa.string()),
+            "slice": records["slice"],
+            "loss": loss.astype(float),
+            "targets": np.ones(count, dtype=np.int64),
+            "bytes": np.zeros(count, dtype=np.int64),
+            "label": truth,
+            "prediction": chances.argmax(axis=1),
+            "probabilities": pa.array(list(chances), pa.list_(pa.float32())),
+        }
+    )
+
+
 class Shapes:
     """Classifies records without text; a model is just its share of correct answers."""
 
@@ -36,24 +54,11 @@ class Shapes:
         found = [t if x < skill else (t + 1) % 3 for t, x in zip(truth, lucky, strict=True)]
         chances = np.full((len(truth), 3), 0.1, dtype=np.float32)
         chances[np.arange(len(truth)), found] = 0.8
-        loss = -np.log(chances[np.arange(len(truth)), truth]) * components["model"].get("scale", 1)
-        count = len(truth)
-        return pa.table(
-            {
-                "id": records["id"],
-                "group": pa.nulls(count, pa.string()),
-                "slice": records["slice"],
-                "loss": loss.astype(float),
-                "targets": np.ones(count, dtype=np.int64),
-                "bytes": np.zeros(count, dtype=np.int64),
-                "label": truth,
-                "prediction": found,
-                "probabilities": pa.array(list(chances), pa.list_(pa.float32())),
-            }
-        )
+        return _table(records, chances, truth, components["model"].get("scale", 1))
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        return {"accuracy": 1 / 3}
+    def score_baseline(self, records: pa.Table) -> pa.Table:
+        truth = [self.data.labels.index(label) for label in records["label"].to_pylist()]
+        return _table(records, np.full((len(truth), 3), 1 / 3, dtype=np.float32), truth)
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
@@ -118,8 +123,7 @@ def train(config: RunConfig, skill: float, **changes: Any) -> DataRecord:
         }
     )
     path = folder / "test.arrow"
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, records.schema) as out:
-        out.write_table(records)
+    write_records(path, records)
     side = SideRecord(shards=[], rows=10, documents=10)
     content = {
         "folder": str(folder),
@@ -150,6 +154,12 @@ def train(config: RunConfig, skill: float, **changes: Any) -> DataRecord:
     return data
 
 
+def write_records(path: Path, records: pa.Table) -> None:
+    """Write the raw records of a test side."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, records.schema) as out:
+        out.write_table(records)
+
+
 def language_table(loss, targets, size, *, group=None, slices=None):
     count = len(loss)
     return pa.table(
@@ -161,4 +171,16 @@ def language_table(loss, targets, size, *, group=None, slices=None):
             "targets": pa.array(targets, pa.int64()),
             "bytes": pa.array(size, pa.int64()),
         }
+    )
+
+
+def class_table(label, probabilities, **more):
+    probabilities = np.asarray(probabilities)
+    label = np.asarray(label)
+    loss = -np.log(probabilities[np.arange(len(label)), label])
+    table = language_table(loss, [1] * len(label), [0] * len(label), **more)
+    return (
+        table.append_column("label", pa.array(label, pa.int64()))
+        .append_column("prediction", pa.array(probabilities.argmax(axis=1), pa.int64()))
+        .append_column("probabilities", pa.array(list(probabilities), pa.list_(pa.float64())))
     )

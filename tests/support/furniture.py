@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
@@ -62,3 +65,35 @@ def serve_mlflow(
     # The first query is slow, because it creates the tables.
     cluster.ask(f"{name}:{_PORT}", "api/2.0/mlflow/experiments/search?max_results=1")
     return f"{name}:{_PORT}"
+
+
+@contextlib.contextmanager
+def away(cluster: Cluster, service: str, told: str, seconds: float) -> Iterator[None]:
+    """Let nothing answer behind a service, as while its Deployment restarts.
+
+    Args:
+        told: a shell command in the keeper, which succeeds once somebody has noticed.
+        seconds: how long the service stays away after that.
+    """
+    namespace, over = cluster.namespace, threading.Event()
+
+    def select(pods: str) -> None:
+        body = {"spec": {"selector": {"app": pods}}}
+        cluster.core.patch_namespaced_service(service, namespace, body)
+
+    def come_back() -> None:
+        # A process of its own, since the client streams in one thread only.
+        command = ["kubectl", "exec", KEEPER, "-n", namespace, "--", "sh", "-c", told]
+        while not over.is_set() and subprocess.run(command, capture_output=True).returncode:
+            time.sleep(1)
+        over.wait(seconds)
+        select(service)
+
+    select("nobody")
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

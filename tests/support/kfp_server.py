@@ -80,6 +80,10 @@ class Kfp:
     repeats: bool = False
     """Whether every page of a list repeats the first page's token as the next-page token."""
     address: str = ""
+    pages: bool = True
+    """Whether it is behind the UI's address."""
+    logs: dict[str, str] = field(default_factory=dict)
+    """The log of each pod that still exists."""
 
     def all(self, kind: str) -> list[dict[str, Any]]:
         return list(self.things[kind].values())
@@ -98,6 +102,8 @@ class Kfp:
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> Any:
         parts = path.removeprefix(BASE).strip("/").split("/")
         match method, parts:
+            case "GET", [""] | ["apis", *_]:
+                return self.plain(parts)
             case "GET", ["healthz"]:
                 return {"multi_user": self.multi_user, "tag_name": "2.17.0", "commit_sha": "x"}
             case "POST", ["pipelines", "upload_version"]:
@@ -110,10 +116,8 @@ class Kfp:
                 return self.create(kind, json.loads(body))
             case "GET", [kind] if kind in MODELS:
                 return self.list(kind, query)
-            case "GET", ["runs", name]:
-                return self.run(name)
             case "GET", [kind, name] if kind in MODELS:
-                return self.find(kind, name)
+                return self.run(name) if kind == "runs" else self.find(kind, name)
             case "DELETE", ["recurringruns", name]:
                 self.find("recurringruns", name)
                 del self.things["recurringruns"][name]
@@ -218,6 +222,18 @@ class Kfp:
             run["run_details"] = {"task_details": details}
         return run
 
+    def plain(self, parts: list[str]) -> str:
+        """Return the UI's page or the log of a pod, as run_log_server.go does."""
+        if parts == [""]:
+            if not self.pages:
+                raise Refused(NOT_FOUND, "Not Found")
+            return "<!DOCTYPE html>"
+        *_, run, _, pod, _ = parts
+        self.find("runs", run)
+        if pod not in self.logs:
+            raise Refused(INTERNAL, f"Failed to read logs for run {run}")
+        return self.logs[pod]
+
     def switch(self, name: str, action: str) -> dict[str, Any]:
         item = self.find("recurringruns", name)
         item["mode"] = {"enable": "ENABLE", "disable": "DISABLE"}[action]
@@ -259,6 +275,8 @@ def task_detail(name: str, state: str, at: int) -> dict[str, Any]:
         "create_time": stamp(begin),
         "start_time": stamp(begin) if state != "PENDING" else stamp(0),
         "end_time": stamp(begin + 4) if ended else stamp(0),
+        # As on a real server, a step names the pods of its children, and has none of its own.
+        "child_tasks": [{"task_id": f"{name}-1", "pod_name": f"{name}-pod"}],
     }
 
 
@@ -271,8 +289,8 @@ def now() -> str:
 
 
 @contextlib.contextmanager
-def serving(kfp: Kfp | None = None) -> Iterator[Kfp]:
-    """Run the server on a port of this machine."""
+def serving(kfp: Kfp | None = None, port: int = 0) -> Iterator[Kfp]:
+    """Run the server on a port of this machine; 0 means any free one."""
     kfp = kfp or Kfp()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -292,7 +310,10 @@ def serving(kfp: Kfp | None = None) -> Iterator[Kfp]:
                 status = refused.status
                 said = {"error": str(refused), "code": refused.code, "message": str(refused)}
                 content = {**said, "details": []}
-            self.reply(status, json.dumps(content).encode())
+            plain = isinstance(content, str)
+            body = content if isinstance(content, str) else json.dumps(content)
+            kind = "text/html" if body.startswith("<") else "text/plain"
+            self.reply(status, body.encode(), kind if plain else "application/json")
 
         def refuse_if_told(self, path: str) -> None:
             if kfp.token and self.headers.get("Authorization") != f"Bearer {kfp.token}":
@@ -302,9 +323,9 @@ def serving(kfp: Kfp | None = None) -> Iterator[Kfp]:
                     kfp.fail_next.remove(item)
                     raise Refused((item[1], 14), "told to fail")
 
-        def reply(self, status: int, body: bytes) -> None:
+        def reply(self, status: int, body: bytes, kind: str) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -314,7 +335,7 @@ def serving(kfp: Kfp | None = None) -> Iterator[Kfp]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         kfp.address = f"http://127.0.0.1:{server.server_port}"
         try:

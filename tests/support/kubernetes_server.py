@@ -48,6 +48,7 @@ def node(
     gpus: str = "",
     host_memory: str = "8Gi",
     *,
+    cpu: str = "8",
     unschedulable: bool = False,
     ready: str = "True",
     **labels: str,
@@ -56,7 +57,7 @@ def node(
 
     labels: GPU labels without their prefix, such as `product` for nvidia.com/gpu.product.
     """
-    allocatable = {"memory": host_memory, **({"nvidia.com/gpu": gpus} if gpus else {})}
+    allocatable = {"cpu": cpu, "memory": host_memory, **({"nvidia.com/gpu": gpus} if gpus else {})}
     return {
         "metadata": {"labels": {f"nvidia.com/gpu.{name}": text for name, text in labels.items()}},
         "spec": {"unschedulable": unschedulable},

@@ -77,12 +77,12 @@ def write_tasks(folder: Path, **changes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def judged_run(
-    output: Path, run: str, *, kind: str = "llama", skilled: bool = False, **sections: Any
+    output: Path, run: str, *, kind: str = "llama", lessons: int = 0, **sections: Any
 ) -> RunConfig:
     """Write a run with a tiny language model, ready for evaluation.
 
     Args:
-        skilled: whether the model has learned the tasks' texts instead of guessing.
+        lessons: how often the model has seen some of the tasks' texts. With 0, it guesses.
     """
     tokenizer = make_tokenizer(100)
     config = from_mapping(
@@ -108,15 +108,15 @@ def judged_run(
             "targets": pa.array([[1] * len(row) for row in ids], pa.list_(pa.int8())),
         },
     )
-    _write(folder / "test.arrow", {"id": list("abcd"), "text": TEXTS})
+    texts = [str(item["text"]) for item in DOCUMENTS]
+    _write(folder / "test.arrow", {"id": list(map(str, range(len(texts)))), "text": texts})
     side = SideRecord(shards=["train.arrow"], rows=len(ids), documents=len(ids))
     DataRecord(
         folder=str(folder), fingerprint="data", task="causal_lm", sides={"train": side},
         test_records="test.arrow", split_digest="split", sequence_length=64, tokenizer="tokenizer",
     ).save(workspace.record("preprocess"))  # fmt: skip
     model = make_language_model(kind, len(tokenizer))
-    if skilled:
-        _teach(model, tokenizer)
+    _teach(model, tokenizer, lessons)
     model.save_pretrained(workspace.model)
     tokenizer.save_pretrained(workspace.model)
     TrainRecord(
@@ -127,10 +127,10 @@ def judged_run(
     return config
 
 
-def _teach(model: Any, tokenizer: Any) -> None:
+def _teach(model: Any, tokenizer: Any, lessons: int) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     texts = [torch.tensor([tokenizer(item["text"])["input_ids"]]) for item in DOCUMENTS[:3]]
-    for _ in range(10):
+    for _ in range(lessons):
         for ids in texts:
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()

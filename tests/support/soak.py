@@ -22,6 +22,7 @@ from support.disturbances import Disturbance, Scene, memory_short
 from support.times import told_spans
 
 _POLL_SECONDS = 0.2
+_ENDS_NOTHING = {"tracking killed", "clock set"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ def table(scene: Scene, struck: Sequence[Struck]) -> str:
     attempt.
     """
     cut = told_spans(scene.workspace)
-    rows = [(fault, _cost(cut, fault.attempt)) for fault in struck if "tracking" not in fault.name]
+    rows = [
+        (fault, _cost(cut, fault.attempt)) for fault in struck if fault.name not in _ENDS_NOTHING
+    ]
     head = f"{'at':>7}  {'attempt':>7}  {'fault':<20} {'lost':>7} {'waiting':>7} {'restart':>7}"
     lines = [head]
     for fault, cost in rows:

@@ -69,6 +69,7 @@ def run(
     half: bool,
     ranks: int = 1,
     accumulate: int = 1,
+    threads: int = 1,
 ) -> Found:
     """Train one epoch on the texts, except the held-out ones.
 
@@ -78,7 +79,7 @@ def run(
     train = {"ours": _ours, "trl": _trl}.get(kind, _trainer)
     held_out, texts = list(texts[: 2 * DOCUMENTS]), list(texts[2 * DOCUMENTS :])
     given = (kind, dict(model), texts, held_out, half, ranks, accumulate)
-    return in_processes(folder, train, *given, ranks=ranks)
+    return in_processes(folder, train, *given, ranks=ranks, threads=threads)
 
 
 def _ours(

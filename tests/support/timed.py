@@ -52,8 +52,10 @@ class Found:
         return self.tokens / self.cpu_seconds
 
 
-def in_processes(folder: Path, train: Callable[..., Found], *given: Any, ranks: int = 1) -> Found:
-    """Run `train(folder, *given)` on each rank with one thread; return rank 0's result."""
+def in_processes(
+    folder: Path, train: Callable[..., Found], *given: Any, ranks: int = 1, threads: int = 1
+) -> Found:
+    """Run `train(folder, *given)` on each rank with its threads; return rank 0's result."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     folder.mkdir(parents=True)
@@ -61,7 +63,7 @@ def in_processes(folder: Path, train: Callable[..., Found], *given: Any, ranks: 
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = [
-        context.Process(target=_rank, args=(rank, ranks, port, folder, train, given))
+        context.Process(target=_rank, args=(rank, ranks, port, threads, folder, train, given))
         for rank in range(ranks)
     ]
     for process in processes:
@@ -73,11 +75,17 @@ def in_processes(folder: Path, train: Callable[..., Found], *given: Any, ranks: 
 
 
 def _rank(
-    rank: int, ranks: int, port: int, folder: Path, train: Callable[..., Found], given: Any
+    rank: int,
+    ranks: int,
+    port: int,
+    threads: int,
+    folder: Path,
+    train: Callable[..., Found],
+    given: Any,
 ) -> None:
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     if ranks > 1:
         # The variables that torchrun sets.
         os.environ |= {
@@ -122,9 +130,13 @@ def table(found: dict[str, list[Found]], by: str = "cpu_speed") -> str:
     lines = []
     for kind, each in found.items():
         speeds = sorted(getattr(one, by) for one in each)
+        ratios = sorted(
+            getattr(one, by) / getattr(other, by) for one, other in zip(ours, each, strict=True)
+        )
         lines.append(
             f"  {kind:20} {statistics.median(speeds):7.0f} tokens/s "
-            f"({speeds[0]:.0f} to {speeds[-1]:.0f}), ours {median_ratio(ours, each, by):5.2f} x, "
+            f"({speeds[0]:.0f} to {speeds[-1]:.0f}), ours {median_ratio(ours, each, by):5.2f} x "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f}), "
             f"{max(one.memory for one in each) / 1e6:6.0f} MB more at the peak, "
             f"loss {each[0].loss:.3f}"
         )

@@ -70,9 +70,17 @@ class Writer:
         self.start_step("begin")
         self.finish("begin", 0.1)
 
-    def finish(self, step: str, seconds: float, summary: str = "", reused: bool = False) -> None:
+    def finish(
+        self,
+        step: str,
+        seconds: float,
+        summary: str = "",
+        reused: bool = False,
+        reused_from: str = "",
+    ) -> None:
         self.clock += seconds
-        self.emit(step, StepFinished, stage=step, summary=summary, reused=reused)
+        fields = {"summary": summary, "reused": reused, "reused_from": reused_from}
+        self.emit(step, StepFinished, stage=step, **fields)
 
     def fail(self, step: str, error: str, message: str, remedy: str = "") -> None:
         self.emit(step, StepFailed, stage=step, error=error, message=message, remedy=remedy)

@@ -9,6 +9,7 @@ from typing import Final
 from steadytrain.components.observe.diagnosis.course import Course
 from steadytrain.components.observe.diagnosis.rule import Rule
 from steadytrain.components.shared.events.types import TrainingStep
+from steadytrain.components.shared.left_out import much_left_out
 from steadytrain.components.shared.quantities import size
 
 _REPORTS: Final = 20
@@ -16,7 +17,6 @@ _GROWTH: Final = 0.1
 """Growth over the reports that are looked at, relative to their first."""
 _STEADY: Final = 0.95
 """Correlation of memory and steps above which it grows steadily."""
-_DUPLICATES: Final = 0.1
 
 
 def memory_leak(course: Course) -> str:
@@ -43,15 +43,11 @@ def _growth(kind: str, steps: list[TrainingStep], used: list[int]) -> str:
 
 
 def duplicate_data(course: Course) -> str:
-    """Much of the source was left out as duplicates."""
+    """Much of the source was left out because of other records."""
     data = course.data
-    if data is None or not data.records:
+    if data is None:
         return ""
-    left_out = sum(data.duplicates.values())
-    if left_out <= _DUPLICATES * data.records:
-        return ""
-    parts = ", ".join(f"{count:,} {reason}" for reason, count in data.duplicates.items() if count)
-    return f"{left_out / data.records:.0%} of {data.records:,} records were left out: {parts}"
+    return much_left_out(data.duplicates, data.near_duplicate_threshold, data.records)
 
 
 RESOURCES: Final = (
@@ -66,10 +62,11 @@ RESOURCES: Final = (
     Rule(
         "duplicate_data",
         duplicate_data,
-        "Much of the data is repeated. The duplicates were left out, so the model sees less data "
-        "than the source seems to have.",
-        "Check how the source was put together. The data card and the quarantine file list the "
-        "duplicates.",
+        "Preprocessing left out many records because they resemble other records, or have the same "
+        "content with another label. The model sees less data than the source has.",
+        "Look at some of them in the quarantine file: `duplicate_of` names the record that each "
+        "one resembles. If they are different records, raise data.near_duplicate_threshold, or "
+        "set it to null.",
         "Lee et al. 2022, Deduplicating Training Data Makes Language Models Better",
     ),
 )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TIMEOUT_SECONDS: Final = 5.0
 """Longest wait for an answer, with the exporter's own retries."""
+LONGEST_SECONDS: Final = 2 * TIMEOUT_SECONDS
+"""Longest time for all of it, also if the answer comes byte by byte."""
 _KEEP: Final = frozenset({401, 403, 404, 429, 502, 503, 504})
 """Statuses after which a batch is sent again: those that OTLP says may be retried, and those that
 come from a wrong address or login, which no batch would pass."""
@@ -98,14 +100,16 @@ class Collector:
 
     def _session(self) -> Any:
         """Return a session that notes the status of each answer, which exporters do not return."""
-        import requests  # type: ignore[import-untyped]
+        from steadytrain.components.shared.http_client import session
 
         def note(answer: Any, *_: object, **__: object) -> None:
             self._status = answer.status_code
 
-        session = requests.Session()
-        session.hooks["response"].append(note)
-        return session
+        made = session()
+        # Another address may take everything and keep nothing. Some exporters follow redirects.
+        made.max_redirects = 0
+        made.hooks["response"].append(note)
+        return made
 
     def _endpoint(self, signal: str) -> str | None:
         """Return the address for a signal; None leaves it to OpenTelemetry's variables."""
@@ -113,9 +117,20 @@ class Collector:
         return f"{stated.rstrip('/')}/v1/{signal}" if stated else None
 
     def _send(self, exporter: Any, items: object, what: str) -> None:
+        from steadytrain.components.shared.http_client import deadline
+
         self._status = 0
-        if exporter.export(items).name == "SUCCESS":
+        with deadline(LONGEST_SECONDS):
+            done = exporter.export(items).name == "SUCCESS"
+        if done and 200 <= self._status < 300:
             return
+        if 300 <= self._status < 400:
+            raise TrackingError(
+                f"the OpenTelemetry collector {self.address} redirects what it is sent to another "
+                f"address (HTTP {self._status})",
+                remedy=f"give the address that accepts it (observability.otlp_endpoint or "
+                f"{ENDPOINT})",
+            )
         if self._status >= 400 and self._status not in _KEEP:
             raise Rejected(
                 f"the OpenTelemetry collector {self.address} rejects {what} for good (HTTP "

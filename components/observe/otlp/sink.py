@@ -16,7 +16,7 @@ from steadytrain.components.observe.present import add_present
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
-from steadytrain.components.shared.tracking.spool import offsets_in
+from steadytrain.components.shared.tracking.spool import numbers_in
 from steadytrain.components.shared.tracking.trace import Trace
 from steadytrain.components.shared.workspace import Workspace
 
@@ -53,7 +53,7 @@ class OtlpDelivery:
         from steadytrain.components.observe.otlp.traces import send_spans
 
         trace = Trace.of(self.workspace, self.config.observability.traceparent)
-        reader = SpanReader(self.workspace.events, trace, offsets_in(self.workspace, _SPANS))
+        reader = SpanReader(self.workspace.events, trace, numbers_in(self.workspace, _SPANS))
         send = partial(send_spans, self._collector, trace)
         return Outbox(self.workspace, _SPANS, reader, _BATCH_SPANS, send)
 
@@ -63,7 +63,7 @@ class OtlpDelivery:
 
         reader = SnapshotReader(
             self.workspace.events,
-            offsets_in(self.workspace, _METRICS),
+            numbers_in(self.workspace, _METRICS),
             partial(add_present, config=self.config, workspace=self.workspace),
         )
         send = partial(send_snapshots, self._collector)

@@ -87,7 +87,14 @@ def leaves(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{before}{name}.")
         else:
-            yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value)
+            yield f"{before}{name}", value if isinstance(value, str) else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except ValueError:
+        return "a number that is too long to show"
 
 
 def tokens(facts: Facts) -> int:

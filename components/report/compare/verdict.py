@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.records import EvaluationRecord
 
 if TYPE_CHECKING:
-    from steadytrain.components.evaluate.bootstrap import Resampling
     from steadytrain.components.evaluate.paired import PairedDifference
     from steadytrain.components.evaluate.scores import Scores
 
@@ -41,21 +41,22 @@ class Verdict:
 
 
 def judge(first: Facts, second: Facts, config: RunConfig) -> Verdict:
-    """Compare the models of two runs with a paired bootstrap, or say why that is impossible.
+    """Compare the models of two runs on the same examples, or say why that is impossible.
 
     Args:
-        config: the configuration that says how to resample.
+        config: the configuration with the level of the intervals.
     """
     reason = _incomparable(first, second)
     if reason:
         return Verdict(f"The models cannot be compared: {reason}.")
     try:
-        # A light install has no pyarrow and no NumPy. Nothing else here needs them.
+        # A light install has no pyarrow, NumPy and SciPy. Nothing else here needs them.
+        import_module("scipy.special")
         from steadytrain.components.evaluate.paired import read_scores, unpaired
     except ModuleNotFoundError as error:
         return Verdict(
             f"The models cannot be compared: the package {error.name} is not installed "
-            "(pip install 'steadytrain[data]')."
+            "(pip install 'steadytrain[train]')."
         )
     try:
         one, other = (read_scores(Path(_evaluation(facts).scores)) for facts in (first, second))
@@ -97,13 +98,13 @@ def _incomparable(first: Facts, second: Facts) -> str:
 
 
 def _verdict(first: Facts, second: Facts, one: Scores, other: Scores, config: RunConfig) -> Verdict:
-    from steadytrain.components.evaluate.bootstrap import Resampling
     from steadytrain.components.evaluate.paired import paired_differences
 
     shared = [name for name in _evaluation(first).metrics if name in _evaluation(second).metrics]
-    settings = config.evaluation
-    how = Resampling(settings.bootstrap_samples, settings.confidence, config.training.seed)
-    found = paired_differences(one, other, shared, how)
+    confidence = config.evaluation.confidence
+    found = paired_differences(
+        one, other, shared, confidence=confidence, min_units=config.gate.min_units
+    )
     if not found:
         return Verdict("The models cannot be compared: they share no metric of the same text.")
     preferred = (config.gate.metric, one.metric, *found)
@@ -112,24 +113,24 @@ def _verdict(first: Facts, second: Facts, one: Scores, other: Scores, config: Ru
     difference = found[metric]
     better = None if difference.better is None else runs[difference.better]
     return Verdict(
-        _sentence(metric, difference, better, how, len(one.id)),
+        _sentence(metric, difference, better, confidence, len(one.id)),
         metric,
         better,
-        how.confidence,
+        confidence,
         len(one.id),
         found,
     )
 
 
 def _sentence(
-    metric: str, found: PairedDifference, better: str | None, how: Resampling, examples: int
+    metric: str, found: PairedDifference, better: str | None, confidence: float, examples: int
 ) -> str:
     name, values = metric.replace("_", " "), " and ".join(map(number, found.values))
     interval = found.difference
     basis = f"{number(examples)} test examples"
     if math.isnan(interval.low):
         return f"Unknown: {basis} are too few, or a model has no finite {name} ({values})."
-    level = f"{100 * how.confidence:g} % interval {number(interval.low)} to {number(interval.high)}"
+    level = f"{100 * confidence:g} % interval {number(interval.low)} to {number(interval.high)}"
     difference = f"{name} {values}, difference {number(interval.value)} ({level}, {basis})"
     if better is None:
         return f"No real difference: {difference}. The interval includes 0."

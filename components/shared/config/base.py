@@ -41,6 +41,11 @@ def complete_address(address: str) -> str:
     return address
 
 
+def is_local(address: str) -> bool:
+    """Return whether an address is a path, and not one of the other kinds."""
+    return address.partition(":")[0] not in _KINDS
+
+
 _KINDS: Final[Mapping[str, str]] = {
     "hub": "hub:NAME",
     "package": "package:NAME",

@@ -8,14 +8,12 @@ from typing import Any
 from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.config.run import RunConfig
-from steadytrain.components.shared.config.space import Build, changed, field_problem, steps_problem
+from steadytrain.components.shared.config.space import Build, changed, field_problem
 from steadytrain.components.shared.errors import ConfigError, Problem
 
 
 def change_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
     """Yield what is wrong with the `ablation` section of an otherwise valid configuration."""
-    if problem := steps_problem(config):
-        yield problem
     unusable = False
     for name, values in config.ablation.changes.items():
         found = list(_problems_of_one(config, f"ablation.changes.{name}", values, build))
@@ -27,8 +25,6 @@ def change_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
 
 def comparison_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
     """Yield what is wrong with the configurations that a cross-validation compares."""
-    if problem := steps_problem(config):
-        yield problem
     for name, values in config.cross_validation.compare.items():
         yield from _problems_of_one(config, f"cross_validation.compare.{name}", values, build)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -28,6 +28,18 @@ Quantity = Annotated[
 ]
 """A quantity in Kubernetes notation: 500m, 4, 16Gi."""
 
+_SET_FOR_PODS: Final = frozenset(
+    {
+        *("HOME", "TRACEPARENT", "OMP_NUM_THREADS"),
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+_PREFIXES_SET_FOR_PODS: Final = (
+    *("PET_", "TORCHELASTIC_", "STEADYTRAIN_"),
+    *("KFP_", "ARGO_", "KUBERNETES_"),
+)
+"""Variables that steadytrain, the training operator or Kubernetes set in the pods."""
 _WITHIN_LAYERS = {"tensor_parallel", "pipeline_parallel", "model_parallel", "tp", "pp"}
 
 Cores = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
@@ -39,6 +51,54 @@ class VolumeConfig(Section):
 
     claim: str = Field(..., min_length=1, description="Name of the claim, in the run's namespace.")
     path: str = Field(..., pattern=r"^/.+", description="Absolute path where it is mounted.")
+
+
+class SecretKey(Section):
+    """A key of a Secret in the run's namespace."""
+
+    name: str = Field(..., min_length=1, description="Name of the Secret.")
+    key: str = Field(..., min_length=1, description="Key of the Secret.")
+
+
+class ValueFrom(Section):
+    """Where a variable's value comes from, as in a pod spec."""
+
+    secretKeyRef: SecretKey = Field(  # noqa: N815  as Kubernetes writes it
+        ..., description="The key of the Secret that holds the value."
+    )
+
+
+class PodVariable(Section):
+    """An environment variable of a pod, as in a pod spec: a value, or a key of a Secret."""
+
+    name: str = Field(
+        ...,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Name of the variable, such as NCCL_SOCKET_IFNAME.",
+    )
+    value: Annotated[str, BeforeValidator(_as_text)] | None = Field(
+        None, description="The value. It must not be a secret: configurations are stored."
+    )
+    valueFrom: ValueFrom | None = Field(  # noqa: N815  as Kubernetes writes it
+        None, description="The key of a Secret that holds the value, instead of `value`."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_nobody_elses(cls, name: str) -> str:
+        if name in _SET_FOR_PODS or name.startswith(_PREFIXES_SET_FOR_PODS):
+            raise ValueError("is set by steadytrain or by the cluster: leave it out")
+        return name
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.value is None) == (self.valueFrom is None):
+            raise ValueError("needs either value or valueFrom")
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the entry of a container's `env`."""
+        return self.model_dump(exclude_none=True)
 
 
 class SpotConfig(Section):
@@ -99,12 +159,29 @@ class PodsConfig(Section):
     labels: dict[str, str] = Field(
         default={}, description="Labels of each training job, such as kueue.x-k8s.io/queue-name."
     )
+    env: list[PodVariable] = Field(
+        default=[],
+        description="Environment variables of the training pods, such as NCCL_DEBUG or "
+        "HTTPS_PROXY, as in a pod spec: name and value, or name and valueFrom.secretKeyRef. They "
+        "override those of the train step's own pod.",
+    )
     volumes: list[VolumeConfig] | None = Field(
         None, description="Volumes to mount. None means the volumes of the train step's own pod."
     )
     pending_timeout_seconds: Seconds = Field(
-        1800, gt=0, description="Seconds that a pod may wait for a node, quota or its image."
+        1800,
+        gt=0,
+        description="Seconds that a pod may wait for a node or quota. The attempts in a row share "
+        "this time if a registry does not answer.",
     )
+
+    @field_validator("env")
+    @classmethod
+    def _once_each(cls, env: list[PodVariable]) -> list[PodVariable]:
+        names = [item.name for item in env]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)} occurs twice: list each variable once")
+        return env
 
     @property
     def cores(self) -> float:

@@ -24,6 +24,7 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
     ".ndjson": "jsonl",
     ".json": "json",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
     ".txt": "text",
     ".arrow": "arrow",
@@ -85,11 +86,73 @@ class Columns(Section):
     )
 
 
+class CsvConfig(Section):
+    """How files with the format csv are written."""
+
+    delimiter: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="Character between two fields. None means the one of comma, tab, semicolon and "
+        "vertical bar that gives the header the most fields.",
+    )
+    quotechar: str = Field(
+        '"',
+        max_length=1,
+        description="Character around a field that contains delimiters or line ends. Empty means "
+        "that no field is quoted.",
+    )
+    escapechar: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="Character that takes the meaning from the next one. None means that a quote "
+        "in a quoted field is doubled.",
+    )
+    encoding: str | None = Field(
+        None,
+        description="Encoding of the text, such as latin-1. None means UTF-8, or UTF-16 if the "
+        "file begins with its mark.",
+    )
+
+    @field_validator("delimiter", "quotechar", "escapechar")
+    @classmethod
+    def _no_line_end(cls, mark: str | None) -> str | None:
+        if mark in ("\n", "\r", "\0"):
+            raise ValueError("a line end cannot have another meaning: give another character")
+        return mark
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        try:
+            if name is not None:
+                "".encode(name)
+        except (LookupError, ValueError) as error:
+            raise ValueError(
+                f"{name!r} is not the name of a text encoding: utf-8, latin-1 and cp1252 are some"
+            ) from error
+        return name
+
+    @model_validator(mode="after")
+    def _distinct_marks(self) -> CsvConfig:
+        given = [mark for mark in (self.delimiter, self.quotechar, self.escapechar) if mark]
+        if len(set(given)) < len(given):
+            raise at_odds(
+                "data.csv.delimiter",
+                repr(self.delimiter),
+                f"delimiter, quotechar and escapechar are {', '.join(map(repr, given))}",
+                "give each its own character",
+            )
+        return self
+
+
 class PartConfig(Section):
     """One of several data sets that a model learns together, each with its own head."""
 
     source: Source = Field(..., description="Where the part's data are, as for data.source.")
     format: DataFormat = Field("auto", description="Format of the files, as for data.format.")
+    csv: CsvConfig = CsvConfig()
     columns: Columns = Columns()
     labels: Labels | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."
@@ -129,6 +192,7 @@ class DataConfig(Section):
     format: DataFormat = Field(
         "auto", description="Format of the files. auto: chosen by each file's suffix."
     )
+    csv: CsvConfig = CsvConfig()
     suffixes: list[str] = Field(
         default=[".py"], description="Suffixes of the files to read from a source tree."
     )
@@ -157,8 +221,9 @@ class DataConfig(Section):
         0.85,
         gt=0,
         le=1,
-        description="Jaccard similarity of 5-word shingles at which two records count as near "
-        "duplicates. None turns the search off.",
+        description="Jaccard similarity of 5-word shingles at which two records of the same label "
+        "count as near duplicates. System messages and text that many records share do not count. "
+        "Prompt and answer must each be similar. None turns the search off.",
     )
     validation_share: float = Field(
         0.05,

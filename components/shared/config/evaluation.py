@@ -84,10 +84,23 @@ class GateConfig(Section):
         "data.",
     )
     margin: float = Field(
-        0.0,
+        0.001,
         ge=0,
-        description="Relative improvement that the lower end of the confidence interval must "
-        "exceed.",
+        description="Smallest relevant improvement, relative to the other model. The lower end of "
+        "the confidence interval must exceed it.",
+    )
+    min_units: int = Field(
+        30,
+        ge=2,
+        description="Independent test examples that a decision needs (groups of "
+        "data.columns.group count once). With fewer, the gate leaves the candidate undecided, and "
+        "does not promote it.",
+    )
+    beat_baseline: bool = Field(
+        True,
+        description="Whether the candidate must beat the naive baseline, such as the most frequent "
+        "label. Turn it off only to try the pipeline with a model that has learned next to "
+        "nothing.",
     )
     floors: dict[str, float] = Field(
         default={},
@@ -107,8 +120,8 @@ class GateConfig(Section):
     compared: int = Field(
         1,
         ge=1,
-        description="Number of configurations that a search compared to choose this one. It does "
-        "not affect the decision: the gate record and the model card state it.",
+        description="Number of configurations that a search compared to choose this one. The "
+        "gate divides the probability of a wrong promotion by it.",
     )
 
     @property

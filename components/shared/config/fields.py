@@ -36,6 +36,7 @@ _UNITS = {
     "dropout.attention": "share, 0 to 1",
     "dropout.classifier": "share, 0 to 1",
     "character_noise": "share, 0 to 1",
+    "min_units": "examples",
     "landscape.points": "points",
     "landscape.records": "records",
     "augmentation.deletion": "share, 0 to 1",

@@ -118,7 +118,9 @@ class ModelConfig(Section):
     )
     config: PlainJson = Field(
         default={},
-        description="Transformers configuration for training from scratch, including model_type.",
+        description="Transformers configuration for training from scratch, including model_type. "
+        "A mixture of experts adds its router loss with output_router_logits: true, times its "
+        "router_aux_loss_coef.",
     )
     tokenizer: str | None = Field(
         None,
@@ -128,6 +130,11 @@ class ModelConfig(Section):
     )
     vocab_size: int = Field(
         8192, ge=300, description="Vocabulary size, in tokens, of a tokenizer trained from scratch."
+    )
+    export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None,
+        description="Precision of the exported weights. None means that of the base model's files, "
+        "or float32 for a model from scratch. Adapters alone are float32.",
     )
     dropout: DropoutConfig = DropoutConfig()
     adapter: AdapterConfig = AdapterConfig()

@@ -22,6 +22,11 @@ class ObservabilityConfig(Section):
         description="Port where the train step serves its metrics to Prometheus. None means that "
         "it serves none. manifests/components/monitoring scrapes 9464.",
     )
+    prometheus_host: str | None = Field(
+        None,
+        description="Address where that port listens; empty means all addresses. None means all "
+        "addresses in a pod, and 127.0.0.1 elsewhere. The metrics need no login.",
+    )
     prometheus_linger_seconds: float = Field(
         30.0,
         ge=0,

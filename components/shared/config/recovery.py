@@ -68,6 +68,13 @@ class RecoveryConfig(Section):
         "the pipeline again after a step was lost with its pod. It never does so after a "
         "termination. 0 means never.",
     )
+    server_wait_seconds: Seconds = Field(
+        300,
+        ge=0,
+        description="How long a step waits for a tracking server that is down, such as one that "
+        "restarts. After that the step fails, and the exit handler submits the pipeline again, as "
+        "often as `resubmit` says.",
+    )
     on_demand_at_last: bool = Field(
         False,
         description="Run the last attempt after preemptions or lost nodes without "
@@ -77,13 +84,15 @@ class RecoveryConfig(Section):
         None,
         ge=1,
         description="Fewest nodes to continue with when others are unavailable. The global batch "
-        "stays the same. None means all nodes are required.",
+        "stays the same, and the next restart after a checkpoint tries all nodes again. None means "
+        "all nodes are required.",
     )
     hang_timeout_seconds: Seconds = Field(
         600,
         gt=0,
         description="Seconds without progress after which a rank counts as hung and all ranks "
-        "restart. Must be longer than the longest batch or save.",
+        "restart. Must be longer than the longest batch or save. Collectives wait longer than "
+        "this and start_timeout_seconds, so that a hang is found first.",
     )
     start_timeout_seconds: Seconds = Field(
         1800, gt=0, description="The same limit before a rank's first step and after its last one."

@@ -75,6 +75,7 @@ _NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
     "observability": True,
     "compute": {"price_per_hour", "pods"},
     "gate": {"compared"},
+    "recovery": {"server_wait_seconds"},
 }
 
 

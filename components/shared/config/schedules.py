@@ -75,6 +75,8 @@ class ScheduleSpec:
     changes: whether the rate changes after warm-up.
     adapts: creates what multiplies `factor` by a value that follows from validations; None if the
         rate depends on the step alone.
+    acts_after: returns, for what `options` returned, how many validations `adapts` needs to change
+        the rate.
     """
 
     factor: Callable[[int, Course], float]
@@ -83,6 +85,7 @@ class ScheduleSpec:
     options: Callable[..., Any] = plugins.no_options
     changes: bool = True
     adapts: Callable[[Course], Adaptive] | None = None
+    acts_after: Callable[[Any], int] | None = None
 
 
 @cache
@@ -98,14 +101,24 @@ def schedule_spec(name: str) -> ScheduleSpec:
 def course_of(training: TrainingConfig, steps: int, peak: float) -> Course:
     """Return the course over `steps` optimizer steps. A warm-up below 1 is a fraction of them.
 
+    The last step is never one of warm-up: the only step of a run would have a rate of 0.
+
     Raises:
         BadInput: the schedule rejects its options.
     """
     kind, spec = training.lr_scheduler_type, schedule_spec(training.lr_scheduler_type)
     options = plugins.call(spec.options, training.lr_scheduler_kwargs, kind)
-    return Course(
-        steps, whole_steps(training.warmup_steps, steps) if spec.warms_up else 0, peak, options
-    )
+    warmup = whole_steps(training.warmup_steps, steps) if spec.warms_up else 0
+    return Course(steps, min(warmup, steps - 1), peak, options)
+
+
+def validations_to_act(training: TrainingConfig) -> int:
+    """Return how many validations an adaptive schedule needs to change the rate; 0 if none."""
+    spec = schedule_spec(training.lr_scheduler_type)
+    if spec.acts_after is None:
+        return 0
+    kind = training.lr_scheduler_type
+    return spec.acts_after(plugins.call(spec.options, training.lr_scheduler_kwargs, kind))
 
 
 def rate_factor(step: int, *, kind: str, course: Course) -> float:

@@ -24,6 +24,7 @@ _SHORT_NAME = re.compile(r"(?:^|[_.-])(?:pass|pw|auth)$", re.IGNORECASE)
 _FLAG = re.compile(r"--[\w.-]+")
 """A flag whose value is the next argument. --name=value contains its own."""
 _ADDRESS = re.compile(r"\s*[A-Za-z][\w+.-]*:\s*[/\\]\s*[/\\]")
+_REFERENCE = "secretKeyRef"
 _COPIED = re.compile(r"[\w.-]+:[^\s/@]+@[\w.-]+[:/]\S*")
 """user:password@host:path, as scp accepts it."""
 
@@ -39,7 +40,10 @@ def find_secrets(content: Any, field: str = "") -> Iterator[Problem]:
             inner = f"{field}.{redact(name)}" if field else redact(name)
             # Kubernetes writes variables as {name: HF_TOKEN, value: ...}.
             of = str(content.get("name", "")) if key == "value" else name
-            if _is_secret_value(of, value) or holds_a_secret(name):
+            if name == _REFERENCE and isinstance(value, dict):
+                # It names a Secret and a key of it, which may be called what they like.
+                yield from find_secrets(list(value.values()), inner)
+            elif _is_secret_value(of, value) or holds_a_secret(name):
                 yield _problem(inner)
             else:
                 yield from find_secrets(value, inner)

@@ -60,29 +60,44 @@ _FIXED: Final[Mapping[str, str]] = {
     ),
 }
 """Fields and sections that a space must not contain, with the reason."""
+_SHOWN_VALUES: Final = 10
+"""Rejected values of a field that are listed one by one."""
 _OF_ITS_STUDY: Final = {"compare", "confidence"}
 """Settings of a cross-validation that its runs do not have."""
 _DATA: Final = ("data.sequence_length", "data.task_options")
 """The only fields of `data` that leave the validation side as it is."""
 
 
-def space_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
-    """Yield what is wrong with the `tune` section of an otherwise valid configuration."""
+def space_problems(config: RunConfig, build: Build, *, doubtful: bool) -> Iterator[Problem]:
+    """Yield what is wrong with the `tune` section of a configuration, all of it.
+
+    Args:
+        doubtful: whether other sections have problems too, and stand at their defaults here. Then
+            this leaves out what depends on them.
+    """
     tune = config.tune
-    yield from _settings(config)
+    yield from _settings(config) if not doubtful else ()
     for field, dimension in tune.space.items():
-        problem = (
-            field_problem(config, field)
-            or _when_problem(tune.space, field)
-            or _kind_problem(field, dimension)
-            or _grid_problem(config, field)
-            or no_effect(config, field)
-        )
-        if problem:
-            where, message, remedy = problem
+        found = list(_dimension_problems(config, field, dimension))
+        if not found and not doubtful and (problem := no_effect(config, field)):
+            found = [problem]
+        for where, message, remedy in found:
             yield Problem(_name(field, where), _shown(dimension), message, remedy)
-        else:
+        if not found and not doubtful:
             yield from _value_problems(config, field, build)
+
+
+def _dimension_problems(config: RunConfig, field: str, dimension: Dimension) -> Iterator[Found]:
+    """Yield what is wrong with a field of the space, whatever the other sections say."""
+    if problem := field_problem(config, field):
+        yield problem
+        return
+    checks = (
+        _when_problem(config.tune.space, field),
+        _kind_problem(field, dimension),
+        _grid_problem(config, field),
+    )
+    yield from filter(None, checks)
 
 
 def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,8 +133,6 @@ def is_whole(field: str, dimension: Dimension) -> bool:
 
 def _settings(config: RunConfig) -> Iterator[Problem]:
     tune, budget = config.tune, config.tune.budget
-    if problem := steps_problem(config):
-        yield problem
     if tune.more_objectives and tune.pruner != "none":
         yield Problem(
             "tune.pruner",
@@ -147,18 +160,6 @@ def _settings(config: RunConfig) -> Iterator[Problem]:
             "set compute.price_per_hour; `steadytrain plan` shows the prices that it knows",
         )
     yield from fidelity_problems(config)
-
-
-def steps_problem(config: RunConfig) -> Problem | None:
-    """Return what is wrong if the number of a trial's steps is unknown."""
-    if config.training.max_steps >= 0:
-        return None
-    return Problem(
-        "training.max_steps",
-        shown(config.training.max_steps),
-        "a study cuts its trials at optimizer steps, so it must know how many a trial has",
-        "set training.max_steps",
-    )
 
 
 def field_problem(config: RunConfig, field: str) -> Found | None:
@@ -239,26 +240,39 @@ def _grid_problem(config: RunConfig, field: str) -> Found | None:
 
 def _value_problems(config: RunConfig, field: str, build: Build) -> Iterator[Problem]:
     """Build the configuration with the ends of a range or with each choice."""
-    dimension = config.tune.space[field]
-    digests = set()
+    dimension, rejected = config.tune.space[field], 0
+    digests = set[str]()
     for where, value in _samples(field, dimension):
         try:
             variant = build(changed(config, {**_conditions(config, field), field: value}))
         except ConfigError as error:
-            problem = error.problems[0]
-            about = "" if problem.field == field else f" ({problem.field})"
-            yield Problem(
-                _name(field, where),
-                shown(value),
-                f"the configuration rejects this value{about}: {problem.message}",
-                problem.remedy,
-            )
-            return
-        digests.add(variant.digest())
-    if len(digests) < 2:
+            rejected += 1
+            if rejected <= _SHOWN_VALUES:
+                yield _rejected(field, where, value, error.problems[0])
+        else:
+            if len(digests) < 2:
+                digests.add(variant.digest())
+    if rejected > _SHOWN_VALUES:
+        yield Problem(
+            _name(field, ".choices"),
+            f"{rejected:,} values",
+            f"the configuration rejects {rejected - _SHOWN_VALUES:,} further values",
+            "remove them too",
+        )
+    if not rejected and len(digests) < 2:
         yield Problem(
             _name(field, ""), _shown(dimension), "it has no effect", "remove it from the space"
         )
+
+
+def _rejected(field: str, where: str, value: Any, problem: Problem) -> Problem:
+    about = "" if problem.field == field else f" ({problem.field})"
+    return Problem(
+        _name(field, where),
+        shown(value),
+        f"the configuration rejects this value{about}: {problem.message}",
+        problem.remedy,
+    )
 
 
 def _conditions(config: RunConfig, field: str) -> dict[str, Any]:

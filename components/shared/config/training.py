@@ -287,7 +287,8 @@ class TrainingConfig(Section):
     )
     greater_is_better: bool | None = Field(
         None,
-        description="Whether a higher value of that metric is better. None means the task decides.",
+        description="Whether a higher value of that metric is better. None means that the metric "
+        "decides. Needed only for a metric that another package adds.",
     )
     load_best_model_at_end: bool = Field(
         True, description="Export the best validated model instead of the last one."
@@ -447,6 +448,11 @@ class TrainingConfig(Section):
                 "use fewer steps, or start earlier",
             )
         return self
+
+    def never_stops_early(self, steps: int) -> bool:
+        """Return whether training ends before the patience can: the first score is the best."""
+        patience = self.early_stopping_patience
+        return patience is not None and (patience + 1) * self.eval_steps >= steps
 
     @model_validator(mode="after")
     def _mixes_two_texts(self) -> TrainingConfig:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from steadytrain.components.shared.config.base import Section
 
 _LARGEST: Final = 1e15
+_MOST_CHOICES: Final = 1_000
 
 
 class Dimension(Section):
@@ -49,6 +50,11 @@ class Dimension(Section):
                 raise ValueError("has both choices and a range: give one of the two")
             if len({json.dumps(choice, sort_keys=True) for choice in self.choices}) < 2:
                 raise ValueError("needs at least two different choices")
+            if len(self.choices) > _MOST_CHOICES:
+                raise ValueError(
+                    f"has {len(self.choices):,} choices, each of which is checked first: give at "
+                    f"most {_MOST_CHOICES:,}, or a range with a step"
+                )
             return self
         if self.low is None or self.high is None:
             raise ValueError("needs low and high, or choices")

@@ -62,7 +62,7 @@ class JsonLines:
 
     If the clock is behind the events in the folder (it was set back, or another node wrote them),
     event times are moved forward by the difference, so that events stay in the order in which they
-    happened.
+    happened. This is the run's clock: `placed` reads it, for whoever stores an event elsewhere too.
     """
 
     def __init__(self, path: Path, *, job_id: str) -> None:
@@ -79,21 +79,48 @@ class JsonLines:
         self._torn = _torn(path)
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._dropped, self._refusal = 0, ""
-        self._clock = time.time()
+        self._clock, self._ticks = time.time(), time.monotonic()
         self._ahead = max(0.0, _newest(path.parent) - self._clock)
         for place, now in moved:
             message = f"{place} was not a file that a run writes there; it was moved to {now}"
             self.emit(Warned(stage=path.stem, message=message))
 
     def emit(self, event: Event) -> None:
+        self.append(self.placed(event))
+
+    def now(self) -> float:
+        """Return the time by the run's clock."""
+        now, ticks = time.time(), time.monotonic()
+        if now < self._clock:
+            # It was set back. The time that has passed since the last reading counts too: an event
+            # that was created a moment before this call must not be earlier than the last one.
+            self._ahead += self._clock + ticks - self._ticks - now
+        self._clock, self._ticks = now, ticks
+        return now + self._ahead
+
+    def placed(self, event: Event) -> Event:
+        """Return the event with its time by the run's clock instead of this machine's."""
+        before = self._ahead
+        self.now()
+        told = ((name, getattr(event, name)) for name in event.moments)
+        # A time after the clock's was read before the clock was set back.
+        moved = {
+            name: min(when + (before if when > self._clock else self._ahead), LATEST)
+            for name, when in told
+            if when
+        }
+        return replace(event, **moved)
+
+    def append(self, placed: Event) -> None:
+        """Write an event whose time is by the run's clock already."""
         self._dropped += len(self._waiting) == MAX_WAITING
-        self._waiting.append(self._line(event))
+        self._waiting.append(self._line(placed))
         try:
             while self._waiting:
                 self._write(self._waiting[0])
                 self._waiting.popleft()
             if self._refusal:
-                self._write(self._line(self._warning()))
+                self._write(self._line(self.placed(self._warning())))
         except OSError as error:
             self._refusal = error.strerror or repr(error)
         else:
@@ -102,11 +129,7 @@ class JsonLines:
     def close(self) -> None:
         self.handle.close()
 
-    def _line(self, event: Event) -> bytes:
-        now = time.time()
-        self._ahead += max(0.0, self._clock - now)
-        self._clock = now
-        placed = replace(event, time=min(event.time + self._ahead, LATEST))
+    def _line(self, placed: Event) -> bytes:
         return f"{to_json(placed, job_id=self.job_id)}\n".encode()
 
     def _write(self, line: bytes) -> None:

@@ -18,6 +18,8 @@ from pydantic import TypeAdapter
 from steadytrain.components.shared.batch import BatchSettings
 
 Level = Literal["info", "warn", "error", "fatal"]
+_ON_REQUEST = frozenset({"Stopped", "KeyboardInterrupt", "Pruned"})
+"""Errors of a step that was asked to end."""
 AttemptOutcome = Literal["finished", "early_stopped", "pruned", "preempted", "failed", "stopped"]
 
 
@@ -27,8 +29,15 @@ class Event:
 
     name: ClassVar[str] = ""
     level: ClassVar[Level] = "info"
+    moments: ClassVar[tuple[str, ...]] = ("time",)
+    """The fields that are times by the writer's clock."""
 
     time: float = field(default_factory=time.time)
+
+    @property
+    def severity(self) -> Level:
+        """The level of this very event, where it depends on what happened."""
+        return self.level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +45,36 @@ class StepStarted(Event):
     """A step of the pipeline started.
 
     environment: versions of the software that it runs with.
+    pod: name of its pod in a pipeline on a cluster; "" on a machine without one.
     """
 
     name: ClassVar[str] = "step_started"
     stage: str
     environment: dict[str, str] = field(default_factory=dict)
+    pod: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepFinished(Event):
-    """A step of the pipeline has its outputs, from its own work or from an earlier run."""
+    """A step of the pipeline has its outputs, from its own work or from an earlier run.
+
+    reused_from: name of the run whose work it is; "" if it is its own.
+    """
 
     name: ClassVar[str] = "step_finished"
     stage: str
     reused: bool = False
     summary: str = ""
+    reused_from: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepFailed(Event):
-    """A step of the pipeline ended with an error."""
+    """A step of the pipeline ended with an error or, with level info, because it was asked to.
+
+    passing: whether the cause may be temporary, such as a server that is down. Then the exit
+        handler submits the pipeline again.
+    """
 
     name: ClassVar[str] = "step_failed"
     level: ClassVar[Level] = "error"
@@ -63,6 +82,16 @@ class StepFailed(Event):
     error: str
     message: str
     remedy: str = ""
+    passing: bool = False
+
+    @property
+    def on_request(self) -> bool:
+        """Whether the step was asked to end, so that nothing is wrong."""
+        return self.error in _ON_REQUEST
+
+    @property
+    def severity(self) -> Level:
+        return "info" if self.on_request else self.level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +112,14 @@ class DataPrepared(Event):
 
     records: number of records read, used or not.
     duplicates: number of records that were left out as duplicates, by reason.
+    near_duplicate_threshold: `data.near_duplicate_threshold`; None if near duplicates were not
+        searched, or if unknown.
     """
 
     name: ClassVar[str] = "data_prepared"
     records: int
     duplicates: dict[str, int]
+    near_duplicate_threshold: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +129,7 @@ class SupervisorStarted(Event):
     checkpoints: labels of the checkpoints that existed; None if unknown.
     settings: the settings that the supervisor uses, as sections of the configuration in plain data;
         empty if unknown.
+    entry: number of the ledger's entry; 0 if unknown.
     """
 
     name: ClassVar[str] = "supervisor_started"
@@ -105,6 +138,7 @@ class SupervisorStarted(Event):
     host: str
     checkpoints: list[str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    entry: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +152,7 @@ class AttemptStarted(Event):
     decisions: how the work is divided, as fields of `Decision`.
     code: where the user's code comes from, as far as known: git commit, digest of the uncommitted
         changes, image.
+    entry: number of the ledger's entry; 0 if unknown.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -131,6 +166,7 @@ class AttemptStarted(Event):
     nodes: int = 1
     decisions: list[dict[str, Any]] = field(default_factory=list)
     code: dict[str, str] = field(default_factory=dict)
+    entry: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +179,14 @@ class AttemptEnded(Event):
     still_since: when a hung rank last made progress; 0 if no rank hung.
     failed_step, unexplained, memory_needed: further inputs to the recovery decision, as in a
         Failure.
+    seconds: how long it took, however the clock was set meanwhile; 0 if its supervisor died.
+    entry: number of the ledger's entry; 0 if unknown.
+    waited_seconds: how long its pods waited for nodes, quota and images; all of the attempt if one
+        of them never started. That is no training time.
     """
 
     name: ClassVar[str] = "attempt_ended"
+    moments: ClassVar[tuple[str, ...]] = ("time", "still_since")
     attempt: int
     outcome: AttemptOutcome
     step: int
@@ -156,6 +197,9 @@ class AttemptEnded(Event):
     failed_step: int = 0
     unexplained: bool = False
     memory_needed: int = 0
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+    entry: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,17 +224,41 @@ class PodWaited(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PodsPending(Event):
+    """The pods of an attempt wait for a new reason, or none of them waits any more.
+
+    job: name of the job that they belong to.
+    reason: what the cluster says they wait for; "" once all of them have started.
+    """
+
+    name: ClassVar[str] = "pods_pending"
+    level: ClassVar[Level] = "warn"
+    stage: ClassVar[str] = "train"
+    attempt: int
+    job: str
+    reason: str
+
+    @property
+    def message(self) -> str:
+        """The same in words."""
+        if self.reason:
+            return f"{self.job} waits: {self.reason}"
+        return f"{self.job} waits no more: its pods have started"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecisionMade(Event):
     """The supervisor decided what to do after a failed attempt.
 
     attempt: the attempt that failed; 0 for a decision that comes from an earlier run.
     batch: the limits of all later attempts; None if the decision sets none.
     fallback: the OOM fallback, if the decision was to use one.
-    nodes: number of nodes for later attempts, if some were unavailable.
+    nodes: number of nodes for later attempts, if some were unavailable or are tried again.
     skipped_batch: a global batch that is skipped from now on, by its position in the order.
     learning_rate_scale: factor on the scheduled learning rates from now on, multiplied with earlier
         factors.
     on_demand: whether the next attempt avoids preemptible nodes.
+    entry: number of the ledger's entry; 0 if unknown.
     """
 
     name: ClassVar[str] = "decision_made"
@@ -205,6 +273,7 @@ class DecisionMade(Event):
     learning_rate_scale: float = 1.0
     nodes: int | None = None
     on_demand: bool = False
+    entry: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +287,7 @@ class TrainingStarted(Event):
     """
 
     name: ClassVar[str] = "training_started"
+    moments: ClassVar[tuple[str, ...]] = ("time", "joined")
     attempt: int
     step: int
     max_steps: int
@@ -504,6 +574,20 @@ class Resubmitted(Event):
     limit: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terminated(Event):
+    """The pipeline run that worked on this run was terminated. It is not submitted again.
+
+    kfp_run: id of that Kubeflow Pipelines run.
+    how: where it was terminated and, if known, by whom.
+    """
+
+    name: ClassVar[str] = "terminated"
+    level: ClassVar[Level] = "warn"
+    kfp_run: str
+    how: str
+
+
 # Create the encoder once and do not copy fields: this code runs between training steps.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -520,7 +604,7 @@ def to_json(event: Event, *, job_id: str) -> str:
 
     The fields of `batch` are beside the others, and null if there is none.
     """
-    content: dict[str, Any] = {"event": event.name, "level": event.level, "job_id": job_id}
+    content: dict[str, Any] = {"event": event.name, "level": event.severity, "job_id": job_id}
     content |= vars(event)
     if "batch" in content:
         batch = content.pop("batch")

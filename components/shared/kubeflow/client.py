@@ -18,6 +18,7 @@ from urllib3 import exceptions as failures
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
+from steadytrain.components.shared.http_client import LimitExceeded, limit
 from steadytrain.components.shared.kubeflow.variables import (
     CA_VARIABLE,
     COOKIE_VARIABLE,
@@ -28,7 +29,16 @@ from steadytrain.components.shared.kubeflow.variables import (
 _TOKEN_FILE: Final = "/var/run/secrets/kubeflow/pipelines/token"
 
 _SECONDS: Final = (10.0, 60.0)
-"""Timeouts to connect, and between two bytes of a response."""
+"""Timeouts to connect, and between two bytes of a response. `http_client` limits the sum."""
+
+_IDS: Final = {
+    "V2beta1Run": "run_id",
+    "V2beta1RecurringRun": "recurring_run_id",
+    "V2beta1Experiment": "experiment_id",
+    "V2beta1Pipeline": "pipeline_id",
+    "V2beta1PipelineVersion": "pipeline_version_id",
+}
+"""By kind of answer, the field that names the object."""
 
 _LOGIN = (
     f"log in with the browser and set {COOKIE_VARIABLE} to the session's cookie (NAME=VALUE), or "
@@ -55,7 +65,43 @@ class Client(kfp_server_api.ApiClient):  # type: ignore[misc]  # it carries no t
                 "login, or is not Kubeflow Pipelines",
                 _LOGIN,
             )
+        if what := _lacks(answer):
+            raise _error(
+                f"{self.configuration.host} answers without {what}, so it is not Kubeflow "
+                "Pipelines",
+                "check the address; if the request was to start something, check in the UI "
+                "whether it did",
+            )
         return answer
+
+    def text(self, path: str, *, most_bytes: int) -> str:
+        """Return the end of a response in plain text, such as the log of a pod.
+
+        Raises:
+            ServerError: if the call failed.
+        """
+        options = {"_preload_content": False, "_return_http_data_only": True}
+        with _explained(self.configuration.host):
+            answer = super().call_api(
+                path, "GET", auth_settings=["Bearer"], _request_timeout=_SECONDS, **options
+            )
+            kept = b""
+            for part in answer.stream(1 << 16):
+                kept = (kept + part)[-most_bytes:]
+        return kept.decode("utf-8", "replace")
+
+    def serves_pages(self) -> bool:
+        """Return whether the address shows the UI. That of the API alone has no pages."""
+        options = {"_preload_content": False, "_return_http_data_only": True}
+        try:
+            with _explained(self.configuration.host):
+                answer = super().call_api(
+                    "/", "GET", auth_settings=["Bearer"], _request_timeout=_SECONDS, **options
+                )
+        except ServerError:
+            return False
+        answer.release_conn()
+        return "text/html" in (answer.headers.get("content-type") or "")
 
     def health(self) -> Mapping[str, Any]:
         """Return what the server reports about itself.
@@ -104,7 +150,9 @@ def open_client(host: str) -> Client:
         backoff_factor=0.5,
     )
     _authorize(configuration)
-    return Client(configuration, cookie=os.environ.get(COOKIE_VARIABLE) or None)
+    client = Client(configuration, cookie=os.environ.get(COOKIE_VARIABLE) or None)
+    limit(client.rest_client.pool_manager)
+    return client
 
 
 def _authorize(configuration: kfp_server_api.Configuration) -> None:
@@ -136,6 +184,13 @@ def _explained(host: str) -> Iterator[None]:
         raise _broken(host, error.reason or error) from None
     except failures.HTTPError as error:
         raise _broken(host, error) from None
+    except LimitExceeded as error:
+        raise _error(
+            f"{host}: {error}",
+            "a proxy or something else than Kubeflow Pipelines may be answering there; if the "
+            "request was to start something, check in the UI whether it did",
+            passing=error.passing,
+        ) from None
 
 
 def _broken(host: str, error: Exception) -> ServerError:
@@ -216,6 +271,13 @@ def _words(body: str | None) -> str:
         return ""
     said = content.get("message") or content.get("error") or content.get("error_message") or ""
     return redact(str(said)[:600])
+
+
+def _lacks(answer: Any) -> str:
+    """Return the id that every answer of this kind has and this one lacks; "" if it has it."""
+    field = _IDS.get(type(answer).__name__, "")
+    found = getattr(answer, field) if field else "known"
+    return "" if isinstance(found, str) and found else field
 
 
 def _has_credentials() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from steadytrain.components.shared.kubeflow.variables import (
 )
 
 if TYPE_CHECKING:
-    import kfp_server_api
+    from steadytrain.components.shared.kubeflow.client import Client
 
 IN_CLUSTER: Final = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 
@@ -43,13 +44,19 @@ class Server:
 
     host: its address, without a trailing slash.
     namespace: the user's namespace on a multi-user server; else "".
-    ui: address of the UI; "" if the host serves no pages.
     """
 
     host: str
     namespace: str
-    ui: str
-    client: kfp_server_api.ApiClient
+    client: Client
+
+    @cached_property
+    def ui(self) -> str:
+        """The address of the UI; "" if the host serves no pages. Asked when a link is needed."""
+        given = os.environ.get(UI_VARIABLE, "")
+        if not given and self.host != IN_CLUSTER and self.client.serves_pages():
+            given = self.host
+        return given.rstrip("/")
 
     @property
     def pipelines(self) -> Any:
@@ -109,10 +116,8 @@ def connect(host: str = "", namespace: str = "") -> Server:
     address = _address(host)
     client = open_client(address)
     health = client.health()
-    in_cluster = address == IN_CLUSTER
-    ui = os.environ.get(UI_VARIABLE) or ("" if in_cluster else address)
     many_users = bool(health.get("multi_user"))
-    return Server(address, _namespace(namespace) if many_users else "", ui.rstrip("/"), client)
+    return Server(address, _namespace(namespace) if many_users else "", client)
 
 
 def _address(host: str) -> str:

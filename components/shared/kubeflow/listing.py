@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from steadytrain.components.shared.errors import ServerError
+from steadytrain.components.shared.pages import all_pages
 
 _PAGE = 100
 
@@ -20,23 +21,14 @@ def pages(call: Callable[..., Any], items: str, **options: Any) -> Iterator[Any]
         options: passed to the call.
 
     Raises:
-        ServerError: if the call failed, or the server repeats a page token, so that the list would
-            never end.
+        ServerError: if the call failed, or the list never ends.
     """
-    token, seen = "", {""}
-    while True:
+
+    def fetch(token: str) -> tuple[Iterable[Any], str]:
         page = call(page_size=_PAGE, page_token=token, **options)
-        yield from getattr(page, items) or ()
-        token = page.next_page_token or ""
-        if not token:
-            return
-        if token in seen:
-            raise ServerError(
-                f"the server repeats a page of its {items.replace('_', ' ')}, so its list never "
-                "ends",
-                remedy="look for a proxy that caches the server's answers, or upgrade the server",
-            )
-        seen.add(token)
+        return getattr(page, items) or (), page.next_page_token or ""
+
+    return all_pages(fetch, items.replace("_", " "), ServerError)
 
 
 def named(key: str, value: str, operation: Literal["EQUALS", "IS_SUBSTRING"] = "EQUALS") -> str:

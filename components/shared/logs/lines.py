@@ -90,7 +90,7 @@ class Log:
             self._known = dict.fromkeys(_LASTING)
         self._known |= {name: own[name] for name in _LASTING if name in own}
         rank = 0 if isinstance(event, _OF_RANK_0) else None
-        yield self._line(event, event.name, event.level, rank) | own
+        yield self._line(event, event.name, event.severity, rank) | own
         for conclusion, about in self._observer.conclude(event):
             told = {name: _plain(value) for name, value in about.items()}
             yield self._line(event, conclusion.name, conclusion.level, rank) | told

@@ -22,6 +22,7 @@ from steadytrain.components.shared.records import DataRecord, GateRecord, TrainR
 from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.tracking.connect import tracking_errors
 from steadytrain.components.shared.tracking.lineage import FINGERPRINT
+from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.values import value
 from steadytrain.components.shared.workspace import Workspace
 
@@ -31,10 +32,14 @@ SPLIT, LABELS, TASK = (
     "steadytrain.task",
 )
 RUN, WEIGHTS = "steadytrain.pipeline_run", "steadytrain.weights_digest"
+TEST = "steadytrain.test_digest"
 INPUTS, PROFILE = "steadytrain.inputs_digest", "steadytrain.data_profile"
 OF_CHAMPIONS = "steadytrain.champion_alias."
 """Prefix of a registered model's tags. The rest of the tag is an alias of its champions, in lower
 case."""
+JUDGED = "steadytrain.judged."
+"""Prefix of a registered model's tags: the test side and the weights of a version that is removed,
+so that it still counts as a model that was judged on these records."""
 
 
 def version_tags(config: RunConfig, data: DataRecord, train: TrainRecord) -> dict[str, str]:
@@ -56,12 +61,19 @@ def profile_tag(data: DataRecord) -> dict[str, str]:
     return {PROFILE: data.profile.model_dump_json()} if data.profile else {}
 
 
-def gate_tags(gate: GateRecord) -> dict[str, str]:
-    """Return tags with the gate's decision about a version, and the champion it was compared to."""
+def gate_tags(gate: GateRecord, *, champion: bool = False) -> dict[str, str]:
+    """Return tags with the gate's decision about a version, and the champion it was compared to.
+
+    Args:
+        champion: whether the version has become champion. Until then it may still lose to another.
+    """
+    passed = "promoted" if champion else "passed"
+    failed = "undecided" if gate.undecided else "rejected"
     return {
-        "steadytrain.gate": "promoted" if gate.promoted else "rejected",
+        "steadytrain.gate": passed if gate.promoted else failed,
         "steadytrain.gate_reason": value(gate.reason),
         "steadytrain.compared_with": gate.champion_version or "none (there was no champion)",
+        TEST: gate.test_digest or "unknown",
     }
 
 
@@ -132,14 +144,66 @@ class Registry:
         """Return the version that this run registered with these weights, or None."""
         query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
         with self._errors():
-            versions = self.tracking.client.search_model_versions(query)
+            search = self.tracking.client.search_model_versions
+            versions = pages(lambda token: search(query, page_token=token))
             same = [item for item in versions if item.tags.get(WEIGHTS) == tags[WEIGHTS]]
             return self._version(min(same, key=lambda item: int(item.version))) if same else None
 
-    def register(self, model_uri: str, tags: Mapping[str, str], description: str) -> Version:
-        """Register a new version of a logged model."""
+    def judged_on(self, test_digest: str, *, besides: str) -> int:
+        """Return how many other models were judged on the same test side.
+
+        Args:
+            besides: digest of the weights that do not count.
+        """
+        query = f"name = '{self.name}' AND tags.`{TEST}` = '{test_digest}'"
+        with self._errors():
+            search = self.tracking.client.search_model_versions
+            versions = pages(lambda token: search(query, page_token=token))
+            there = {item.tags.get(WEIGHTS) for item in versions}
+        prefix = f"{JUDGED}{test_digest}."
+        removed = {tag.removeprefix(prefix) for tag in self._model_tags() if tag.startswith(prefix)}
+        return len((there | removed) - {besides})
+
+    def remember_judged(self, tags: Mapping[str, str]) -> None:
+        """Let a version that is about to be removed still count in `judged_on`.
+
+        Args:
+            tags: of the version.
+        """
+        tag = f"{JUDGED}{tags.get(TEST, 'unknown')}.{tags.get(WEIGHTS, 'unknown')}"
+        with self._errors():
+            self.tracking.client.set_registered_model_tag(self.name, tag, "true")
+
+    def _model_tags(self) -> Mapping[str, str]:
+        """Return the tags of the registered model, if it exists."""
+        from mlflow.exceptions import MlflowException
+
+        with self._errors():
+            try:
+                return dict(self.tracking.client.get_registered_model(self.name).tags)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                return {}
+
+    def register(
+        self,
+        model_uri: str,
+        tags: Mapping[str, str],
+        description: str,
+        check: Callable[[], None],
+    ) -> Version:
+        """Register a new version of a logged model.
+
+        Args:
+            model_uri: the model.
+            tags: of the version.
+            description: of the version, in Markdown.
+            check: the check of the lock that the caller holds.
+        """
         import mlflow
 
+        check()
         # MLflow announces the version on stderr. The step does that itself.
         with self._errors(), contextlib.redirect_stderr(io.StringIO()):
             made = mlflow.register_model(model_uri, self.name, tags=dict(tags))
@@ -154,8 +218,7 @@ class Registry:
         """
         alias = self.aliases.candidate_alias
         with self.locked() as check:
-            with self._errors():
-                tags = self.tracking.client.get_registered_model(self.name).tags
+            tags = self._model_tags()
             reserved = {
                 "champion",
                 self.aliases.champion_alias.lower(),
@@ -196,9 +259,8 @@ class Registry:
             self.tracking.client.set_registered_model_tag(
                 self.name, f"{OF_CHAMPIONS}{alias.lower()}", "true"
             )
-            # It may have decided again since the version was registered.
-            for tag, text in gate_tags(gate).items():
-                self.tracking.client.set_model_version_tag(self.name, version.number, tag, text)
+        # The requests before may have lasted for minutes.
+        check()
         self._point(alias, version)
         written = self.champion()
         if written is None or written.number != version.number:
@@ -208,6 +270,12 @@ class Registry:
                 remedy="someone moved it by hand at the same time: check which version is "
                 "right, then run the promote step again",
             )
+
+    def tag_decision(self, version: Version, gate: GateRecord) -> None:
+        """Tag a version with a decision that was carried out: it is champion, or has lost."""
+        with self._errors():
+            for tag, text in gate_tags(gate, champion=gate.promoted).items():
+                self.tracking.client.set_model_version_tag(self.name, version.number, tag, text)
 
     def _point(self, alias: str, version: Version) -> None:
         with self._errors():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview
 CHUNK_BYTES = 8 << 20
@@ -21,6 +22,26 @@ class Weight:
 
     bytes: int = 0
     newest: float = 0.0
+
+
+class Stream(io.RawIOBase):
+    """Reads from an iterable of buffers."""
+
+    def __init__(self, parts: Iterable[Buffer]) -> None:
+        self.parts, self.left = iter(parts), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self.left:
+            found = next(self.parts, None)
+            if found is None:
+                return 0
+            self.left = memoryview(found)
+        count = min(len(target), len(self.left))
+        target[:count], self.left = self.left[:count], self.left[count:]
+        return count
 
 
 class Storage(Protocol):

@@ -18,6 +18,8 @@ from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weig
 from steadytrain.components.shared.storage.regular import UNREADABLE, open_regular
 
 _TEMPORARY = ".partial-"
+_LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
+"""Errors that no retry helps. Others may pass: a full disk, a server that is away."""
 
 
 class LocalStorage:
@@ -79,11 +81,12 @@ class LocalStorage:
         return sorted(name for name in names if name.startswith(prefix))
 
     def sizes(self) -> Mapping[str, int]:
-        with local_errors("list", self.folder):
-            return {
-                path.relative_to(self.folder).as_posix(): path.stat().st_size
-                for path in self._files()
-            }
+        found = dict[str, int]()
+        for path in self._files():
+            # What no read can reach, such as a link to itself, counts as missing.
+            with contextlib.suppress(FileNotFoundError, Unreadable), local_errors("read", path):
+                found[path.relative_to(self.folder).as_posix()] = path.stat().st_size
+        return found
 
     def folders(self) -> Sequence[str]:
         with local_errors("list", self.folder), contextlib.suppress(FileNotFoundError):
@@ -237,6 +240,7 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
             f"cannot {what} {path}: {error.strerror or error}",
             remedy="free space or grant permission there, then start the run again: it "
             "continues where it stopped",
+            lasting=error.errno in _LASTING,
         ) from error
 
 

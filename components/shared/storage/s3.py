@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Stream, Weight
 from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
 from steadytrain.components.shared.storage.s3_answers import check_range, listed, stream
 
@@ -116,7 +116,7 @@ class S3Storage:
         """Write as the protocol describes. The server checks each part against its SHA-256."""
         with self._named(name):
             self.client.upload_fileobj(
-                io.BufferedReader(_Stream(parts), CHUNK_BYTES),
+                io.BufferedReader(Stream(parts), CHUNK_BYTES),
                 self.bucket,
                 self._key(name),
                 {"ChecksumAlgorithm": "SHA256"},
@@ -343,26 +343,6 @@ def _delays() -> Sequence[float]:
     return [FIRST_DELAY_SECONDS * 2**retry for retry in range(ATTEMPTS - 1)]
 
 
-class _Stream(io.RawIOBase):
-    """Reads from an iterable of buffers."""
-
-    def __init__(self, parts: Iterable[Buffer]) -> None:
-        self.parts, self.left = iter(parts), memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any) -> int:
-        while not self.left:
-            found = next(self.parts, None)
-            if found is None:
-                return 0
-            self.left = memoryview(found)
-        count = min(len(target), len(self.left))
-        target[:count], self.left = self.left[:count], self.left[count:]
-        return count
-
-
 def _remedy(code: str) -> str:
     if code in _REFUSED:
         return (
@@ -371,5 +351,5 @@ def _remedy(code: str) -> str:
     if code in _TAKEN:
         return "start again once nothing else writes there"
     if code == "NoSuchBucket":
-        return "name a bucket that exists; AWS_ENDPOINT_URL_S3 chooses the server"
-    return "check AWS_ENDPOINT_URL_S3, the network and the credentials, then start again"
+        return "name a bucket that exists; AWS_ENDPOINT_URL chooses the server"
+    return "check AWS_ENDPOINT_URL, the network and the credentials, then start again"

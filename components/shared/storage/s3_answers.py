@@ -94,6 +94,6 @@ def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[s
 def _odd(place: str, what: str) -> StorageError:
     return StorageError(
         f"{place}: the server sent {what}",
-        remedy="check that the server in AWS_ENDPOINT_URL_S3, and any proxy or cache in front "
+        remedy="check that the server in AWS_ENDPOINT_URL, and any proxy or cache in front "
         "of it, behaves like S3",
     )

@@ -9,12 +9,17 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput, SteadytrainError, TrackingError
+from steadytrain.components.shared.errors import (
+    SteadytrainError,
+    TrackingError,
+    with_causes,
+)
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.redaction import (
     PLACEHOLDER,
@@ -22,6 +27,7 @@ from steadytrain.components.shared.redaction import (
     redact,
     secrets_of_address,
 )
+from steadytrain.components.shared.tracking.given import given_run
 from steadytrain.components.shared.tracking.store import ensure_store, sqlite_uri
 from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
@@ -30,6 +36,7 @@ CHECK_SECONDS = 30.0
 """Longest wait for the check, once a SQLite store exists."""
 
 _QUIET = {
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -39,7 +46,6 @@ _BRISK = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
 _PART = 3
 """Shortest part of a password that is redacted in a driver's message, in characters."""
@@ -51,10 +57,10 @@ _REMEDY = (
     "run tracks to its output folder"
 )
 _FILE_REMEDY = (
-    "make the file readable and writable; if it is damaged, restore it from a backup or move "
-    "it away: steadytrain then creates a new one, without the runs and model versions tracked "
-    "so far"
+    "make the file readable and writable, or set tracking.uri to another store; if the file is "
+    "damaged, restore it from a backup"
 )
+_OTHER_REMEDY = "fix what the message names"
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     If MLFLOW_RUN_ID is set, that run's experiment is used.
 
     Raises:
-        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        BadInput: if MLFLOW_RUN_ID is not an active run of this store.
         TrackingError: if the store cannot be used.
         StorageError: if it does not exist and cannot be written.
     """
@@ -86,9 +92,9 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     _make_ready(uri, workspace)
     with tracking_errors(uri):
         client = import_mlflow().MlflowClient(uri, registry_uri(uri))
-        given = os.environ.get("MLFLOW_RUN_ID")
-        if given:
-            experiment_id = _given_run(client, given, uri).info.experiment_id
+        given = given_run(client, shown(uri))
+        if given is not None:
+            experiment_id = given.info.experiment_id
         else:
             experiment_id = _experiment(client, config.tracking.experiment, uri, workspace)
     return Tracking(uri, client, experiment_id)
@@ -110,8 +116,13 @@ def check_installed(uri: str) -> None:
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: SQLAlchemy is not installed; the "
             "image for steps without training does not include it",
-            remedy="set tracking.uri or MLFLOW_TRACKING_URI (on a cluster, in the Secret) to "
-            "the address of an MLflow server",
+            remedy="pip install 'steadytrain[train]', or set tracking.uri or MLFLOW_TRACKING_URI "
+            "(on a cluster, in the Secret) to the address of an MLflow server",
+        )
+    if find_spec("mlflow") is None:
+        raise TrackingError(
+            f"the tracking store {shown(uri)} cannot be used: MLflow is not installed",
+            remedy="pip install 'steadytrain[data]'",
         )
 
 
@@ -122,7 +133,7 @@ def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     removed again, and a thread that is reading the environment then fails.
 
     Raises:
-        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        BadInput: if MLFLOW_RUN_ID is not an active run of this store.
         TrackingError: if the store cannot be used.
     """
     tracking = open_tracking(config, workspace)
@@ -138,7 +149,7 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
     """Check within seconds, before anything expensive, that tracking works.
 
     Raises:
-        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        BadInput: if MLFLOW_RUN_ID is not an active run of this store.
         TrackingError: if the store is down, hangs, rejects the request, or is not a tracking store.
     """
     uri = resolve_uri(config, workspace)
@@ -150,6 +161,7 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
         raise TrackingError(
             f"the tracking store {shown(uri)} has not answered for {duration(CHECK_SECONDS)}",
             remedy=_REMEDY,
+            passing=True,
         )
     if failure is not None:
         raise failure
@@ -161,10 +173,27 @@ def import_mlflow() -> Any:
         os.environ.setdefault(name, value)
     import mlflow
 
+    _limit_requests()
     logging.getLogger("mlflow").setLevel(logging.WARNING)
+    # It prints the traceback of each error that it also raises, such as that of a full disk.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     for name in ("alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return mlflow
+
+
+@cache
+def _limit_requests() -> None:
+    """Send MLflow's requests through the one HTTP client. MLflow has no setting for it."""
+    from mlflow.utils import request_utils
+
+    from steadytrain.components.shared.http_client import LimitedAdapter
+
+    # Versions before 3.6 have no adapter of their own.
+    name = "TCPKeepAliveHTTPAdapter"
+    name = name if hasattr(request_utils, name) else "HTTPAdapter"
+    adapter = type("Adapter", (LimitedAdapter, getattr(request_utils, name)), {})
+    setattr(request_utils, name, adapter)
 
 
 class _Brisk:
@@ -179,8 +208,7 @@ class _Brisk:
 def brisk() -> Iterator[None]:
     """Use short timeouts for MLflow's requests, unless the environment sets them.
 
-    MLflow's defaults (120 s, 7 retries, and any wait that a server requests) would delay a run by
-    15 minutes.
+    MLflow's defaults (120 s and 7 retries) would delay a run by minutes.
     """
     with _Brisk.turn:
         if not _Brisk.wanted:
@@ -207,8 +235,33 @@ def tracking_errors(uri: str) -> Iterator[None]:
     except Exception as error:
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: {_reason(error, uri)}",
-            remedy=_FILE_REMEDY if uri.startswith("sqlite") else _REMEDY,
+            remedy=_remedy(error, uri),
+            passing=_is_away(error),
         ) from None  # the original error may contain the address with its password
+
+
+def _remedy(error: Exception, uri: str) -> str:
+    if not uri.startswith("sqlite"):
+        return _REMEDY
+    # What MLflow itself rejects says nothing about the file.
+    answered = type(error).__name__ == "MlflowException" and "sqlite3." not in str(error)
+    return _OTHER_REMEDY if answered else _FILE_REMEDY
+
+
+def _is_away(error: BaseException) -> bool:
+    """Return whether an error, or what led to it, says that a server is down or did not answer."""
+    from steadytrain.components.shared.http_client import UNAVAILABLE, is_absence
+
+    for found in with_causes(error):
+        kind, status = type(found).__name__, getattr(found, "get_http_status_code", None)
+        if is_absence(found):
+            return True
+        if kind == "RestException" and status is not None and int(status()) in UNAVAILABLE:
+            return True
+        # A database that is not a file, without a server of MLflow in between.
+        if kind == "OperationalError" and "sqlite3." not in str(found):
+            return True
+    return False
 
 
 def shown(uri: str) -> str:
@@ -264,19 +317,6 @@ def _is_database(uri: str) -> bool:
 def registry_uri(uri: str) -> str:
     """Return the address of the registered models of a tracking store."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or uri
-
-
-def _given_run(client: Any, run_id: str, uri: str) -> Any:
-    mlflow = import_mlflow()
-    try:
-        return client.get_run(run_id)
-    except mlflow.MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        raise BadInput(
-            f"MLFLOW_RUN_ID = {run_id!r}: {shown(uri)} has no such run",
-            remedy="unset it, or point tracking.uri or MLFLOW_TRACKING_URI at the run's store",
-        ) from error
 
 
 def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:

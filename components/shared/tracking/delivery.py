@@ -1,11 +1,16 @@
 """Send the run's events to MLflow: a child run for each attempt, with its metrics by step.
 
+The run itself carries one curve over all attempts. A step that was trained again keeps its first
+finite value.
+
 Everything can be sent twice. A note remembers an attempt's run, and a metric has its event's own
 time, which identifies it if the store already has it.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,10 +25,11 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.paths import below
 from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
-from steadytrain.components.shared.tracking.notes import attempt_note
-from steadytrain.components.shared.tracking.points import Pointed, place, points
+from steadytrain.components.shared.tracking.given import PARENT
+from steadytrain.components.shared.tracking.notes import attempt_note, remember
+from steadytrain.components.shared.tracking.points import Curved, Pointed, place, points
 from steadytrain.components.shared.tracking.run import settled_run
-from steadytrain.components.shared.tracking.spool import Spool, by_attempt
+from steadytrain.components.shared.tracking.spool import Spool, by_attempt, numbers_in
 from steadytrain.components.shared.tracking.values import flatten, key, value
 from steadytrain.components.shared.workspace import Workspace
 
@@ -108,20 +114,43 @@ class Delivery:
             if isinstance(event, Pointed)
             for name, number in points(event)
         ]
-        if metrics and not self._certain:
-            metrics = self._lacking(run_id, metrics)
-        self.batches.send(run_id, metrics=metrics)
+        self._send_metrics(run_id, metrics)
+        self._extend_curve(events)
         for event in events:
             if isinstance(event, AttemptEnded):
                 self._end(run_id, event)
 
+    def _send_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
+        if metrics and not self._certain:
+            metrics = self._lacking(run_id, metrics)
+        self.batches.send(run_id, metrics=metrics)
+
+    def _extend_curve(self, events: Sequence[_AttemptEvent]) -> None:
+        """Send what comes after the end of the run's own curves."""
+        from mlflow.entities import Metric
+
+        note = f"{self.parent}/curve"
+        ends, metrics = numbers_in(self.workspace, note), list[Metric]()
+        for event in (event for event in events if isinstance(event, Curved)):
+            for name, number in points(event):
+                if math.isfinite(number) and event.step > ends.get(name, -1):
+                    ends[name] = event.step
+                    time = _milliseconds(event.time)
+                    metrics.append(Metric(key(name), number, time, event.step))
+        self._send_metrics(self.parent, metrics)
+        if metrics:
+            remember(self.workspace, note, json.dumps(ends))
+
     def _lacking(self, run_id: str, metrics: Sequence[Metric]) -> list[Metric]:
         """Return the metrics that the store lacks. Not every store detects duplicate points."""
-        known = {
-            (point.key, point.timestamp, point.step)
-            for name in {metric.key for metric in metrics}
-            for point in self.client.get_metric_history(run_id, name)
-        }
+        from steadytrain.components.shared.http_client import SECONDS, deadline
+
+        with deadline(SECONDS):  # MLflow itself asks for page after page
+            known = {
+                (point.key, point.timestamp, point.step)
+                for name in {metric.key for metric in metrics}
+                for point in self.client.get_metric_history(run_id, name)
+            }
         return [item for item in metrics if (item.key, item.timestamp, item.step) not in known]
 
     def _run_of(self, attempt: int, *, start: float) -> str:
@@ -132,7 +161,7 @@ class Delivery:
                 attempt_note(self.parent, attempt),
                 run_name=f"attempt-{attempt}",
                 start_time=_milliseconds(start),
-                tags={"mlflow.parentRunId": self.parent, "mlflow.source.name": "steadytrain"},
+                tags={PARENT: self.parent, "mlflow.source.name": "steadytrain"},
             )
         return self._runs[attempt]
 

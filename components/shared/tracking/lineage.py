@@ -62,6 +62,7 @@ def _circumstances(events: Sequence[Event]) -> dict[str, Mapping[str, Any]]:
                 "device": event.device,
                 "gradient_accumulation_steps": event.gradient_accumulation_steps,
                 **asdict(event.batch),
+                "strategy": event.batch.strategy_on(event.world_size),
             }
         elif isinstance(event, TrainingStarted) and event.environment:
             found[ENVIRONMENT] = event.environment

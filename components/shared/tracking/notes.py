@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.workspace import Workspace
 
 RUN = "run"
@@ -20,7 +25,7 @@ RUN = "run"
 TURN_SECONDS = 30.0
 """Longest wait for another process of this run that is sending to MLflow."""
 
-_IDENTITY = "identity"
+_IDENTITY, _HOME = "identity", "home"
 _FORM = re.compile("[0-9a-f]{32}")
 
 
@@ -37,6 +42,67 @@ def identity(workspace: Workspace) -> str:
         # ours.
         remember(workspace, _IDENTITY, uuid.uuid4().hex)
     return recall(workspace, _IDENTITY)
+
+
+class _Home(BaseModel):
+    """Which run a folder's notes are about.
+
+    inode: of the folder, which it keeps when it is moved on its file system.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    folder: Path
+    inode: int
+
+    @classmethod
+    def of(cls, workspace: Workspace) -> _Home:
+        folder = workspace.folder.resolve()
+        return cls(run=workspace.run_id, folder=folder, inode=folder.stat().st_ino)
+
+    def is_of(self, workspace: Workspace) -> bool:
+        """Return whether a workspace is the noted one, which may have been moved."""
+        here = _Home.of(workspace)
+        with contextlib.suppress(OSError):
+            return self.run == here.run and self.folder.samefile(here.folder)
+        return self.run == here.run and self.inode == here.inode
+
+
+def settle(workspace: Workspace) -> None:
+    """Forget the MLflow runs of another run if the run's folder is a copy of that run's.
+
+    Without this, the copy would continue the original's MLflow run and overwrite its artifacts.
+
+    Raises:
+        StorageError: this cannot be noted in the run's folder.
+        TrackingError: another process has been doing the same for too long.
+    """
+    with local_errors("write", workspace.tracking):
+        workspace.tracking.mkdir(parents=True, exist_ok=True)
+    if recall(workspace, _HOME) == _Home.of(workspace).model_dump_json():
+        return
+    with exclusive(workspace, "settling"):
+        note = recall(workspace, _HOME)
+        try:
+            home = _Home.model_validate_json(note)
+        except ValidationError:
+            home = None
+        is_copy = home is not None and not home.is_of(workspace)
+        if is_copy:
+            # The new home is noted last: if this process dies before, another one forgets again.
+            for path in workspace.tracking.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.suffix != ".lock" and path.name != _HOME:
+                    path.unlink()
+        remember(workspace, _HOME, _Home.of(workspace).model_dump_json())
+    if is_copy and home is not None:
+        warn(
+            workspace,
+            f"this folder is a copy of run {home.run!r} in {home.folder}; {workspace.run_id!r} "
+            "gets a tracking run of its own, and the original's stays as it is",
+        )
 
 
 def remember(workspace: Workspace, name: str, text: str) -> None:

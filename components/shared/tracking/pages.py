@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from steadytrain.components.shared.errors import TrackingError
+from steadytrain.components.shared.pages import all_pages
 
 
 def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
@@ -11,11 +14,13 @@ def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
 
     Args:
         search: returns the page with a token; None for the first one.
+
+    Raises:
+        TrackingError: the list never ends.
     """
-    token = None
-    while True:
-        page = search(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+
+    def fetch(token: str) -> tuple[Iterable[Any], str]:
+        page = search(token or None)
+        return page, page.token or ""
+
+    return all_pages(fetch, "results", TrackingError)

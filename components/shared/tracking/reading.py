@@ -15,7 +15,7 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.store import exists
+from steadytrain.components.shared.tracking.store import exists, follow
 from steadytrain.components.shared.workspace import Workspace
 
 
@@ -51,6 +51,8 @@ def read_registry(config: RunConfig, workspace: Workspace) -> Any:
     """
     uri = resolve_uri(config, workspace)
     client = reading_client(uri)
+    with tracking_errors(uri):
+        follow(uri, workspace)
     mlflow = import_mlflow()
     with environment_kept(), tracking_errors(uri):
         # An unusable store must not look like a model that does not exist.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +14,15 @@ from steadytrain.components.shared.tracking.connect import (
     brisk,
     import_mlflow,
     open_tracking,
+    shown,
     tracking_errors,
+)
+from steadytrain.components.shared.tracking.given import (
+    OWNER,
+    PARENT,
+    given_id,
+    given_run,
+    is_of_another,
 )
 from steadytrain.components.shared.tracking.notes import (
     RUN,
@@ -23,8 +30,11 @@ from steadytrain.components.shared.tracking.notes import (
     identity,
     recall,
     remember,
+    settle,
+    warn,
 )
-from steadytrain.components.shared.tracking.values import MAX_PARAMS_A_CALL, flatten, in_parts
+from steadytrain.components.shared.tracking.pages import pages
+from steadytrain.components.shared.tracking.values import MAX_PARAMS_A_CALL, flatten, in_parts, key
 from steadytrain.components.shared.workspace import Workspace
 
 MARK = "steadytrain.mark"
@@ -38,8 +48,9 @@ def parent_run(
 ) -> str:
     """Return the id of this pipeline run's MLflow run, and mark that run as running.
 
-    If MLFLOW_RUN_ID is set, use that run. Otherwise use the run in the workspace's note, or create
-    a new one. Every step can call this safely.
+    If MLFLOW_RUN_ID is set, use that run, or a new one that is nested in it if it describes another
+    run. Otherwise use the run in the workspace's note, or create a new one. Every step can call
+    this safely.
 
     Args:
         config: the run's configuration.
@@ -47,7 +58,7 @@ def parent_run(
         tags: additional tags.
 
     Raises:
-        BadInput: if MLFLOW_RUN_ID is not a run of this store.
+        BadInput: if MLFLOW_RUN_ID is not an active run of this store.
         TrackingError: if the store cannot be used.
     """
     with brisk():
@@ -62,17 +73,45 @@ def parent_run(
 
 def continue_run(tracking: Tracking, config: RunConfig, workspace: Workspace) -> str:
     """Do the same as `parent_run` in an open store, but leave a finished run finished."""
-    given = os.environ.get("MLFLOW_RUN_ID")
+    settle(workspace)
     with tracking_errors(tracking.uri):
-        if given:
-            run_id = given
-            remember(workspace, RUN, run_id)
-        else:
+        given = given_run(tracking.client, shown(tracking.uri))
+        if given is None:
             run_id = settled_run(tracking, workspace, RUN, run_name=config.run_id)
+        elif is_of_another(given, identity(workspace), _params(config)):
+            run_id = _nested(tracking, config, workspace, given.info.run_id)
+        else:
+            run_id = given.info.run_id
+            tracking.client.set_tag(run_id, OWNER, identity(workspace))
+            remember(workspace, RUN, run_id)
+        if given is not None and given.info.run_id != given_id():
+            _link_step(tracking.client, run_id, config)
         # MLflow's store fails if two processes write the same new parameter.
         with exclusive(workspace, "describing"):
             _describe(tracking.client, run_id, config)
     return run_id
+
+
+def _nested(tracking: Tracking, config: RunConfig, workspace: Workspace, above: str) -> str:
+    """Return a run of this workspace that is nested in another run's."""
+    before = recall(workspace, RUN)
+    run_id = settled_run(tracking, workspace, RUN, run_name=config.run_id, tags={PARENT: above})
+    if run_id != before:
+        warn(
+            workspace,
+            f"MLFLOW_RUN_ID: MLflow run {above} describes another run, and MLflow never changes "
+            f"parameters; {config.run_id!r} reports into {run_id}, which is nested in it",
+        )
+    return run_id
+
+
+def _link_step(client: Any, run_id: str, config: RunConfig) -> None:
+    """Link a run and that of a pipeline's step."""
+    step = given_id()
+    name = client.get_run(step).info.run_name or step
+    client.set_tag(step, "steadytrain.run", config.run_id)
+    client.set_tag(step, "steadytrain.mlflow_run", run_id)
+    client.set_tag(run_id, key(f"steadytrain.step_run.{name}"), step)
 
 
 def settled_run(
@@ -97,6 +136,7 @@ def settled_run(
         start_time: start of a new run, in milliseconds since the epoch.
         tags: tags of a new run.
     """
+    settle(workspace)
     with exclusive(workspace, "creating"):
         remembered = recall(workspace, note)
         if remembered and _is_active(tracking, remembered):
@@ -126,16 +166,9 @@ def delete_doubles(tracking: Tracking, workspace: Workspace) -> None:
 
 
 def _marked(tracking: Tracking, condition: str) -> list[Any]:
-    found: list[Any] = []
-    token = None
-    while True:
-        page = tracking.client.search_runs(
-            [tracking.experiment_id], f"tags.`{MARK}` {condition}", page_token=token
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found
+    search, where = tracking.client.search_runs, [tracking.experiment_id]
+    query = f"tags.`{MARK}` {condition}"
+    return list(pages(lambda token: search(where, query, page_token=token)))
 
 
 def _is_active(tracking: Tracking, run_id: str) -> bool:
@@ -149,16 +182,20 @@ def _is_active(tracking: Tracking, run_id: str) -> bool:
     return bool(run.info.lifecycle_stage == "active")
 
 
-def _describe(client: Any, run_id: str, config: RunConfig) -> None:
-    """Write parameters and tags. MLflow never changes a parameter, so only new ones are sent."""
-    from mlflow.entities import Param, RunTag
-
-    run = client.get_run(run_id)
+def _params(config: RunConfig) -> dict[str, str]:
     content = config.model_dump(mode="json")
     if config.training.learning_rate is None:
         # Training reports the learning rate that it derives.
         del content["training"]["learning_rate"]
-    params = [Param(name, text) for name, text in flatten(content) if name not in run.data.params]
+    return dict(flatten(content))
+
+
+def _describe(client: Any, run_id: str, config: RunConfig) -> None:
+    """Write parameters and tags. MLflow never changes a parameter, so only new ones are sent."""
+    from mlflow.entities import Param, RunTag
+
+    known = client.get_run(run_id).data.params
+    params = [Param(name, text) for name, text in _params(config).items() if name not in known]
     for part in in_parts(params, MAX_PARAMS_A_CALL):
         client.log_batch(run_id, params=part)
     tags = {

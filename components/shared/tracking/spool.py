@@ -19,7 +19,7 @@ from steadytrain.components.shared.events import Event, unread
 from steadytrain.components.shared.tracking.notes import RUN, exclusive, recall, remember
 from steadytrain.components.shared.workspace import Workspace
 
-_OFFSETS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
+_NUMBERS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 BATCH_EVENTS = 1000
 """Maximum number of events in memory, however many wait."""
 
@@ -84,7 +84,7 @@ class Spool:
 
     def sent(self) -> dict[str, int]:
         """Return the sent offset of each file. If the note is damaged, start from the beginning."""
-        return offsets_in(self.workspace, self.note)
+        return numbers_in(self.workspace, self.note)
 
 
 def next_batch(
@@ -105,9 +105,9 @@ def next_batch(
     return events, offsets
 
 
-def offsets_in(workspace: Workspace, note: str) -> dict[str, int]:
-    """Return the offset of each event file in a note; none if it is missing or damaged."""
+def numbers_in(workspace: Workspace, note: str) -> dict[str, int]:
+    """Return the numbers by name in a note; none if it is missing or damaged."""
     try:
-        return _OFFSETS.validate_json(recall(workspace, note) or "{}")
+        return _NUMBERS.validate_json(recall(workspace, note) or "{}")
     except ValueError:
         return {}

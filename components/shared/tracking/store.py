@@ -7,10 +7,13 @@ are interrupted, they leave a file that neither MLflow nor a later run can use o
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import time
 import uuid
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.lease import WAIT_SECONDS, lease
@@ -23,6 +26,15 @@ from steadytrain.components.shared.workspace import Workspace
 QUIET_SECONDS = 10.0
 """If nothing wrote to a store for this long, no other MLflow is creating it."""
 _BUSY_SECONDS = 20.0
+_PLACE = re.compile(r"(file://.*/mlartifacts)(/\d+)?")
+_ADDRESSES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "storage_location"),
+    ("model_versions", "source"),
+)
+"""Tables and columns with the addresses of artifacts."""
 _POLL_SECONDS = 0.2
 
 
@@ -45,7 +57,15 @@ def ensure_store(uri: str, workspace: Workspace) -> None:
         sqlite3.Error: if the existing file is not a store or cannot be read.
     """
     path = _file(uri)
-    if path is None or _finished(path):
+    if path is None:
+        return
+    if _finished(path):
+        if old := follow(uri, workspace):
+            warn(
+                workspace,
+                f"the output folder was moved or copied: the artifacts of {path} were in {old}; "
+                f"they are read and written in {workspace.tracking_artifacts} now",
+            )
         return
     try:
         with lease(str(workspace.locks), "tracking-store"):
@@ -63,6 +83,55 @@ def ensure_store(uri: str, workspace: Workspace) -> None:
             remedy=f"if it hangs, end it (fuser {workspace.locks / 'tracking-store.lock'} shows "
             "its process), then start the run again",
         ) from error
+
+
+def follow(uri: str, workspace: Workspace) -> str:
+    """Let a store that was moved or copied with its output read and write artifacts there.
+
+    MLflow stores the absolute address of each artifact folder. A copy has the original's addresses.
+
+    Args:
+        uri: address of a store. If it is not the output's own, nothing changes.
+
+    Returns:
+        The folder where its artifacts were; "" if they are where its addresses say.
+
+    Raises:
+        sqlite3.Error: if the store cannot be read or written.
+    """
+    path, artifacts = _file(uri), workspace.tracking_artifacts
+    if path is None or path != workspace.tracking_store.resolve() or not path.is_file():
+        return ""
+    address = f"{path.as_uri()}?mode=rw"
+    with contextlib.closing(sqlite3.connect(address, _BUSY_SECONDS, uri=True)) as store, store:
+        old, new = _place_of(store), artifacts.as_uri()
+        if old in ("", new):
+            return ""
+        before = Path(url2pathname(urlsplit(old).path))
+        with contextlib.suppress(OSError):
+            if before.samefile(artifacts):
+                return ""
+        tables = {name for (name,) in store.execute("SELECT name FROM sqlite_master")}
+        for table, column in _ADDRESSES:
+            if table in tables:
+                store.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+                    f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+                    (new, len(old) + 1, old, len(old) + 1, f"{old}/"),
+                )
+    return str(before)
+
+
+def _place_of(store: sqlite3.Connection) -> str:
+    """Return the address of a store's artifacts; "" if they are not in a folder of ours.
+
+    The first experiment is as old as the store.
+    """
+    if not store.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
+        return ""
+    rows = store.execute("SELECT artifact_location FROM experiments ORDER BY experiment_id")
+    found = (_PLACE.fullmatch(location or "") for (location,) in rows)
+    return next((match[1] for match in found if match), "")
 
 
 def exists(uri: str) -> bool:

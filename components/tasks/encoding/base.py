@@ -51,23 +51,28 @@ class EncodedRecord:
     tokens: in the whole record, at least 1.
     skipped: windows of it with nothing to predict.
     truncated: whether its end is left out.
+    ends: tokens that end the assistant's turns.
     """
 
     tokens: int
     rows: list[EncodedRow]
     skipped: int = 0
     truncated: bool = False
+    ends: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """How a tokenizer is made for records that are text.
+    """How records that are text are tokenized and compared.
 
     texts: returns the texts in `Content.text`, to train a tokenizer on.
     special: special tokens of a trained tokenizer, next to those for the end and for padding.
     adds_ends: whether a trained tokenizer adds the end token before and after each text.
     mask: mask token of a trained tokenizer; "" for none.
     chat_template: for tokenizers without one; "" for none.
+    compared: returns the texts in `Content.text` that must all be similar in near duplicates, such
+        as prompt and answer; as many for each record, "" for one that is absent. None compares
+        `Content.text` as a whole.
     """
 
     texts: Callable[[str], Iterable[str]]
@@ -75,6 +80,7 @@ class TokenizerSettings:
     adds_ends: bool = False
     mask: str = ""
     chat_template: str = ""
+    compared: Callable[[str], Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)

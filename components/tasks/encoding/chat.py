@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect, text_of
+from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect, is_judgment, text_of
 from steadytrain.components.tasks.encoding.plain_text import WINDOWS, window_row
 from steadytrain.components.tasks.encoding.tokens import (
     DEFAULT_CHAT_TEMPLATE,
@@ -35,6 +35,22 @@ def _messages(content: str) -> Sequence[str]:
     return [item["content"] for item in json.loads(content)]
 
 
+def prompt_and_answer(content: str) -> tuple[str, str]:
+    """Return what the others say in a chat, and what the assistant says.
+
+    System messages are left out: many chats have the same.
+    """
+    messages: list[dict[str, str]] = json.loads(content)
+    answers = [message for message in messages if message["role"] == "assistant"]
+    prompt = [message for message in messages if message["role"] != "assistant"]
+    return said(prompt), said(answers)
+
+
+def said(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return what is said in messages, except by the system."""
+    return "\n".join(message["content"] for message in messages if message["role"] != "system")
+
+
 @dataclass(frozen=True)
 class ChatEncoder:
     """Records with a conversation, or with a prompt and its completion."""
@@ -48,6 +64,7 @@ class ChatEncoder:
         _messages,
         special=tuple(f"<|{role}|>" for role in _ROLES),
         chat_template=DEFAULT_CHAT_TEMPLATE,
+        compared=prompt_and_answer,
     )
 
     def columns(self) -> Sequence[Sequence[str]]:
@@ -68,6 +85,19 @@ class ChatEncoder:
             if not any(item["role"] == "assistant" for item in messages):
                 raise Defect("bad_messages", "the assistant says nothing")
         return Content(json.dumps(messages, ensure_ascii=False, separators=(",", ":")))
+
+    def check_unjudged(self, row: Mapping[str, Any], used: Container[str | None]) -> None:
+        """Check that no column says that a record may be bad.
+
+        Args:
+            used: columns that the configuration names.
+
+        Raises:
+            Defect: one does.
+        """
+        for column, value in row.items():
+            if column not in used and is_judgment(column, value, self.data.columns.label):
+                raise Defect("judged", f"{column[:80]} is {str(value)[:40]}")
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         return {"messages": records["content"]}
@@ -100,7 +130,8 @@ class ChatRows:
         ]
         if not useful:
             return Defect("refused_by_template", "it leaves nothing to predict")
-        return EncodedRecord(len(encoded.input_ids), useful, skipped=len(found) - len(useful))
+        skipped = len(found) - len(useful)
+        return EncodedRecord(len(encoded.input_ids), useful, skipped, ends=encoded.ends)
 
 
 def turns_of(value: Any, column: str) -> list[Any]:

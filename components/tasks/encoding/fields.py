@@ -15,6 +15,8 @@ DEFECTS: Final = {
     "missing_field": "a field is absent or null",
     "empty_field": "a field holds only white space",
     "bad_messages": "messages are not a chat with an assistant message",
+    "prompt_mismatch": "its answers are whole conversations that do not begin with its prompt",
+    "judged": "a column that is not used says how good the record is",
     "unknown_label": "the label is not among data.labels",
     "too_long": "is longer than data.max_record_bytes, a name in it than 1024 bytes, or its "
     "prompt than data.sequence_length",
@@ -25,6 +27,8 @@ DEFECTS: Final = {
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
 """A decimal number as text, also after the comma and space of a CSV file. Python reads more as one,
 such as 1_000."""
+_SCORE: Final = re.compile(r"(score|reward|rating)s?", re.IGNORECASE)
+_VERDICTS: Final = ("true", "false", "0", "1", "-1", "+1")
 NAME_BYTES: Final = 1024
 """Limit for a label, group or slice, because reports show it and it is held in memory."""
 
@@ -103,6 +107,22 @@ def number_of(row: Mapping[str, Any], column: str) -> float:
     if not math.isfinite(found):
         raise Defect("wrong_type", f"{column} is {value!r:.80}, not a finite decimal number")
     return found
+
+
+def is_judgment(column: str, value: Any, label: str) -> bool:
+    """Return whether a column says how good a record is, as feedback and reward models do.
+
+    Args:
+        label: the column of classes. Only a yes or no there is a judgment.
+    """
+    if value is None:
+        return False
+    if column == label:
+        return str(value).strip().casefold() in _VERDICTS
+    return _SCORE.fullmatch(column) is not None and (
+        isinstance(value, bool | int | float)
+        or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
+    )
 
 
 def utf8_size(text: str) -> int:

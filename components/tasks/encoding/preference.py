@@ -22,7 +22,7 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.chat import ChatEncoder, message_of, turns_of
+from steadytrain.components.tasks.encoding.chat import ChatEncoder, message_of, said, turns_of
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
 from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
 
@@ -38,6 +38,12 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
 def _texts(content: str) -> Sequence[str]:
     pair = json.loads(content)
     return [message["content"] for part in ("prompt", *ANSWERS) for message in pair[part]]
+
+
+def _prompt_and_answers(content: str) -> tuple[str, ...]:
+    """Return what is said in the prompt without the system, and in each answer."""
+    pair: dict[str, Messages] = json.loads(content)
+    return tuple(said(pair[part]) for part in ("prompt", *ANSWERS))
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class PreferenceEncoder:
         _texts,
         special=ChatEncoder.tokenizer.special,
         chat_template=ChatEncoder.tokenizer.chat_template,
+        compared=_prompt_and_answers,
     )
 
     def columns(self) -> Sequence[Sequence[str]]:
@@ -69,13 +76,14 @@ class PreferenceEncoder:
         columns = self.data.columns
         chosen = _said(row, columns.chosen, "assistant")
         rejected = _said(row, columns.rejected, "assistant")
+        # What two whole conversations begin with is the prompt.
+        shared = [both[0] for both in takewhile(_alike, zip(chosen, rejected, strict=False))]
+        prompt = whole = shared
         if row.get(columns.prompt) is not None:
             prompt = _said(row, columns.prompt, "user")
-        else:
-            # Two whole conversations: what they begin with is the prompt.
-            pairs = zip(chosen, rejected, strict=False)
-            prompt = [both[0] for both in takewhile(lambda both: both[0] == both[1], pairs)]
-            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+            whole = _whole_prompt(prompt, shared)
+        if whole:
+            prompt, chosen, rejected = whole, chosen[len(shared) :], rejected[len(shared) :]
         if chosen == rejected:
             raise Defect("wrong_type", f"{columns.chosen} and {columns.rejected} are equal")
         if not prompt:
@@ -83,6 +91,11 @@ class PreferenceEncoder:
         for column, answer in ((columns.chosen, chosen), (columns.rejected, rejected)):
             if not any(message["role"] == "assistant" for message in answer):
                 raise Defect("bad_messages", f"in {column}, the assistant says nothing")
+        if not whole and any(_is_whole(answer, prompt) for answer in (chosen, rejected)):
+            raise Defect(
+                "prompt_mismatch",
+                f"{columns.prompt} is not what {columns.chosen} and {columns.rejected} begin with",
+            )
         content = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
         return Content(json.dumps(content, ensure_ascii=False, separators=(",", ":")))
 
@@ -125,6 +138,7 @@ class PreferenceRows:
             sum(len(document.input_ids) for document in whole),
             [EncodedRow(values, len(values["input_ids"]), targets=1)],
             truncated=pair != whole,
+            ends=whole[0].ends | whole[1].ends,
         )
 
 
@@ -153,3 +167,32 @@ def _said(row: Mapping[str, Any], column: str, role: str) -> Messages:
     if value is None or isinstance(value, str):
         return [{"role": role, "content": text_of(row, column)}]
     return [message_of(item) for item in turns_of(value, column)]
+
+
+def _alike(both: tuple[Mapping[str, str], Mapping[str, str]]) -> bool:
+    return both[0] == both[1]
+
+
+def _whole_prompt(prompt: Messages, shared: Messages) -> Messages:
+    """Return the prompt of two whole conversations; nothing if they do not include the prompt.
+
+    Args:
+        prompt: some turns of what they share, with or without the system message.
+        shared: what both begin with.
+    """
+    system = [message for message in prompt if message["role"] == "system"]
+    if not any(message["role"] == "system" for message in shared):
+        shared = [*system, *shared]
+    turns, places = _compared(prompt), range(len(shared) - len(prompt) + 1)
+    found = any(_compared(shared)[place : place + len(turns)] == turns for place in places)
+    return shared if found else []
+
+
+def _compared(messages: Messages) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"].strip()) for message in messages]
+
+
+def _is_whole(answer: Messages, prompt: Messages) -> bool:
+    """Return whether an answer cannot follow the prompt, since it begins with one of its own."""
+    first = answer[0]["role"]
+    return first == "system" or first == "user" == prompt[-1]["role"]

@@ -37,6 +37,11 @@ def texts_of(content: str) -> Sequence[str]:
     return texts
 
 
+def _two_texts(content: str) -> tuple[str, str]:
+    first, second, *_ = *texts_of(content), ""
+    return first, second
+
+
 @dataclass(frozen=True)
 class TextPairEncoder:
     """Records with a prompt and its completion, or with one text.
@@ -49,7 +54,7 @@ class TextPairEncoder:
     schema = pa.schema(_COLUMNS)
     packed = False
     labeled = False
-    tokenizer = TokenizerSettings(texts_of, adds_ends=True)
+    tokenizer = TokenizerSettings(texts_of, adds_ends=True, compared=_two_texts)
 
     def columns(self) -> Sequence[Sequence[str]]:
         columns = self.data.columns

@@ -10,13 +10,14 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.bounded import bounded
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.tasks.encoding.growth import check_growth
 from steadytrain.components.tasks.encoding.spans import content_spans
 
 Message = Mapping[str, str]
@@ -42,10 +43,12 @@ class Encoded:
 
     input_ids: the tokens.
     targets: same length; 1 if the token is predicted from those before it.
+    ends: tokens that end a turn of the assistant.
     """
 
     input_ids: list[int]
     targets: list[int]
+    ends: frozenset[int] = field(default=frozenset(), compare=False)
 
 
 def load_tokenizer(folder: Path, field: str = "") -> Any:
@@ -55,7 +58,8 @@ def load_tokenizer(folder: Path, field: str = "") -> Any:
         field: the configuration field that names the folder.
 
     Raises:
-        BadInput: the folder has no readable tokenizer, or one that needs its own code.
+        BadInput: the folder has no readable tokenizer, one that needs its own code, or one that
+            makes texts much longer.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -67,11 +71,19 @@ def load_tokenizer(folder: Path, field: str = "") -> Any:
     ):
         # tokenizer.json is complete in itself, and AutoTokenizer would import torch for it.
         if (folder / "tokenizer.json").is_file():
-            return PreTrainedTokenizerFast.from_pretrained(folder)
-        from transformers import AutoTokenizer
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        else:
+            from transformers import AutoTokenizer
 
-        # Pass False explicitly. With the default, Transformers asks on stdin whether code may run.
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            # Pass False explicitly. With the default, Transformers asks on stdin whether code may
+            # run.
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        # A tokenizer in plain Python has no backend, and its code is Transformers' own.
+        if backend := getattr(tokenizer, "backend_tokenizer", None):
+            check_growth(backend, named)
+        return tokenizer
 
 
 @functools.lru_cache(maxsize=1)
@@ -142,7 +154,7 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], first: int = 0) -> 
     )
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    return Encoded(ids, _targets(text, spans, ids, offsets, special))
+    return _chosen(text, spans, ids, offsets, special)
 
 
 def windows(encoded: Encoded, length: int) -> list[Encoded]:
@@ -270,18 +282,18 @@ def _assistant_spans(
     )
 
 
-def _targets(
+def _chosen(
     text: str,
     spans: list[tuple[int, int]],
     ids: list[int],
     offsets: list[tuple[int, int]],
     special: set[int],
-) -> list[int]:
-    """Return 1 for each token of a span or of its end-of-turn token. Spans and tokens are in order.
+) -> Encoded:
+    """Mark each token of a span and its end-of-turn token. Spans and tokens are in order.
 
     A span also includes the special token after it, if only white space is in between.
     """
-    targets = [0] * len(ids)
+    targets, found = [0] * len(ids), set()
     ends = [index for index, token in enumerate(ids) if token in special]
     token = after = 0
     for start, end in spans:
@@ -291,6 +303,7 @@ def _targets(
             low, high = offsets[ends[after]]
             if _blank(text, end, low):
                 end = high
+                found.add(ids[ends[after]])
         while token < len(ids) and max(offsets[token][1], offsets[token][0] + 1) <= start:
             token += 1
         index = token
@@ -299,7 +312,7 @@ def _targets(
             index += 1
     if targets:
         targets[0] = 0
-    return targets
+    return Encoded(ids, targets, frozenset(found))
 
 
 def _blank(text: str, start: int, end: int) -> bool:

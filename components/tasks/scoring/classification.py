@@ -1,4 +1,4 @@
-"""Score a classifier on the test side, and a baseline that predicts the most common label."""
+"""Score a classifier on the test side, and the frequencies of the classes as its baseline."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class ClassificationScorer:
             attack=attack,
         )
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        return classification_baselines(self.data, records)
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        return score_class_frequencies(self.data, records)
 
 
 def score_classification(
@@ -96,8 +96,19 @@ def score_classification(
         parts.append(_log_chances(model, tokenizer, classified, batch_size, length, attacking))
     log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
     if together is not None:
-        log_chances = np.where(together[truth], log_chances, -np.inf)
-        log_chances -= np.logaddexp.reduce(log_chances, axis=1, keepdims=True)
+        log_chances = among(log_chances, truth, together)
+    return class_scores(records, truth, log_chances)
+
+
+def class_scores(
+    records: pa.Table, truth: npt.NDArray[np.int64], log_chances: npt.NDArray[np.float64]
+) -> pa.Table:
+    """Return the scores of predictions.
+
+    Args:
+        truth: (records,), each one's class.
+        log_chances: (records, classes), the log-probabilities.
+    """
     return score_table(
         records,
         {
@@ -111,15 +122,38 @@ def score_classification(
     )
 
 
-def classification_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
-    """Score always predicting the most common label of the training side.
+def score_class_frequencies(
+    data: DataRecord, records: pa.Table, together: npt.NDArray[np.bool_] | None = None
+) -> pa.Table | None:
+    """Score each record, but predict each class by its frequency alone, so always the same one.
+
+    The frequencies are those of the training side, with add-one smoothing.
+
+    Args:
+        together: as for `score_classification`.
 
     Returns:
-        `accuracy`.
+        None without records.
     """
-    counts = class_counts(data)
     truth = label_indices(records, data.labels)
-    return {"accuracy": float((truth == np.argmax(counts)).mean())} if len(truth) else {}
+    if not len(truth):
+        return None
+    log_chances = np.tile(np.log(class_counts(data) + 1.0), (len(truth), 1))
+    return class_scores(records, truth, among(log_chances, truth, together))
+
+
+def among(
+    log_chances: npt.NDArray[np.float64],
+    truth: npt.NDArray[np.int64],
+    together: npt.NDArray[np.bool_] | None,
+) -> npt.NDArray[np.float64]:
+    """Normalize log-probabilities over the classes that are alternatives to each record's own."""
+    if together is not None:
+        log_chances = np.where(together[truth], log_chances, -np.inf)
+    normalized: npt.NDArray[np.float64] = log_chances - np.logaddexp.reduce(
+        log_chances, axis=1, keepdims=True
+    )
+    return normalized
 
 
 def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -16,12 +16,12 @@ from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.denoised_text import plain_windows
 from steadytrain.components.tasks.encoding.sentinels import LEAST
 from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer
-from steadytrain.components.tasks.scoring.language import document_losses
+from steadytrain.components.tasks.scoring.language import document_losses, scored_tokens
 from steadytrain.components.tasks.scoring.table import (
     longest,
     padding_id,
     read_batches,
-    score_table,
+    score_pieces,
 )
 from steadytrain.components.tasks.span_corruption import SpanCorruption
 
@@ -38,25 +38,18 @@ class DenoisingScorer:
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, tokenizer = components["model"].eval(), components["tokenizer"]
         length = longest(model, self.data.sequence_length)
-        rows, documents = [], []
-        for row, document in self._documents(tokenizer, records, length):
-            rows.append(row)
-            documents.append(document)
+        found = list(self._documents(tokenizer, records, length))
         losses = document_losses(
             model,
-            documents,
+            [document for _, document in found],
             batch_size=self.config.evaluation.batch_size,
             length=length,
             fill=padding_id(tokenizer),
         )
-        loss, targets = np.zeros(records.num_rows), np.zeros(records.num_rows, dtype=np.int64)
-        np.add.at(loss, rows, losses)
-        np.add.at(targets, rows, [sum(document.targets) for document in documents])
-        sizes = np.zeros(records.num_rows, dtype=np.int64)
-        return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
+        return _table(records, found, losses)
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        """Score predicting each token by its frequency among the targets of training, plus one."""
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Predict each token by its frequency among the targets of training, plus one."""
         tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
         length, counts = self.data.sequence_length, np.ones(len(tokenizer))
         corruption = SpanCorruption.by(tokenizer, self.config.training.denoising)
@@ -66,10 +59,11 @@ class DenoisingScorer:
             for ids in batch.column("input_ids")
         )
         for place, ids in enumerate(islice(rows, _SAMPLE)):
-            np.add.at(counts, _wanted(corruption.apply(ids, length, 0, place)), 1)
+            np.add.at(counts, scored_tokens(corruption.apply(ids, length, 0, place)), 1)
         surprise = -np.log(counts / counts.sum())
-        found = [_wanted(item) for _, item in self._documents(tokenizer, records, length)]
-        return {"loss": float(surprise[np.concatenate(found)].mean())} if found else {}
+        found = list(self._documents(tokenizer, records, length))
+        losses = [float(surprise[scored_tokens(document)].sum()) for _, document in found]
+        return _table(records, found, losses) if found else None
 
     def _documents(
         self, tokenizer: Any, records: pa.Table, length: int
@@ -86,7 +80,14 @@ class DenoisingScorer:
                     yield row, corruption.apply(ids, length, seed, place)
 
 
-def _wanted(document: Encoded) -> list[int]:
-    """Return the targets of a document."""
-    pairs = zip(document.input_ids, document.targets, strict=True)
-    return [token for token, target in pairs if target]
+def _table(
+    records: pa.Table, found: Sequence[tuple[int, Encoded]], losses: Sequence[float]
+) -> pa.Table:
+    """Return the scores of records.
+
+    Args:
+        found: documents, each with the index of its record.
+        losses: each document's, in nats.
+    """
+    counts = [sum(document.targets) for _, document in found]
+    return score_pieces(records, [row for row, _ in found], losses, counts)

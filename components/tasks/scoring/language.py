@@ -1,4 +1,4 @@
-"""Score a language model on the test side, and a unigram baseline.
+"""Score a language model on the test side, and token frequencies as its baseline.
 
 Only the text is scored. The end token that encoding appends is steadytrain's own and adds no loss.
 Therefore the summed losses of two models with different tokenizers cover identical bytes and are
@@ -7,8 +7,7 @@ comparable per byte. Text that a tokenizer loses is added at 8 bits per byte (se
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Any
 
@@ -56,8 +55,8 @@ class LanguageScorer:
             max_length=self.data.sequence_length,
         )
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        return language_baselines(self.data, records)
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        return score_frequencies(self.data, records)
 
 
 def score_language(
@@ -81,44 +80,50 @@ def score_language(
     model, tokenizer = components["model"], components["tokenizer"]
     model.eval()
     length, fill = longest(model, max_length), padding_id(tokenizer)
+
+    def losses(documents: Sequence[Encoded]) -> list[float]:
+        return document_losses(model, documents, batch_size=batch_size, length=length, fill=fill)
+
+    return _scored(tokenizer, records, losses)
+
+
+def score_frequencies(data: DataRecord, records: pa.Table) -> pa.Table | None:
+    """Score each record as `score_language` does, but predict each token by its frequency alone.
+
+    The frequencies are those of the training side's targets, with add-one smoothing.
+
+    Returns:
+        None if there is no token to score.
+    """
+    tokenizer = load_tokenizer(data.path(data.tokenizer))
+    counts = _token_counts(data, len(tokenizer)) + 1.0
+    surprise = -np.log(counts / counts.sum())
+    table = _scored(
+        tokenizer,
+        records,
+        lambda found: [float(surprise[scored_tokens(item)].sum()) for item in found],
+    )
+    return table if np.asarray(table["targets"]).any() else None
+
+
+def _scored(
+    tokenizer: Any, records: pa.Table, losses: Callable[[Sequence[Encoded]], list[float]]
+) -> pa.Table:
+    """Return the scores of records, whose documents have these losses."""
     loss: list[float] = []
     targets: list[int] = []
     for block in _blocks(records):
         encoded = scored_documents(tokenizer, block)
-        found = document_losses(model, encoded, batch_size=batch_size, length=length, fill=fill)
-        loss += map(add, found, _lost(tokenizer, block, encoded))
+        loss += map(add, losses(encoded), _lost(tokenizer, block, encoded))
         targets += [sum(document.targets) for document in encoded]
     sizes = [scored_bytes(record) for block in _blocks(records) for record in block]
     return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
 
 
-def language_baselines(data: DataRecord, records: pa.Table) -> dict[str, float]:
-    """Score predicting each token by its frequency alone.
-
-    The frequencies are those of the training side's targets, with add-one smoothing.
-
-    Returns:
-        `loss` (nats per token of the run's tokenizer), `perplexity` and `bits_per_byte`.
-    """
-    tokenizer = load_tokenizer(data.path(data.tokenizer))
-    counts = _token_counts(data, len(tokenizer)) + 1.0
-    surprise = -np.log(counts / counts.sum())
-    loss, targets, size = 0.0, 0, 0
-    for block in _blocks(records):
-        encoded = scored_documents(tokenizer, block)
-        loss += sum(_lost(tokenizer, block, encoded))
-        for document in encoded:
-            scored = np.asarray(document.input_ids)[np.asarray(document.targets, dtype=bool)]
-            loss += float(surprise[scored].sum())
-            targets += len(scored)
-        size += sum(map(scored_bytes, block))
-    if not targets or not size:
-        return {}
-    return {
-        "loss": loss / targets,
-        "perplexity": math.exp(loss / targets),
-        "bits_per_byte": loss / math.log(2) / size,
-    }
+def scored_tokens(document: Encoded) -> list[int]:
+    """Return the targets of a document."""
+    pairs = zip(document.input_ids, document.targets, strict=True)
+    return [token for token, target in pairs if target]
 
 
 def _blocks(records: pa.Table) -> Iterator[list[dict[str, Any]]]:

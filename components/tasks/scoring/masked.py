@@ -25,7 +25,7 @@ from steadytrain.components.tasks.scoring.table import (
     pad,
     padding_id,
     read_batches,
-    score_table,
+    score_pieces,
 )
 
 Masked = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -43,30 +43,26 @@ class MaskedScorer:
         length = longest(model, self.data.sequence_length)
         windows = list(self._windows(tokenizer, records, length))
         windows.sort(key=lambda item: len(item[1][0]), reverse=True)
-        loss, targets = np.zeros(records.num_rows), np.zeros(records.num_rows, dtype=np.int64)
-        rows, items = [row for row, _ in windows], [item for _, item in windows]
         sums = batched(
             lambda part: _losses(model, part, padding_id(tokenizer)).tolist(),
-            items,
+            [item for _, item in windows],
             self.config.evaluation.batch_size,
             lambda item: len(item[0]),
         )
-        np.add.at(loss, rows, sums)
-        np.add.at(targets, rows, [(item[1] != IGNORED).sum() for item in items])
-        sizes = np.zeros(records.num_rows, dtype=np.int64)
-        return score_table(records, {"loss": loss, "targets": targets, "bytes": sizes})
+        return _table(records, windows, sums)
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        """Score predicting each token by its frequency on the training side, plus one."""
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Predict each token by its frequency on the training side, plus one."""
         tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
         counts = np.ones(len(tokenizer))
         for batch in read_batches(self.data, "train", ["input_ids"]):
             ids = batch.column("input_ids").flatten().to_numpy()
             counts += np.bincount(ids, minlength=len(counts))
-        windows = self._windows(tokenizer, records, self.data.sequence_length)
-        hidden = np.concatenate([targets[targets != IGNORED] for _, (_, targets) in windows])
         surprise = -np.log(counts / counts.sum())
-        return {"loss": float(surprise[hidden].mean())} if len(hidden) else {}
+        windows = list(self._windows(tokenizer, records, self.data.sequence_length))
+        losses = [surprise[targets[targets != IGNORED]].sum() for _, (_, targets) in windows]
+        table = _table(records, windows, losses)
+        return table if np.asarray(table["targets"]).any() else None
 
     def _windows(
         self, tokenizer: Any, records: pa.Table, length: int
@@ -80,6 +76,19 @@ class MaskedScorer:
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
             for place, ids in enumerate(windows):
                 yield row, masking.apply(ids, seed, place)
+
+
+def _table(
+    records: pa.Table, windows: Sequence[tuple[int, Masked]], losses: Sequence[float]
+) -> pa.Table:
+    """Return the scores of records.
+
+    Args:
+        windows: each with the index of its record.
+        losses: each window's, in nats.
+    """
+    counts = [int((targets != IGNORED).sum()) for _, (_, targets) in windows]
+    return score_pieces(records, [row for row, _ in windows], losses, counts)
 
 
 @torch.inference_mode()

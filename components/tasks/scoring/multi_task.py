@@ -9,10 +9,9 @@ import pyarrow as pa
 from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.parts import part_indices
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.scoring.class_balance import class_counts
 from steadytrain.components.tasks.scoring.classification import (
     ClassificationScorer,
-    label_indices,
+    score_class_frequencies,
     score_classification,
 )
 
@@ -32,20 +31,16 @@ class MultiTaskScorer(ClassificationScorer):
             attack=attack,
             together=self._together(),
         )
+        return self._with_parts(scores)
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Predict each class by its frequency among those of its part."""
+        scores = score_class_frequencies(self.data, records, self._together())
+        return None if scores is None else self._with_parts(scores)
+
+    def _with_parts(self, scores: pa.Table) -> pa.Table:
         owners = np.asarray(part_indices(self.data.labels)[1])
         return scores.append_column("part", pa.array(owners[scores.column("label").to_numpy()]))
-
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        """Score always predicting the most common label of a text's part.
-
-        Returns:
-            `accuracy`.
-        """
-        truth = label_indices(records, self.data.labels)
-        if not len(truth):
-            return {}
-        counts = np.where(self._together(), class_counts(self.data), -1)
-        return {"accuracy": float((truth == counts[truth].argmax(axis=1)).mean())}
 
     def _together(self) -> npt.NDArray[np.bool_]:
         owners = np.asarray(part_indices(self.data.labels)[1])

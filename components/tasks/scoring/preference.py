@@ -83,6 +83,12 @@ class PreferenceScorer:
         )
         return np.array(found)
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        """Return the scores of the reference model itself: all margins are 0."""
-        return {"loss": math.log(2)} if records.num_rows else {}
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Score the reference model itself: all margins are 0, which prefers neither answer."""
+        count = records.num_rows
+        values = {
+            "loss": np.full(count, math.log(2)),
+            "targets": np.ones(count, dtype=np.int64),
+            "bytes": np.zeros(count, dtype=np.int64),
+        }
+        return score_table(records, values) if count else None

@@ -21,7 +21,7 @@ from steadytrain.components.tasks.embeddings import embedded, without_pooler
 from steadytrain.components.tasks.encoding.text_pairs import halves
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.in_batch_negatives import Compared, alike, compare, numbered
+from steadytrain.components.tasks.in_batch_negatives import alike, compare, numbered
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
 
@@ -61,30 +61,21 @@ class RetrievalScorer:
             self._embedded(model, part, fill) for part in (asked.texts, asked.own, sample.own)
         )
         found = compare(texts, own, candidates, _same(asked, sample).to(texts.device))
-        return self._table(records, found)
+        losses = found.losses(self.config.training.batch_contrastive.temperature)
+        ranks = found.ranks().double().cpu().numpy()
+        return _table(records, losses.double().cpu().numpy(), 1 / ranks, ranks == 1)
 
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        """Return the metrics of the model before training; from scratch, those of chance."""
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Score the model before training; from scratch, give what chance is expected to reach."""
         address = self.config.model.base
         tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
         if not records.num_rows:
-            return {}
-        if address is None:
-            counts = self._candidate_counts(tokenizer, records)
-            return {
-                "loss": float(np.log(counts).mean()),
-                "recall_at_1": float((1 / counts).mean()),
-                "mean_reciprocal_rank": float(np.mean([_harmonic(n) / n for n in counts])),
-            }
-        table = self.score(
-            {"model": self._base(address, tokenizer), "tokenizer": tokenizer}, records
-        )
-        reciprocal = table.column("reciprocal_rank").to_numpy()
-        return {
-            "loss": float(table.column("loss").to_numpy().mean()),
-            "recall_at_1": float((reciprocal == 1).mean()),
-            "mean_reciprocal_rank": float(reciprocal.mean()),
-        }
+            return None
+        if address is not None:
+            base = {"model": self._base(address, tokenizer), "tokenizer": tokenizer}
+            return self.score(base, records)
+        counts = self._candidate_counts(tokenizer, records)
+        return _table(records, np.log(counts), [_harmonic(n) / n for n in counts], 1 / counts)
 
     def _base(self, address: str, tokenizer: Any) -> torch.nn.Module:
         from transformers import AutoModel
@@ -124,18 +115,26 @@ class RetrievalScorer:
         found = torch.stack(batched(embed, order, size, lambda index: len(texts[index])))
         return found[torch.tensor(order, device=device).argsort()]
 
-    def _table(self, records: pa.Table, found: Compared) -> pa.Table:
-        count = records.num_rows
-        losses = found.losses(self.config.training.batch_contrastive.temperature)
-        return score_table(
-            records,
-            {
-                "loss": losses.double().cpu().numpy(),
-                "targets": np.ones(count, dtype=np.int64),
-                "bytes": np.zeros(count, dtype=np.int64),
-                "reciprocal_rank": 1 / found.ranks().double().cpu().numpy(),
-            },
-        )
+
+def _table(records: pa.Table, losses: Any, reciprocal_ranks: Any, first: Any) -> pa.Table:
+    """Return the scores of records.
+
+    Args:
+        losses: (records,), in nats.
+        reciprocal_ranks: (records,).
+        first: (records,), how likely the counterpart's rank is 1.
+    """
+    count = records.num_rows
+    return score_table(
+        records,
+        {
+            "loss": losses,
+            "targets": np.ones(count, dtype=np.int64),
+            "bytes": np.zeros(count, dtype=np.int64),
+            "reciprocal_rank": reciprocal_ranks,
+            "first": first,
+        },
+    )
 
 
 def _pairs(tokenizer: Any, records: pa.Table, length: int) -> Pairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -23,6 +24,7 @@ _TYPES: dict[str, Any] = {
     "probabilities": pa.list_(pa.float32()),
     "margin": pa.float64(),
     "reciprocal_rank": pa.float64(),
+    "first": pa.float64(),
     "part": pa.int64(),
 }
 
@@ -43,6 +45,23 @@ def score_table(records: pa.Table, values: Mapping[str, Any]) -> pa.Table:
     typed = {name: _column(columns[name], kind) for name, kind in _TYPES.items() if name in columns}
     table: pa.Table = pa.table(typed)
     return table
+
+
+def score_pieces(
+    records: pa.Table, rows: Sequence[int], losses: Sequence[float], targets: Sequence[int]
+) -> pa.Table:
+    """Return the scores of records without text of their own, from those of their pieces.
+
+    Args:
+        rows: of each piece, the index of its record.
+        losses: of each piece, in nats.
+        targets: of each piece, their number.
+    """
+    loss, count = np.zeros(records.num_rows), np.zeros(records.num_rows, dtype=np.int64)
+    np.add.at(loss, rows, losses)
+    np.add.at(count, rows, targets)
+    sizes = np.zeros(records.num_rows, dtype=np.int64)
+    return score_table(records, {"loss": loss, "targets": count, "bytes": sizes})
 
 
 def _column(values: Any, kind: Any) -> Any:

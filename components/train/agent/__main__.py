@@ -10,6 +10,7 @@ Exit status: 0 if the ranks succeeded, 143 if they left on SIGTERM, 1 otherwise.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -18,8 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.patience import retry_rejected
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.awaited import Awaited
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.hang import HangWatch
 from steadytrain.components.train.agent.memory import oom_kills
@@ -33,6 +37,7 @@ from steadytrain.components.train.attempt import (
 )
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.lease import Renewal
+from steadytrain.components.train.meeting import longest_wait
 from steadytrain.components.train.signals import StopRequest, stop_requests
 
 _POLL_SECONDS = 0.1
@@ -50,24 +55,40 @@ class Agent:
             LocalStorage(Workspace.of(config).lease), spec.generation, self.recovery.lease_seconds
         )
         self.hangs = HangWatch(folder, share, self.recovery)
+        self.leave = Awaited(folder.leave)
         self.asked: float | None = None
+        self.stuck = False
+        """Whether a rank cannot be killed. The interpreter would wait for it at exit."""
 
     def run(self, program: Sequence[str], threads: int | None) -> int:
         """Start the ranks. Return this program's exit status once all of them are down."""
         self.node.path.mkdir(parents=True, exist_ok=True)
         heartbeat, kills = Heartbeat(self.node.heartbeat), oom_kills()
-        with (
-            stop_requests() as request,
-            started(self.folder, program, self.share, threads=threads) as ranks,
-        ):
-            while not ranks.down():
-                heartbeat.beat("follow")
-                self._follow(ranks, request)
-                time.sleep(_POLL_SECONDS)
-        exits = ranks.exits()
+        try:
+            with (
+                stop_requests() as request,
+                started(
+                    self.folder,
+                    program,
+                    self.share,
+                    threads=threads,
+                    longest_wait=longest_wait(self.recovery),
+                ) as ranks,
+            ):
+                while not ranks.down():
+                    heartbeat.beat("follow")
+                    if heartbeat.refusal:
+                        # The ranks write to the same folder.
+                        self.hangs.excuse()
+                    self._follow(ranks, request)
+                    time.sleep(_POLL_SECONDS)
+            exits = ranks.exits()
+        except Unkillable as error:
+            exits = self._report_unkillable(error)
         if oom_kills() > kills:
             self._report_out_of_memory(exits)
-        Exits(time=time.time(), statuses=dict(exits)).save(self.node.exits)
+        told = Exits(time=time.time(), statuses=dict(exits))
+        retry_rejected(lambda: told.save(self.node.exits))
         return _status(exits)
 
     def _follow(self, ranks: Ranks, request: StopRequest) -> None:
@@ -84,12 +105,30 @@ class Agent:
         graces = []
         if request.outcome is not None:
             graces.append(0.0 if request.urgent else self.recovery.stop_grace_seconds)
-        if self.folder.leave.is_file():
-            graces.append(float(self.folder.leave.read_text()))
+        # Storage that cannot be read now is looked at again.
+        with contextlib.suppress(OSError):
+            if self.leave.there():
+                graces.append(float(self.folder.leave.read_text()))
         if self.lease.lapsed():
             # The ranks use the other half of the lease time; then another supervisor may start.
             graces.append(min(self.recovery.stop_grace_seconds, self.recovery.lease_seconds / 2))
         return min(graces, default=None)
+
+    def _report_unkillable(self, why: Unkillable) -> Mapping[int, int]:
+        """Report ranks that do not end, and return their exit statuses as if they had."""
+        self.stuck = True
+        found = Awaited(self.node.error)
+        hang = RankError.load(self.node.error) if found.there() else None
+        RankError(
+            rank=self.share.ranks[0],
+            time=time.time(),
+            kind="Unkillable",
+            message=f"{why.message}; before: {hang.message}" if hang else why.message,
+            traceback="",
+            step=hang.step if hang else 0,
+            still_since=hang.still_since if hang else 0.0,
+        ).save(self.node.error)
+        return dict.fromkeys(self.share.ranks, -signal.SIGKILL)
 
     def _report_out_of_memory(self, exits: Mapping[int, int]) -> None:
         killed = [rank for rank, status in exits.items() if status == -signal.SIGKILL]
@@ -135,7 +174,11 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     die_with_parent()
     share = NodeShare(given.node, given.nodes, given.ranks)
-    return Agent(AttemptFolder(given.folder), share).run(given.program, given.threads)
+    agent = Agent(AttemptFolder(given.folder), share)
+    status = agent.run(given.program, given.threads)
+    if agent.stuck:
+        os._exit(status)
+    return status
 
 
 def _variable(variable: str, otherwise: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from steadytrain.components.shared.logs.output import open_log, redact_output
 from steadytrain.components.shared.stopping import STOP_SIGNALS
 
 _CUDA_NOT_INITIALIZED = 3  # CUresult, cuda.h
@@ -96,11 +97,12 @@ class Forked:
 
 
 def write_to(log: Path) -> None:
-    """Redirect this process's output to the end of a file."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Redirect this process's output to the end of a file, without secrets."""
+    descriptor = open_log(log)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
     os.close(descriptor)
+    redact_output()
 
 
 def _become(main: Callable[[], int], environment: Mapping[str, str], log: Path | None) -> None:

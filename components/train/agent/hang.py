@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
 import psutil
 
 from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.train.agent.processes import alive
+from steadytrain.components.shared.renewal import Pulse
+from steadytrain.components.train.agent.processes import alive, state
 from steadytrain.components.train.agent.ranks import NodeShare
-from steadytrain.components.train.agent.stacks import is_stopped, save_stacks, state
+from steadytrain.components.train.agent.stacks import is_stopped, save_stacks
 from steadytrain.components.train.attempt import AttemptFolder, RankError
-from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat, Pulse
+from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,12 @@ class HangWatch:
     def __init__(self, folder: AttemptFolder, share: NodeShare, recovery: RecoveryConfig) -> None:
         self.folder, self.share, self.recovery = folder, share, recovery
         self.pulses = {rank: Pulse() for rank in share.ranks}
+        self.beats = dict[int, Beat | None]()
+
+    def excuse(self) -> None:
+        """Start over with each rank: none could have written a beat."""
+        for pulse in self.pulses.values():
+            pulse.excuse()
 
     def look(self) -> bool:
         """Return whether a rank hangs. If so, write stacks and an error report to the folder."""
@@ -58,13 +69,21 @@ class HangWatch:
         return True
 
     def _standing(self, rank: int, pulse: Pulse) -> Standing:
-        beat, recovery = Beat.read(self.folder.heartbeat(rank)), self.recovery
+        beat, recovery = self._beat(rank, pulse), self.recovery
         process = _process(beat) if beat else None
         if beat is not None and process is None:
             return Standing(beat, 0.0, recovery.hang_timeout_seconds, None)  # the rank has ended
         stepping = beat is not None and beat.phase not in (STARTING, FINISHING)
         limit = recovery.hang_timeout_seconds if stepping else recovery.start_timeout_seconds
         return Standing(beat, pulse.silence(beat), limit, process)
+
+    def _beat(self, rank: int, pulse: Pulse) -> Beat | None:
+        """Return the rank's last beat; the last known one if it cannot be read now."""
+        try:
+            self.beats[rank] = Beat.read(self.folder.heartbeat(rank))
+        except OSError:
+            pulse.excuse()
+        return self.beats.get(rank)
 
     def _report(self, standings: dict[int, Standing]) -> None:
         """Report a stopped rank, or else the longest silent one; the others only wait for it."""
@@ -75,7 +94,7 @@ class HangWatch:
         }
         found = time.time()
         save_stacks(self.folder, processes)
-        RankError(
+        told = RankError(
             rank=rank,
             time=found,
             kind="Hang",
@@ -84,7 +103,11 @@ class HangWatch:
             traceback="",
             step=max((item.beat.step for item in standings.values() if item.beat), default=0),
             still_since=found - standings[rank].silence,
-        ).save(self.folder.node(self.share.node).error)
+        )
+        try:
+            told.save(self.folder.node(self.share.node).error)
+        except StorageError as error:
+            _log.warning("%s; not reported: %s", told.message, error.message)
 
 
 def _guilt(standing: Standing) -> tuple[bool, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,9 +17,12 @@ from pathlib import Path
 
 import psutil
 
+from steadytrain.components.shared.errors import Unkillable
+from steadytrain.components.shared.logs.output import redact_file
 from steadytrain.components.train.agent import forking, torchrun
 from steadytrain.components.train.agent import rank as one_rank
 from steadytrain.components.train.agent.processes import (
+    KILL_SECONDS,
     MARK,
     Process,
     alive,
@@ -26,7 +30,7 @@ from steadytrain.components.train.agent.processes import (
     kill,
     unreaped,
 )
-from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.attempt import AttemptFolder, NodeFolder
 
 OUTLIVE_SECONDS = 8.0
 """How long the other ranks may outlive one that is down; torchrun alone would wait for 30 s."""
@@ -78,9 +82,14 @@ class Ranks:
     def __init__(self, process: Process, folder: Path, share: NodeShare) -> None:
         self.process, self.folder, self.share = process, folder, share
         self._deadline = self._others_deadline = float("inf")
+        self._stuck: Unkillable | None = None
 
     def down(self) -> bool:
-        """Return whether all ranks are down. Kill those that exceed their time."""
+        """Return whether all ranks are down. Kill those that exceed their time.
+
+        Raises:
+            Unkillable: see `kill`.
+        """
         if time.monotonic() >= self._deadline:
             self.kill()
         elif self.share.count > 1:
@@ -102,15 +111,25 @@ class Ranks:
         if self.share.alone:
             return {0: self._status()}
         try:
-            content = json.loads(_torchrun_exits(self.folder).read_bytes())
+            content = json.loads(NodeFolder(self.folder).torchrun.read_bytes())
         except FileNotFoundError:
             # torchrun itself was killed, or succeeded.
             return dict.fromkeys(self.share.ranks, self._status())
         return {int(rank): status for rank, status in content.items()}
 
     def kill(self) -> None:
-        """Kill every process of the node but this one, including any that left its process tree."""
-        end_processes(self.folder, root=unreaped(self.process))
+        """Kill every process of the node but this one, including any that left its process tree.
+
+        Raises:
+            Unkillable: one of them does not end. Later calls raise it at once.
+        """
+        if self._stuck is None:
+            try:
+                end_processes(self.folder, root=unreaped(self.process))
+            except Unkillable as error:
+                self._stuck = error
+        if self._stuck is not None:
+            raise self._stuck
         self.process.wait()
 
     def _status(self) -> int:
@@ -130,6 +149,8 @@ class Ranks:
         self._others_deadline = min(self._others_deadline, now + OUTLIVE_SECONDS)
         if now >= self._others_deadline:
             kill(remaining)
+            # torchrun would wait forever for one that does not end.
+            self._deadline = min(self._deadline, now + KILL_SECONDS)
 
     def _present(self) -> list[psutil.Process]:
         """Return the ranks, or torchrun itself if it has not started them yet."""
@@ -147,30 +168,48 @@ class Ranks:
 
 @contextlib.contextmanager
 def started(
-    folder: AttemptFolder, program: Sequence[str], share: NodeShare, *, threads: int | None
+    folder: AttemptFolder,
+    program: Sequence[str],
+    share: NodeShare,
+    *,
+    threads: int | None,
+    longest_wait: float,
 ) -> Iterator[Ranks]:
     """Start `program FOLDER` once for each rank of this node.
 
-    On exit from the context, for any reason, every process of the node except this one is gone.
+    On exit from the context, for any reason, every process of the node except this one is gone, or
+    Unkillable says which one is not.
     With several nodes, the ranks meet at PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads.
 
     Args:
         threads: threads of each rank. None means the number of cores divided by the ranks.
+        longest_wait: seconds that the nodes wait for each other.
     """
     node = folder.node(share.node).path
-    process = _start(folder, program, share, _environment(node, share, threads))
+    options = _torchrun_options(share, longest_wait)
+    process = _start(folder, program, share, options, _environment(node, share, threads))
     ranks = Ranks(process, node, share)
     try:
         yield ranks
     finally:
-        ranks.kill()
+        try:
+            ranks.kill()
+        finally:
+            for rank in share.ranks:
+                # Of what native code and other programs have printed.
+                redact_file(folder.log(rank))
 
 
 def _start(
-    folder: AttemptFolder, program: Sequence[str], share: NodeShare, environment: Mapping[str, str]
+    folder: AttemptFolder,
+    program: Sequence[str],
+    share: NodeShare,
+    options: Sequence[str],
+    environment: Mapping[str, str],
 ) -> Process:
     one = [str(folder.path), *program, str(folder.path)]
-    several = [str(_torchrun_exits(folder.node(share.node).path)), *_torchrun_options(share)]
+    node = folder.node(share.node).path
+    several = [str(node), str(share.ranks[0]), *options]
     if forking.possible():
         several += ["--start-method=fork", "--run-path", one_rank.__file__, *one]
         main = partial(one_rank.main, *one) if share.alone else partial(torchrun.main, *several)
@@ -181,11 +220,11 @@ def _start(
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
 
-def _torchrun_options(share: NodeShare) -> list[str]:
+def _torchrun_options(share: NodeShare, longest_wait: float) -> list[str]:
     options = [f"--nnodes={share.nodes}", f"--nproc-per-node={share.count}", "--max-restarts=0"]
     if share.nodes == 1:
         return [*options, "--standalone", "--local-addr=127.0.0.1"]
-    return [*options, f"--node-rank={share.node}"]
+    return [*options, f"--node-rank={share.node}", f"--rdzv-conf=timeout={math.ceil(longest_wait)}"]
 
 
 def _environment(node: Path, share: NodeShare, threads: int | None) -> dict[str, str]:
@@ -197,7 +236,3 @@ def _environment(node: Path, share: NodeShare, threads: int | None) -> dict[str,
 def threads_of_each(ranks: int, threads: int | None) -> int:
     """Return the threads of each rank of a node: `threads`, or the cores divided by the ranks."""
     return threads or max(1, len(os.sched_getaffinity(0)) // ranks)
-
-
-def _torchrun_exits(node: Path) -> Path:
-    return node / "torchrun.json"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import signal
 import time
@@ -15,8 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from steadytrain.components.shared.renewal import Pulse
+from steadytrain.components.train.agent.processes import state
 from steadytrain.components.train.attempt import AttemptFolder
 
+_log = logging.getLogger(__name__)
 _SIGNAL = signal.SIGUSR2
 _WAIT_SECONDS = 5.0
 _QUIET_SECONDS = 0.3
@@ -24,9 +28,16 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def answer_to_signal(path: Path) -> None:
-    """From now on, append the stacks of all threads to a file when the signal arrives."""
-    # Unbuffered and never closed: the handler writes directly to the descriptor.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """From now on, append the stacks of all threads to a file when the signal arrives.
+
+    If storage refuses the file, they go to the standard error instead.
+    """
+    try:
+        # Unbuffered and never closed: the handler writes directly to the descriptor.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        _log.warning("%s cannot be written: %s; stacks go to the log", path, error.strerror)
+        descriptor = 2
     faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
 
 
@@ -40,27 +51,21 @@ def save_stacks(folder: AttemptFolder, processes: Mapping[int, psutil.Process]) 
     """
     sizes = {}
     for rank, process in processes.items():
+        path = folder.stacks(rank)
         with contextlib.suppress(psutil.NoSuchProcess):
-            path = folder.stacks(rank)
-            with path.open("a") as handle:
+            with contextlib.suppress(OSError), path.open("a") as handle:
                 handle.write(f"rank {rank}, process {process.pid}: {state(process)}\n")
-            sizes[path] = path.stat().st_size
+                handle.flush()
+                sizes[path] = path.stat().st_size
             process.send_signal(_SIGNAL)
             if process.status() in _STOPPED:
                 process.resume()
     end = time.monotonic() + _WAIT_SECONDS
-    while time.monotonic() < end and any(not _written(path, size) for path, size in sizes.items()):
+    pulses = {path: Pulse() for path in sizes}
+    while time.monotonic() < end and not all(
+        _written(path, sizes[path], pulse) for path, pulse in pulses.items()
+    ):
         time.sleep(0.05)
-
-
-def state(process: psutil.Process) -> str:
-    """Return what a process is doing, according to the kernel."""
-    try:
-        waits = Path(f"/proc/{process.pid}/wchan").read_text().strip("0\n")
-        status = str(process.status())
-    except (OSError, psutil.NoSuchProcess):
-        return "gone"
-    return f"{status} in {waits}" if waits else status
 
 
 def is_stopped(process: psutil.Process) -> bool:
@@ -71,7 +76,10 @@ def is_stopped(process: psutil.Process) -> bool:
         return False
 
 
-def _written(path: Path, size: int) -> bool:
-    """Return whether a file has grown beyond `size` and is no longer changing."""
-    found = path.stat()
-    return found.st_size > size and time.time() - found.st_mtime > _QUIET_SECONDS
+def _written(path: Path, size: int, pulse: Pulse) -> bool:
+    """Return whether a file has grown beyond `size` and no longer grows, or cannot be read."""
+    try:
+        found = path.stat().st_size
+    except OSError:
+        return True
+    return pulse.silence(found) > _QUIET_SECONDS and found > size

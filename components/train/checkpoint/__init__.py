@@ -3,7 +3,12 @@
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint, CheckpointDamaged
 from steadytrain.components.train.checkpoint.lineage import Lineage
 from steadytrain.components.train.checkpoint.place import checkpoints_of, open_store
-from steadytrain.components.train.checkpoint.store import CheckpointStore, newest, survey
+from steadytrain.components.train.checkpoint.store import (
+    CheckpointStore,
+    newest,
+    refuse_foreign,
+    survey,
+)
 
 __all__ = [
     "Checkpoint",
@@ -13,5 +18,6 @@ __all__ = [
     "checkpoints_of",
     "newest",
     "open_store",
+    "refuse_foreign",
     "survey",
 ]

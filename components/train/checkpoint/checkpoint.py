@@ -139,6 +139,17 @@ class Checkpoint:
                 raise self._damaged(entry.name, "is missing")
             self._check_size(entry, sizes[entry.name])
 
+    def check(self, part: str) -> None:
+        """Check that the content of a part is unchanged since it was written.
+
+        Raises:
+            CheckpointDamaged: a file is missing, or its size or content is wrong.
+        """
+        slices = (item for entry in self._entries(part).values() for item in entry.slices)
+        for file in dict.fromkeys(item.file for item in slices):
+            for _ in self._verified(file):
+                pass
+
     def verify(self) -> Manifest:
         """Check that every file is unchanged since it was written, and return the manifest.
 
@@ -178,29 +189,53 @@ class Checkpoint:
     def copy_into(self, part: str, regions: Regions) -> None:
         """Copy a part's content to the regions of its tensors that a rank holds.
 
-        Skip files with none of these elements. Read the others one at a time, to save memory.
+        Skip files with none of these elements. Read the others a few megabytes at a time, so that
+        resuming needs no more memory than training.
 
         Args:
             regions: by tensor name. A rank leaves out tensors of which it holds nothing.
 
         Raises:
             CheckpointDamaged: a file differs from what was written, or a tensor has another size.
+                The regions may then hold a part of the content; see `check`.
         """
-        from steadytrain.components.train.checkpoint.region import begin_of
-        from steadytrain.components.train.checkpoint.tensor_file import decode
-
         entries = self._entries(part)
         _check_sizes(entries, regions)
-        wanted = defaultdict[str, list[tuple[str, Slice]]](list)
+        wanted = defaultdict[str, dict[str, Slice]](dict)
         for name, region in regions.items():
             for piece in entries[name].slices:
                 if region.needs(piece, entries[name]):
-                    wanted[piece.file].append((name, piece))
+                    wanted[piece.file][name] = piece
         for file, pieces in wanted.items():
-            held = decode(self._content(file))
-            for name, piece in pieces:
-                entry = entries[name]
-                regions[name].fill(held[entry.name], begin_of(piece, entry))
+            self._copy_file(file, pieces, regions, entries)
+
+    def _copy_file(
+        self,
+        file: str,
+        pieces: Mapping[str, Slice],
+        regions: Regions,
+        entries: Mapping[str, TensorEntry],
+    ) -> None:
+        """Copy a file's slices of some tensors, which are given by name."""
+        from steadytrain.components.train.checkpoint.region import begin_of
+        from steadytrain.components.train.checkpoint.tensor_file import read
+
+        content = self._verified(file)
+        missing = {name: math.prod(piece.shape) for name, piece in pieces.items()}
+        wanted = {entries[name].name: name for name in pieces}
+        try:
+            for full, at, values in read(content):
+                name = wanted.get(full)
+                if name is not None:
+                    missing[name] -= len(values)
+                    begin = begin_of(pieces[name], entries[name])
+                    regions[name].fill(values, begin + at)
+        except ValueError as error:
+            for _ in content:
+                pass  # A wrong digest says more.
+            raise self._damaged(file, f"is not a file of tensors ({error})") from error
+        if any(missing.values()):
+            raise self._damaged(file, f"has not all of {min(filter(missing.get, missing))}")
 
     def state(self) -> dict[str, Any]:
         """Return the state that all ranks shared, as it was passed to the save."""

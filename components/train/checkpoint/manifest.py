@@ -80,12 +80,14 @@ class Manifest(_Plain):
 
     name: of the manifest's own file.
     generation: of the supervisor that it was written for; 0 without a supervisor.
+    run: name of the run that wrote it; "" if unknown.
     state: name of the file with what all ranks share.
     ranks: names of the files with the ranks' records, in rank order.
     """
 
     schema_version: Literal[2, 3] = SCHEMA_VERSION
     generation: int = 0
+    run: str = ""
     name: FileName
     step: int
     world_size: int

@@ -9,7 +9,9 @@ import torch
 
 from steadytrain.components.shared.config.optimizers import OptimizerSpec
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.checkpoint.state import Tensors
+from steadytrain.components.train.checkpoint.checkpoint import Checkpoint
+from steadytrain.components.train.checkpoint.region import Region, whole
+from steadytrain.components.train.checkpoint.state import Place, Tensors
 
 
 def optimizer_tensors(
@@ -105,21 +107,28 @@ def settle_numbers(optimizer: torch.optim.Optimizer, spec: OptimizerSpec) -> Non
                 state[key] = state[key].item()
 
 
-@torch.no_grad()
 def restore_optimizer(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     spec: OptimizerSpec,
-    tensors: Mapping[str, torch.Tensor],
+    checkpoint: Checkpoint,
     settings: list[dict[str, Any]],
+    region: Place = whole,
 ) -> None:
-    """Restore the results of `optimizer_tensors` and `optimizer_settings`."""
-    by_name = by_parameter(tensors)
+    """Copy a checkpoint's `optimizer_tensors` into an optimizer, with `optimizer_settings`.
+
+    Args:
+        region: returns the region of a tensor that this rank holds.
+
+    Raises:
+        CheckpointDamaged: the checkpoint differs from what was written.
+    """
+    saved = by_parameter(checkpoint.outline("optimizer"))
+    regions: dict[str, Region] = {}
     for name, parameter in model.named_parameters():
-        saved = by_name.get(name, {})
-        for key, tensor in allocate(optimizer, parameter, spec, saved).items():
-            # Tensors from DeepSpeed's flat shards have lost their shape.
-            tensor.copy_(saved[key].view(tensor.shape))
+        own = allocate(optimizer, parameter, spec, saved.get(name, {}))
+        regions |= {f"{name}/{key}": region(tensor) for key, tensor in own.items()}
+    checkpoint.copy_into("optimizer", regions)
     settle_numbers(optimizer, spec)
     restore_groups(optimizer, settings)
 

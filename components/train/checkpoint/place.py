@@ -31,4 +31,6 @@ def open_store(
     """
     training = config.training
     retention = Retention(training.save_total_limit, training.save_keep_every)
-    return CheckpointStore(checkpoints_of(config), keep=retention, fence=fence, lineage=lineage)
+    return CheckpointStore(
+        checkpoints_of(config), keep=retention, fence=fence, lineage=lineage, run=config.run_id
+    )

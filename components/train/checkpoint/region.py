@@ -15,7 +15,7 @@ from steadytrain.components.train.checkpoint.manifest import Slice, TensorEntry
 class Region:
     """A range of a tensor's elements, in row-major order, and their place in memory.
 
-    values: one-dimensional view; writing to it changes the model.
+    values: these elements, in any layout; writing to them changes the model.
     start: index of the first element in the full tensor.
     size: number of elements of the full tensor.
     """
@@ -26,11 +26,14 @@ class Region:
 
     @torch.no_grad()
     def fill(self, held: torch.Tensor, begin: int) -> None:
-        """Copy the overlap with `held`, elements of the tensor from index `begin` on."""
+        """Copy the overlap with `held`, elements of the tensor from index `begin` on.
+
+        Args:
+            held: of one dimension.
+        """
         low, high = self.common(begin, held.numel())
         if low < high:
-            part = held.reshape(-1)[low - begin : high - begin]
-            self.values[low - self.start : high - self.start].copy_(part)
+            _put(self.values, low - self.start, held[low - begin : high - begin])
 
     def common(self, begin: int, count: int) -> tuple[int, int]:
         """Return start and end of the overlap with `count` elements from `begin` on."""
@@ -46,11 +49,25 @@ Regions = Mapping[str, Region]
 
 
 def whole(tensor: torch.Tensor) -> Region:
-    """Return a region of all elements of a contiguous tensor."""
-    return Region(tensor.detach().view(-1), 0, tensor.numel())
+    """Return a region of all elements of a tensor."""
+    return Region(tensor.detach(), 0, tensor.numel())
 
 
 def begin_of(piece: Slice, entry: TensorEntry) -> int:
     """Return the index of a slice's first element in its tensor. A slice consists of full rows."""
     row = math.prod(entry.shape[1:])
     return piece.offsets[0] * row if piece.offsets else 0
+
+
+def _put(target: torch.Tensor, at: int, part: torch.Tensor) -> None:
+    """Copy `part` to the elements of `target` from index `at` on, in row-major order."""
+    if target.is_contiguous():
+        target.view(-1)[at : at + len(part)].copy_(part)
+    elif target.dim() == 1:
+        target[at : at + len(part)].copy_(part)
+    else:
+        # A transposed weight, for example.
+        row, end = target[0].numel(), at + len(part)
+        for index in range(at // row, -(-end // row)):
+            low, high = max(at, index * row), min(end, (index + 1) * row)
+            _put(target[index], low - index * row, part[low - at : high - at])

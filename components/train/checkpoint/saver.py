@@ -26,7 +26,8 @@ from steadytrain.components.train.checkpoint.snapshot import (
     Snapshot,
     in_place,
 )
-from steadytrain.components.train.checkpoint.store import OTHER_RANKS_SECONDS, CheckpointStore
+from steadytrain.components.train.checkpoint.store import CheckpointStore
+from steadytrain.components.train.meeting import OTHER_RANKS_SECONDS
 
 _WAIT_SECONDS = 1.0
 _log = logging.getLogger(__name__)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 
-from steadytrain.components.train.checkpoint.checkpoint import of_another_model
+from steadytrain.components.train.checkpoint.checkpoint import Checkpoint, of_another_model
+from steadytrain.components.train.checkpoint.region import Region, whole
 
 Tensors = dict[str, torch.Tensor]
+Place = Callable[[torch.Tensor], Region]
 
 
 def model_tensors(model: torch.nn.Module) -> Tensors:
@@ -25,21 +27,17 @@ def model_tensors(model: torch.nn.Module) -> Tensors:
     return {**held, **buffers}
 
 
-@torch.no_grad()
-def restore_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors into a model that has the same names and sizes.
+def restore_model(model: torch.nn.Module, checkpoint: Checkpoint, region: Place = whole) -> None:
+    """Copy a checkpoint's weights into a model that has the same names and sizes.
+
+    Args:
+        region: returns the region of a tensor that this rank holds.
 
     Raises:
-        CheckpointDamaged: the tensors belong to another model.
+        CheckpointDamaged: the checkpoint differs from what was written, or is of another model.
     """
     own = model_tensors(model)
-    differing = {
-        name
-        for name in own.keys() | tensors.keys()
-        if name not in own or name not in tensors or own[name].numel() != tensors[name].numel()
-    }
+    differing = own.keys() ^ checkpoint.outline("model").keys()
     if differing:
         raise of_another_model(min(differing))
-    for name, tensor in own.items():
-        # Tensors from DeepSpeed's flat shards have lost their shape.
-        tensor.copy_(tensors[name].view(tensor.shape))
+    checkpoint.copy_into("model", {name: region(tensor) for name, tensor in own.items()})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.checkpoint import (
@@ -30,15 +31,19 @@ from steadytrain.components.train.checkpoint.manifest import (
     TensorEntry,
     merged,
 )
+from steadytrain.components.train.meeting import OTHER_RANKS_SECONDS
 
 if TYPE_CHECKING:
     import torch
 
     from steadytrain.components.train.checkpoint.snapshot import Snapshot
 
-OTHER_RANKS_SECONDS = 900.0
-"""How long rank 0 waits for the other ranks' writes, once its own is done."""
 _POLL_SECONDS = (0.01, 1.0)
+_OWN_FILE = re.compile(
+    # A part is named after its component, too: rank-0000.component-ema.safetensors.
+    r"(.*-)?(rank-[0-9]{4,}(\.[^/]+\.safetensors|\.json)|(state|manifest)\.json)"
+)
+"""The names of files of a checkpoint, committed or not."""
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +91,45 @@ def survey(address: str | Path, lineage: Lineage) -> list[str]:
     return labels
 
 
+def refuse_foreign(address: str | Path, run: str, known: Collection[str]) -> None:
+    """Refuse to train where something lies that this run did not write.
+
+    It would be removed or skipped like a damaged checkpoint, and training would start without it.
+
+    Args:
+        run: the run's name.
+        known: labels or names of checkpoints that the run's ledger has, which count whoever wrote
+            them: a run's folder may have been copied or renamed together with its ledger.
+
+    Raises:
+        BadInput: a folder is not a checkpoint of steadytrain, or is one of another run.
+        StorageError: storage failed.
+    """
+    storage = open_storage(str(address))
+    for folder in storage.folders():
+        names = storage.sub(folder).list() if is_of_a_step(folder) else []
+        if not folder.startswith(".") and (not is_of_a_step(folder) or not _ours(names)):
+            raise _foreign(storage.sub(folder).uri, "was not written by steadytrain")
+    for checkpoint in _committed(storage):
+        # If it cannot be read, this is reported when a checkpoint is needed.
+        with contextlib.suppress(CheckpointDamaged):
+            origin = checkpoint.manifest.run
+            if origin not in ("", run) and not {checkpoint.label, checkpoint.name} & {*known}:
+                raise _foreign(str(checkpoint), f"was written by run {origin!r}")
+
+
+def _ours(names: Sequence[str]) -> bool:
+    return all(name in (COMMIT, DAMAGED) or _OWN_FILE.fullmatch(name) for name in names)
+
+
+def _foreign(where: str, origin: str) -> BadInput:
+    return BadInput(
+        f"checkpoint {where} {origin}, so this run cannot continue from it",
+        remedy="move it out of the run's folder; to start from its weights, export them as a model "
+        "and set model.base, or continue the run that wrote it",
+    )
+
+
 def committed(address: str | Path) -> list[Checkpoint]:
     """Return all committed checkpoints, the oldest first."""
     return _committed(open_storage(str(address)))
@@ -99,6 +143,7 @@ class CheckpointStore:
         fence: called right before a checkpoint is committed; raises if this process may no longer
             write to the run.
         lineage: which checkpoints count, and the generation that new ones record.
+        run: name of the run, which new ones record.
     """
 
     def __init__(
@@ -108,10 +153,12 @@ class CheckpointStore:
         keep: int | Retention,
         fence: Callable[[], None] = lambda: None,
         lineage: Lineage = Lineage(),  # noqa: B008  immutable
+        run: str = "",
     ) -> None:
         self.storage = open_storage(str(address))
         self.retention = Retention(keep) if isinstance(keep, int) else keep
         self.fence, self.lineage = fence, lineage
+        self.run = run
         self._counted: set[int] = set()
 
     def path(self, step: int) -> Checkpoint:
@@ -145,14 +192,16 @@ class CheckpointStore:
         """Load the weights of a checkpoint that counts into a full, unsharded model.
 
         Raises:
-            CheckpointDamaged: there is no such checkpoint, or it differs from what was written.
+            CheckpointDamaged: there is no such checkpoint, or it differs from what was written. The
+                model is unchanged.
         """
-        from steadytrain.components.train.checkpoint.region import whole
-        from steadytrain.components.train.checkpoint.state import model_tensors
+        from steadytrain.components.train.checkpoint.state import restore_model
 
-        self.lineage.check(self.path(step))
-        regions = {name: whole(tensor) for name, tensor in model_tensors(module).items()}
-        self.path(step).copy_into("model", regions)
+        checkpoint = self.path(step)
+        self.lineage.check(checkpoint)
+        # Copying begins before the digests are known.
+        checkpoint.check("model")
+        restore_model(module, checkpoint)
 
     def write_rank(
         self,
@@ -228,6 +277,7 @@ class CheckpointStore:
             state=f"{save}-state.json",
             ranks=[_rank_record(save, rank) for rank in range(world_size)],
             generation=self.lineage.generation,
+            run=self.run,
         )
         content = manifest.model_dump_json().encode()
         storage.write(manifest.name, content)

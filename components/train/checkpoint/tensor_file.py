@@ -1,4 +1,4 @@
-"""Write safetensors files directly from a snapshot's memory, and read them from bytes.
+"""Write safetensors files directly from a snapshot's memory, and read them piece by piece.
 
 The library's own writer makes another copy of everything, and needs a second pass for the digest.
 Format: https://github.com/huggingface/safetensors#format
@@ -7,17 +7,20 @@ Format: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import torch
+from pydantic import BaseModel, NonNegativeInt, TypeAdapter
 
-from steadytrain.components.shared.storage.base import Buffer
+from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Stream
 from steadytrain.components.train.checkpoint.manifest import FileEntry, Slice, TensorEntry
 from steadytrain.components.train.checkpoint.snapshot import Snapshot
 
-_NAMES = {
+_NAMES: Final = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -31,7 +34,21 @@ _NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+_DTYPES: Final[dict[str, torch.dtype]] = {
+    short: getattr(torch, name) for name, short in _NAMES.items()
+}
 _LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000
+"""Limit in bytes of the format's own library. Without one, a damaged length could fill memory."""
+
+
+class _HeaderEntry(BaseModel):
+    dtype: str
+    shape: list[NonNegativeInt]
+    data_offsets: tuple[int, int]
+
+
+_HEADER = TypeAdapter(dict[str, _HeaderEntry])
 
 
 class Digested:
@@ -81,24 +98,37 @@ def entries(snapshot: Snapshot, file: str) -> list[TensorEntry]:
     ]
 
 
-def decode(content: bytearray) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file. They share memory with `content`."""
-    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    data = _LENGTH_BYTES + length
-    dtypes = {short: getattr(torch, name) for name, short in _NAMES.items()}
-    found = {}
-    for name, item in json.loads(content[_LENGTH_BYTES:data]).items():
-        dtype, shape = dtypes[item["dtype"]], item["shape"]
-        count = math.prod(shape)
-        flat = (
-            torch.frombuffer(
-                content, dtype=dtype, count=count, offset=data + item["data_offsets"][0]
-            )
-            if count
-            else torch.empty(0, dtype=dtype)
-        )
-        found[name] = flat.view(shape)
-    return found
+def read(parts: Iterable[Buffer]) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """Yield a file's values while it is read, a few megabytes at a time.
+
+    Yields:
+        The tensor's name, the index of the first value within it, and the values, of one dimension.
+        They share memory with those that follow: copy them first.
+
+    Raises:
+        ValueError: the content is not that of such a file.
+    """
+    file = io.BufferedReader(Stream(parts), CHUNK_BYTES)
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    header = _HEADER.validate_json(file.read(length))
+    buffer, position = bytearray(CHUNK_BYTES), 0
+    for name, item in sorted(header.items(), key=lambda entry: entry[1].data_offsets):
+        dtype, count = _DTYPES.get(item.dtype), math.prod(item.shape)
+        if dtype is None:
+            raise ValueError(f"{name} is of an unknown type")
+        if item.data_offsets != (position, position + count * dtype.itemsize):
+            raise ValueError(f"{name} is not where it belongs")
+        for at in range(0, count, len(buffer) // dtype.itemsize):
+            values = min(count - at, len(buffer) // dtype.itemsize)
+            size = values * dtype.itemsize
+            if file.readinto(memoryview(buffer)[:size]) != size:
+                raise ValueError(f"{name} is cut off")
+            yield name, at, torch.frombuffer(buffer, dtype=dtype, count=values)
+        position = item.data_offsets[1]
+    if file.read(1):
+        raise ValueError("more than its tensors")
 
 
 def is_storable(tensor: torch.Tensor) -> bool:

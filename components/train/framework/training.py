@@ -19,6 +19,8 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.device import device_name
+from steadytrain.components.sizing.length import total_steps
+from steadytrain.components.sizing.without_effect import without_effect
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.attempt import AttemptSpec
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamaged, CheckpointStore
@@ -34,7 +36,6 @@ from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.export import write_model
-from steadytrain.components.train.loop.optim import total_steps
 from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.loop.progress import Chosen, Progress
 from steadytrain.components.train.loop.spikes import highest_normal_loss
@@ -107,6 +108,8 @@ class LearnerTraining:
     def _train(self) -> AttemptOutcome:
         training, progress = self.training, self.progress
         self._report_start()
+        for remark in without_effect(training, len(self.rows), self.steps):
+            self.reporter.warn(remark)
         while progress.step < self.steps:
             if progress.out_of_patience(training):
                 self.save()

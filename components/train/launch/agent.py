@@ -11,7 +11,10 @@ from pathlib import Path
 from steadytrain.components.shared.config import RecoveryConfig, load
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.renewal import Pulse
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.awaited import CACHED_SECONDS, Awaited
+from steadytrain.components.train.agent.processes import KILL_SECONDS
 from steadytrain.components.train.agent.ranks import OUTLIVE_SECONDS
 from steadytrain.components.train.attempt import (
     AttemptFolder,
@@ -21,10 +24,10 @@ from steadytrain.components.train.attempt import (
     RankError,
 )
 from steadytrain.components.train.failures import CRASHES
-from steadytrain.components.train.heartbeat import Beat, Pulse
+from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.output import Output, tail
 
-_SLACK_SECONDS = 10.0
+_SLACK_SECONDS = KILL_SECONDS + 10.0
 """How long an agent may need beyond the grace period to end its ranks and report it."""
 
 
@@ -126,7 +129,9 @@ class _Node:
         self.recovery, self.pending_seconds = recovery, pending_seconds
         self.exits: Exits | None = None
         self.lost = False
-        self._pulse = Pulse()
+        self._pulse, self._awaited = Pulse(), Awaited(folder.exits)
+        self._succeeded: float | None = None
+        self._beat: Beat | None = None
 
     @property
     def failed(self) -> bool:
@@ -142,20 +147,36 @@ class _Node:
             return True
         # In this order, because an agent writes the exits before it ends.
         gone = self.gone()
-        if self.folder.exits.is_file():
+        if self._awaited.there(surely=gone is not None):
             self.exits = Exits.load(self.folder.exits)
             return True
-        beat, started = Beat.read(self.folder.heartbeat), self.started()
+        if gone and gone.status == 0 and self._may_be_late():
+            return False
+        beat, started = self._read_beat(), self.started()
         silence = self._pulse.silence((beat, started))
         if gone:
             self._lose(*self._end(gone))
         elif beat is None and silence > self._start_seconds(started=started):
             self._lose("Hang", self._silent_start(silence), still_since=time.time() - silence)
         elif beat is not None and silence > self.recovery.lease_seconds:
-            self._lose("NodeLost", f"gave no sign of life for {duration(silence)}")
+            self._lose("AgentLost", f"gave no sign of life for {duration(silence)}")
         elif overdue:
-            self._lose("NodeLost", "did not stop the ranks when asked to")
+            self._lose("AgentLost", "did not stop the ranks when asked to")
         return self.lost
+
+    def _may_be_late(self) -> bool:
+        """Return whether the report of a successful agent may still be on its way to this node."""
+        now = time.monotonic()
+        self._succeeded = self._succeeded or now
+        return now - self._succeeded < CACHED_SECONDS
+
+    def _read_beat(self) -> Beat | None:
+        """Return the agent's last beat; the last known one if it cannot be read now."""
+        try:
+            self._beat = Beat.read(self.folder.heartbeat)
+        except OSError:
+            self._pulse.excuse()
+        return self._beat
 
     def _start_seconds(self, *, started: bool) -> float:
         limit = self.recovery.start_timeout_seconds
@@ -176,14 +197,14 @@ class _Node:
         if output.traceback and uncaught:
             kind, _, message = output.error.partition(": ")
             return kind, f"failed: {message or kind}; see {self.folder.log}", output.traceback
-        kind = "Crashed" if status is not None and -status in CRASHES else "NodeLost"
+        kind = "Crashed" if status is not None and -status in CRASHES else "AgentLost"
         how = "" if status is None else f", exit status {status}"
         last = f"ends with: {output.last_line}" if output.last_line else "is empty"
         return kind, f"ended without an error message{how}; its log, {self.folder.log}, {last}", ""
 
     def _lose(self, kind: str, what: str, traceback: str = "", *, still_since: float = 0.0) -> None:
         self.lost = True
-        if self.folder.error.is_file():
+        if Awaited(self.folder.error).there():
             return  # the launcher or the agent knew more
         RankError(
             rank=0,

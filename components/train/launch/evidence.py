@@ -11,15 +11,14 @@ from datetime import datetime
 from steadytrain.components.shared.cluster import NOT_YET, Manifest
 from steadytrain.components.train.failures import CRASHES
 
-PULL_SECONDS = 120.0
-"""How long to wait for an unresponsive registry; a denial counts at once."""
-
 _DENIED = re.compile(
     r"not found|manifest unknown|unauthori[sz]ed|denied|forbidden|authentication required"
     r"|no match for platform|invalid reference format",
     re.IGNORECASE,
 )
 _PULLING = {"ErrImagePull", "ImagePullBackOff"}
+_NUMBERS = re.compile(r"\d+")
+_IMAGE = "image"
 _WRONG = {
     "InvalidImageName",
     "ErrImageNeverPull",
@@ -100,36 +99,42 @@ def lost(pod: Manifest) -> Evidence | None:
     return None
 
 
-def hopeless(pod: Manifest, waited: float) -> Evidence | None:
-    """Return why a waiting pod will never start.
-
-    Args:
-        waited: seconds since it was requested.
-    """
-    for container in pod["status"].get("containerStatuses", []):
-        waiting = container["state"].get("waiting", {})
-        reason, message = waiting.get("reason", ""), waiting.get("message", "")
-        if NOT_YET.search(message):
-            continue
-        text = f"pod {pod['metadata']['name']}, image {container['image']}: {reason}: {message}"
-        remedy = _NO_IMAGE if "Image" in reason else _WRONG_POD
+def hopeless(pod: Manifest) -> Evidence | None:
+    """Return why a waiting pod will never start: its image or a setting of it is wrong."""
+    for container, reason, message in _waiting(pod):
         if reason in _WRONG or (reason in _PULLING and _DENIED.search(message)):
-            return Evidence("BadPod", text, time.time(), remedy)
-        if reason in _PULLING and waited > PULL_SECONDS:
-            return Evidence("PendingTimeout", text, time.time(), remedy)
+            return _stuck(pod, container, "BadPod")
+    return None
+
+
+def unreachable(pod: Manifest) -> Evidence | None:
+    """Return why a pod's image cannot be pulled now, if its registry may answer later."""
+    for container, reason, _ in _waiting(pod):
+        if reason in _PULLING:
+            return _stuck(pod, container, "PendingTimeout")
     return None
 
 
 def why_pending(pod: Manifest) -> str:
     """Return what a pod is waiting for, in the cluster's words; "" if it does not say yet."""
-    for condition in pod["status"].get("conditions", []):
+    for condition in pod["status"].get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return f"{condition.get('reason')}: {condition.get('message')}"
-    for container in pod["status"].get("containerStatuses", []):
+    for container in _containers(pod):
         waiting = container["state"].get("waiting")
         if waiting and waiting.get("message"):
             return f"{waiting['reason']}: {waiting['message']}"
     return ""
+
+
+def same_wait(reason: str, before: str) -> bool:
+    """Return whether a reason only repeats an earlier one.
+
+    A registry's error and the back-off after it alternate, and numbers of nodes and ports change.
+    """
+    now, then = _essence(reason), _essence(before)
+    # A back-off may not repeat its cause.
+    return now == then or (now == _IMAGE and then.startswith(_IMAGE))
 
 
 def refused(events: Sequence[Manifest]) -> Evidence | None:
@@ -149,7 +154,7 @@ def why_absent(events: Sequence[Manifest]) -> str:
 
 def is_waiting(pod: Manifest) -> bool:
     """Return whether its container has not started."""
-    containers = pod["status"].get("containerStatuses", [])
+    containers = pod["status"].get("containerStatuses") or []
     return not any({"running", "terminated"} & item["state"].keys() for item in containers)
 
 
@@ -160,6 +165,38 @@ def node_of(pod: Manifest) -> int:
     if index is not None:
         return int(index)
     return int(metadata["labels"]["training.kubeflow.org/replica-index"])
+
+
+def _containers(pod: Manifest) -> Iterator[Manifest]:
+    """Yield the states of a pod's containers, those that run before the others first."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        yield from pod["status"].get(kind) or ()
+
+
+def _waiting(pod: Manifest) -> Iterator[tuple[Manifest, str, str]]:
+    """Yield the containers that wait, with reason and message. Leave out passing troubles."""
+    for container in _containers(pod):
+        waiting = container["state"].get("waiting") or {}
+        message = waiting.get("message") or ""
+        if waiting and not NOT_YET.search(message):
+            yield container, waiting.get("reason") or "", message
+
+
+def _stuck(pod: Manifest, container: Manifest, kind: str) -> Evidence:
+    waiting = container["state"]["waiting"]
+    said = f"{waiting['reason']}: {waiting.get('message') or 'the cluster says no more'}"
+    text = f"pod {pod['metadata']['name']}, image {container['image']}: {said}"
+    remedy = _NO_IMAGE if "Image" in waiting["reason"] else _WRONG_POD
+    return Evidence(kind, text, time.time(), remedy)
+
+
+def _essence(reason: str) -> str:
+    kind, _, message = reason.partition(": ")
+    if kind in _PULLING:
+        # The last part is the cause, such as "no such host".
+        _, found, cause = message.rpartition(": ")
+        return f"{_IMAGE}: {_NUMBERS.sub('#', cause)}" if found else _IMAGE
+    return _NUMBERS.sub("#", reason)
 
 
 def _wrote_too_much(message: str) -> bool:
@@ -198,7 +235,7 @@ def _kind_of_end(ended: Manifest) -> str:
     if ended["exitCode"] in _CRASHED:
         return "Crashed"
     # Killed from outside; the killer is unknown.
-    return "NodeLost" if ended["exitCode"] in _KILLED else "AgentEnded"
+    return "AgentLost" if ended["exitCode"] in _KILLED else "AgentEnded"
 
 
 def _end(ended: Manifest) -> str:

@@ -17,7 +17,8 @@ from steadytrain.components.shared.cluster import (
     Refused,
     Unreachable,
 )
-from steadytrain.components.shared.events.types import PodWaited
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.events.types import PodsPending, PodWaited
 from steadytrain.components.shared.patience import (
     AWAY_SECONDS,
     FOREVER,
@@ -25,6 +26,7 @@ from steadytrain.components.shared.patience import (
     patiently,
 )
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.storage.awaited import Awaited
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.launch.evidence import (
     Evidence,
@@ -33,6 +35,8 @@ from steadytrain.components.train.launch.evidence import (
     lost,
     node_of,
     refused,
+    same_wait,
+    unreachable,
     why_absent,
     why_pending,
 )
@@ -44,7 +48,7 @@ from steadytrain.components.train.launch.waits import pod_waited
 LOOK_SECONDS = 1.5
 _REMOVAL_SECONDS = 20.0
 """Time for controllers to remove what was just deleted."""
-_TOLD_BY_AGENTS: Final = {"AgentEnded", "NodeLost"}
+_TOLD_BY_AGENTS: Final = {"AgentEnded", "AgentLost", "NodeLost"}
 """Kinds of evidence to ignore if a node's agent reported how its ranks ended."""
 
 
@@ -56,7 +60,7 @@ class JobFollower(threading.Thread):
     allowed before gets time to recover.
 
     Args:
-        tell: receives a line for people when what the pods wait for changes.
+        tell: receives what the pods wait for, each time that the reason changes.
         note: receives how long each pod waited, once it has started or is lost.
     """
 
@@ -65,7 +69,7 @@ class JobFollower(threading.Thread):
         cluster: Cluster,
         job: Job,
         folder: AttemptFolder,
-        tell: Callable[[str], object],
+        tell: Callable[[PodsPending], object],
         note: Callable[[PodWaited], object] = lambda _: None,
     ) -> None:
         super().__init__(name=f"job-{job.name}", daemon=True)
@@ -73,12 +77,16 @@ class JobFollower(threading.Thread):
         self.tell, self.note = tell, note
         self.gone: set[int] = set()
         """Nodes that are lost, have ended, or will never start."""
+        self.succeeded: set[int] = set()
         self.started: set[int] = set()
         self.ending = threading.Event()
         self._seen: dict[int, Manifest] = {}
         self._noted: set[int] = set()
         self._since = time.monotonic()
-        self._reported, self._cleared = "", False
+        self._cleared = False
+        self._reasons: dict[int, str] = {}
+        self._pulling: dict[int, float] = {}
+        self._reported = ""
         self._patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
 
     def run(self) -> None:
@@ -116,6 +124,8 @@ class JobFollower(threading.Thread):
         self._seen |= pods
         for node in (self.gone | self.started) - self._noted:
             self._note(node)
+        if self._reported and self.started.issuperset(self._nodes()):
+            self._tell("")
 
     def _judge(self, node: int, pod: Manifest | None) -> None:
         before = self._seen.get(node)
@@ -127,6 +137,7 @@ class JobFollower(threading.Thread):
         elif why := lost(pod):
             self._lose(node, why)
         elif pod["status"].get("phase") == "Succeeded":
+            self.succeeded.add(node)
             self.gone.add(node)
         elif is_waiting(pod):
             self._wait_with(node, pod)
@@ -136,12 +147,24 @@ class JobFollower(threading.Thread):
     def _wait_with(self, node: int, pod: Manifest) -> None:
         """Handle a pod that has not started."""
         waited, reason = time.monotonic() - self._since, why_pending(pod)
-        self._report(reason)
-        if why := hopeless(pod, waited):
+        self._report(node, reason)
+        if why := hopeless(pod) or self._gave_up_pulling(node, pod):
             self._lose(node, why)
         elif waited > self._limit:
             reason = reason or why_absent(self._events(pod["metadata"]["name"]))
             self._lose(node, self._late(f"pod {pod['metadata']['name']}", reason))
+
+    def _gave_up_pulling(self, node: int, pod: Manifest) -> Evidence | None:
+        """Return why a pod has no image, if its registry has not answered for too long.
+
+        All attempts in a row together wait as long as for a node. The kubelet keeps trying.
+        """
+        why = unreachable(pod)
+        if why is None:
+            return None
+        since = self._pulling.setdefault(node, time.monotonic())
+        limit = self._limit / self.job.recovery.max_failures_per_class
+        return why if time.monotonic() - since > limit else None
 
     def _wait_for(self, node: int) -> None:
         """Handle a pod that has not been created."""
@@ -150,7 +173,7 @@ class JobFollower(threading.Thread):
             return
         events = [event for name in self.job.sources() for event in self._events(name)]
         reason = why_absent(events)
-        self._report(reason)
+        self._report(node, reason)
         if why := refused(events):
             self._lose(node, why)
         elif self.cluster.get(self.job.kinds[0], self.job.name) is None:
@@ -178,7 +201,7 @@ class JobFollower(threading.Thread):
         if node in self.gone:
             return
         place = self.folder.node(node)
-        if not place.exits.is_file() or why.kind not in _TOLD_BY_AGENTS:
+        if not Awaited(place.exits).there() or why.kind not in _TOLD_BY_AGENTS:
             RankError(
                 rank=node * self.job.compute.nproc_per_node,
                 time=why.time,
@@ -255,10 +278,22 @@ class JobFollower(threading.Thread):
     def _events(self, name: str) -> list[Manifest]:
         return self.cluster.list(EVENT, fields=f"involvedObject.name={name}")
 
-    def _report(self, reason: str) -> None:
-        if reason and reason != self._reported:
-            self._reported = reason
-            self.tell(f"{self.job.name} waits: {reason}")
+    def _report(self, node: int, reason: str) -> None:
+        """Report what a node's pod waits for, unless this pod or another one waited for it before.
+
+        A back-off that names no cause says nothing new.
+        """
+        if not reason or same_wait(reason, self._reasons.get(node, "")):
+            return
+        others = [text for other, text in self._reasons.items() if other != node]
+        self._reasons[node] = reason
+        if not any(same_wait(reason, text) for text in others):
+            self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        self._reported = reason
+        attempt = int(self.job.labels[ATTEMPT])
+        self.tell(PodsPending(attempt=attempt, job=self.job.name, reason=redact(reason)))
 
     def _pause(self, seconds: float) -> None:
         if self.ending.wait(seconds):

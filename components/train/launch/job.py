@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from steadytrain.components.shared.webhook import VARIABLE as WEBHOOK
 from steadytrain.components.train.launch.naming import FOLDER
 from steadytrain.components.train.launch.own_pod import OwnPod
 
-SLACK_SECONDS = 15
-"""How long a node's agent may need beyond the ranks' grace period before the kubelet kills it."""
+SLACK_SECONDS = 45
+"""How long a node's agent may need beyond the ranks' grace period before the kubelet kills it.
+
+It waits KILL_SECONDS for ranks that were killed, then reports what does not end."""
 
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -38,6 +41,7 @@ class Job:
 
     folder: of the attempt, as its pods see it.
     on_demand: whether its pods avoid preemptible nodes.
+    avoided: names of the cluster's nodes that its pods must not run on.
     variables: set in each pod in addition to those of the step's own pod.
     command: of each pod. It reads its identity from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and
         PET_MASTER_PORT, which the controller or the job sets.
@@ -56,6 +60,7 @@ class Job:
     recovery: RecoveryConfig
     own: OwnPod
     on_demand: bool = False
+    avoided: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -121,8 +126,8 @@ class Job:
             "tolerations": [*pods.tolerations, *spot.tolerations],
             "imagePullSecrets": self.own.pull_secrets,
         }
-        if pods.affinity:
-            spec["affinity"] = pods.affinity
+        if affinity := _avoiding(pods.affinity, self.avoided):
+            spec["affinity"] = affinity
         if pods.priority_class:
             spec["priorityClassName"] = pods.priority_class
         if pods.service_account:
@@ -151,8 +156,9 @@ class Job:
         home = {"HOME": {"name": "HOME", "value": "/tmp"}}
         # Only the supervisor calls the webhook. Code of a user's model runs in these pods.
         inherited = {item["name"]: item for item in self.own.env if item["name"] != WEBHOOK}
+        own = {item.name: item.manifest() for item in self.pods.env}
         added = {name: {"name": name, "value": text} for name, text in self.variables.items()}
-        return [*(home | inherited | added).values()]
+        return [*(home | inherited | own | added).values()]
 
     @property
     def _resources(self) -> Manifest:
@@ -190,3 +196,19 @@ class Job:
 
 def _volume(number: int) -> str:
     return f"volume-{number}"
+
+
+def _avoiding(affinity: Manifest, nodes: Sequence[str]) -> Manifest:
+    """Return affinity rules that exclude nodes in addition. One of its terms must match a node."""
+    if not nodes:
+        return affinity
+    made = copy.deepcopy(affinity)
+    rules = made.setdefault("nodeAffinity", {})
+    required = rules.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    # Only a node's own name is known; its label may differ.
+    names = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*term.get("matchFields", []), *names]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    return made

@@ -16,6 +16,12 @@ _SHARED = ("persistentVolumeClaim", "nfs", "csi", "secret", "configMap")
 _NOT_SHARED_PREFIXES = ("KFP_", "ARGO_", "PET_", "KUBERNETES_")
 _IDENTITY = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
 _PASSED_ON = (PIPELINE_RUN,)
+_ACTORS: Final = (
+    "workflows.argoproj.io/actor-email",
+    "workflows.argoproj.io/actor-preferred-username",
+    "workflows.argoproj.io/actor",
+)
+"""Labels by which Argo 3.7 names who stopped a workflow, the most readable first."""
 _MAIN = "main"
 """The container in which Argo runs the step."""
 
@@ -95,11 +101,11 @@ def _identity(spec: Manifest, main: Manifest) -> Mapping[str, Any]:
     return {name: value for name, value in values.items() if value != 0}
 
 
-def is_terminated(cluster: Cluster) -> bool:
-    """Return whether KFP or Argo is ending this pod's workflow, or it is being deleted.
+def termination(cluster: Cluster) -> str:
+    """Return where this pod's workflow was terminated and, if known, by whom; "" if it was not.
 
-    KFP terminates by setting a deadline of 0 s. The run state that it sets is overwritten by the
-    next report of the workflow, which is still running its exit handler.
+    KFP terminates by setting a deadline of 0 s, and records no name. The run state that it sets is
+    overwritten by the next report of the workflow, which is still running its exit handler.
 
     Raises:
         Unreachable: the API server does not answer.
@@ -108,9 +114,15 @@ def is_terminated(cluster: Cluster) -> bool:
     owners = patiently(lambda: own_pod(cluster)).owners
     name = next((item["name"] for item in owners if item["kind"] == WORKFLOW.name), "")
     if not name:
-        return False
+        return ""
     workflow = patiently(lambda: cluster.get(WORKFLOW, name))
     if workflow is None or workflow["metadata"].get("deletionTimestamp"):
-        return True
+        return f"its workflow {name} was deleted"
     spec = workflow["spec"]
-    return spec.get("activeDeadlineSeconds") == 0 or bool(spec.get("shutdown"))
+    if how := spec.get("shutdown"):
+        labels = workflow["metadata"].get("labels") or {}
+        who = next((labels[item] for item in _ACTORS if labels.get(item)), "")
+        return f"in Argo ({how})" + (f", by {who.replace('.at.', '@')}" if who else "")
+    if spec.get("activeDeadlineSeconds") == 0:
+        return "in Kubeflow Pipelines"
+    return ""

@@ -23,7 +23,7 @@ from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import own_pod
 from steadytrain.components.train.launch.process import RANK_PROGRAM
-from steadytrain.components.train.launch.removal import remove_jobs
+from steadytrain.components.train.launch.removal import nodes_of_pods, remove_jobs
 
 _AGENT = "steadytrain.components.train.agent"
 _GPU_LABEL = "nvidia.com/gpu.product"
@@ -47,6 +47,7 @@ class PodsLauncher:
         self.config, self.cluster, self.job = config, cluster, job
         self.program = tuple(program)
         self.own = own_pod(cluster)
+        self._avoided: list[str] = []
         self._check()
 
     @property
@@ -78,7 +79,7 @@ class PodsLauncher:
             self.cluster,
             job,
             folder,
-            tell=lambda line: stream.emit(Warned(stage="train", message=line)),
+            tell=stream.emit,
             note=stream.emit,
         )
         follower.start()
@@ -93,12 +94,19 @@ class PodsLauncher:
             follower.ending.set()
             # It may be about to create the job, which would then outlive the removal.
             follower.join()
-            self._remove(folder)
+            if left := self._remove(folder):
+                print(left, file=sys.stderr)
+                stream.emit(Warned(stage="train", message=left))
             attempt.relay_log()
             stream.close()
 
-    def _remove(self, folder: AttemptFolder) -> None:
-        """End running agents at once, then delete the job and everything it owns."""
+    def _remove(self, folder: AttemptFolder) -> str:
+        """End running agents at once, then delete the job and everything it owns.
+
+        Returns:
+            What could not be removed, in words. Its processes may still hold their devices, so
+            later attempts avoid its nodes.
+        """
         with contextlib.suppress(StorageError):
             LocalStorage(folder.path).write(folder.leave.name, b"0")
         seconds = self.config.recovery.stop_grace_seconds + 2 * SLACK_SECONDS
@@ -110,23 +118,32 @@ class PodsLauncher:
                 self.job.kinds,
                 seconds=seconds,
             )
+            run = self.config.run_id, folder.path.parent
+            self._avoided = nodes_of_pods(self.cluster, *run) if left else []
         except (Unreachable, Refused) as error:
             left = [str(error)]
-        if left:
-            # Its agents end with the lease; the exit handler or the next attempt removes it.
-            print(f"not removed within {duration(seconds)}: {', '.join(left)}", file=sys.stderr)
+        if not left:
+            return ""
+        # Its agents end with the lease; the exit handler or the next attempt removes it.
+        text = f"not removed within {duration(seconds)}: {', '.join(left)}"
+        nodes = ", ".join(self._avoided)
+        return f"{text}; later attempts avoid {nodes}" if nodes else text
 
     def _job(self, folder: AttemptFolder) -> Job:
-        spec = AttemptSpec.load(folder.spec)
+        spec, compute = AttemptSpec.load(folder.spec), self.config.compute
+        limits = [compute.pods.pending_timeout_seconds, spec.pending_seconds]
+        pending = min(item for item in limits if item is not None)
+        pods = compute.pods.model_copy(update={"pending_timeout_seconds": pending})
         return self.job(
             name=job_name(spec.run_id, spec.attempt),
             folder=str(folder.path),
             labels=attempt_labels(spec) | self.own.labels,
             command=agent_command(self.config.compute, folder.path, self.program),
-            compute=self.config.compute.model_copy(update={"nodes": spec.nodes}),
+            compute=compute.model_copy(update={"nodes": spec.nodes, "pods": pods}),
             recovery=self.config.recovery,
             own=self.own,
             on_demand=spec.on_demand,
+            avoided=self._avoided,
             variables={TRACEPARENT: spec.traceparent} if spec.traceparent else {},
         )
 
@@ -208,4 +225,6 @@ class JobAttempt(AgentAttempt):
     def _gone(self, node: int) -> AgentExit | None:
         """Return how a node's agent ended. After a stop request, one that never started counts."""
         never = self._asked and node not in self.follower.started
+        if node in self.follower.succeeded:
+            return AgentExit(0)
         return AgentExit() if never or node in self.follower.gone else None

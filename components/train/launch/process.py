@@ -16,6 +16,7 @@ from typing import IO, Protocol, Self
 import psutil
 
 from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.sizing.device import device_name
 from steadytrain.components.train.agent import forking, template
 from steadytrain.components.train.agent.memory import host_memory
@@ -164,7 +165,7 @@ def _program(
     Args:
         log: file for its output, such as a failed import.
     """
-    with log.open("ab") as errors:
+    with os.fdopen(open_log(log), "ab") as errors:
         # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
         return subprocess.Popen(
             command,

@@ -7,6 +7,7 @@ If the runtime goes first, a webhook rejects the update that would let the Train
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,10 +36,15 @@ from steadytrain.components.train.launch.naming import (
     is_of,
     run_labels,
 )
-from steadytrain.components.train.launch.own_pod import is_terminated
-from steadytrain.components.train.lease import held
+from steadytrain.components.train.launch.own_pod import termination
+from steadytrain.components.train.lease import Generations, held
 
 _LOOK_SECONDS = 0.3
+_SUSPENDED_SECONDS = 75.0
+"""How long a job's controller may take to suspend what it made for the job. Usually it takes less
+than a second; after the API server was away, Trainer's cache lags by up to a minute."""
+_SETTLED = {"Suspended", "Complete", "Failed"}
+"""Conditions of a job that makes no pods."""
 
 
 def remove_jobs(
@@ -82,6 +88,13 @@ def remove_jobs(
     )
 
 
+def nodes_of_pods(cluster: Cluster, run_id: str, attempts: Path) -> list[str]:
+    """Return the names of the machines that still have pods of a run; see `remove_jobs`."""
+    pods = cluster.list(POD, run_labels(run_id))
+    found = (pod["spec"].get("nodeName") for pod in pods if is_of(pod, attempts))
+    return sorted({name for name in found if name})
+
+
 def remove_jobs_below(
     cluster: Cluster,
     folder: Path,
@@ -114,14 +127,43 @@ def _remove(
     deadline = float("inf")
     while True:
         left = patiently(lambda: _found(cluster, labels, belongs, awaited), wait=wait)
-        for kind, name in left:
-            if kind in kinds and (kind, name) not in asked:
-                patiently(partial(cluster.delete, kind, name), wait=wait)
-                asked.add((kind, name))
+        new = [item for item in left if item[0] in kinds and item not in asked]
+        _suspend(cluster, [item for item in new if item[0].suspendable], wait)
+        for kind, name in new:
+            patiently(partial(cluster.delete, kind, name), wait=wait)
+        asked.update(new)
         deadline = min(deadline, time.monotonic() + seconds)
         if not left or time.monotonic() >= deadline:
             return [name for _, name in left]
         wait(_LOOK_SECONDS)
+
+
+def _suspend(
+    cluster: Cluster, jobs: Sequence[tuple[Kind, str]], wait: Callable[[float], object]
+) -> None:
+    """Suspend jobs that will be deleted, and wait until their controller has noticed.
+
+    A controller whose cache lags makes the objects of a deleted job once more, with pods, for
+    which a cluster may even add nodes. It makes none for a suspended job. A job that cannot be
+    suspended, for example because its runtime is gone, is deleted all the same.
+    """
+    waiting = []
+    for kind, name in jobs:
+        with contextlib.suppress(Refused, Unreachable):
+            cluster.suspend(kind, name)
+            waiting.append((kind, name))
+    deadline = time.monotonic() + _SUSPENDED_SECONDS
+    while waiting and time.monotonic() < deadline:
+        with contextlib.suppress(Refused, Unreachable):
+            waiting = [item for item in waiting if not _is_settled(cluster.get(*item))]
+        if waiting:
+            wait(_LOOK_SECONDS)
+
+
+def _is_settled(job: Manifest | None) -> bool:
+    conditions = (job or {}).get("status", {}).get("conditions") or []
+    held = {item["type"] for item in conditions if item["status"] == "True"}
+    return job is None or bool(_SETTLED & held)
 
 
 def remove_unfinished(config: RunConfig, job: str = "") -> list[str]:
@@ -166,7 +208,7 @@ def _remove_lost(
     seconds = config.recovery.lease_seconds
     try:
         cluster = connect()
-        labels = {PIPELINE_RUN: job} if job and _surely_terminated(cluster) else {}
+        labels = {PIPELINE_RUN: job} if job and _how_terminated(cluster) else {}
         if not (labels or _lapses(lease, seconds)):
             return []
         kind = patiently(lambda: offered(cluster, config.compute.launcher))
@@ -177,12 +219,43 @@ def _remove_lost(
         return [str(error)]
 
 
-def _surely_terminated(cluster: Cluster) -> bool:
-    """Return False if in doubt: jobs are then removed once the lease has expired."""
+def how_terminated() -> str:
+    """Return how the pipeline run of this pod was terminated; "" if it was not, or if in doubt.
+
+    In doubt, jobs are removed once the lease has expired.
+    """
+    if not own_pod_name():
+        return ""
     try:
-        return is_terminated(cluster)
+        return _how_terminated(connect())
+    except (Unreachable, Refused):
+        return ""
+
+
+def _how_terminated(cluster: Cluster) -> str:
+    try:
+        return termination(cluster)
+    except (Unreachable, Refused):
+        return ""
+
+
+def works_in(lease: Storage, job: str) -> bool:
+    """Return whether the holder of a lease is a step of a pipeline run. In doubt, it is not.
+
+    Args:
+        job: KFP's id of the run.
+    """
+    generations = Generations(lease)
+    holder = generations.holder(generations.last())
+    if holder is None:
+        return False
+    try:
+        cluster = connect()
+        pods = patiently(lambda: cluster.list(POD, {PIPELINE_RUN: job}))
     except (Unreachable, Refused):
         return False
+    # A pod's host name is its own name, cut if it is too long.
+    return any(pod["metadata"]["name"][: len(holder.host)] == holder.host for pod in pods)
 
 
 def _lapses(lease: Storage, seconds: float) -> bool:

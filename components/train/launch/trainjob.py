@@ -12,7 +12,9 @@ from typing import Final
 from steadytrain.components.shared.cluster import Kind, Manifest
 from steadytrain.components.train.launch.job import Job
 
-TRAIN_JOB: Final = Kind("TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1")
+TRAIN_JOB: Final = Kind(
+    "TrainJob", "trainjobs", "trainer.kubeflow.org", "v1alpha1", suspendable=True
+)
 TRAINING_RUNTIME: Final = Kind(
     "TrainingRuntime", "trainingruntimes", "trainer.kubeflow.org", "v1alpha1"
 )

@@ -7,7 +7,11 @@ from typing import Protocol
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
+from steadytrain.components.tasks.best_metric import (
+    chosen_metric,
+    greater_is_better,
+    metric_problem,
+)
 
 
 class Judged(Protocol):
@@ -29,10 +33,11 @@ def best_metric(
         BadInput: there is no such metric, or its direction is unknown.
     """
     metric, given = chosen_metric(training) or own.metric, training.greater_is_better
-    if metric == own.metric:
-        return metric, own.greater_is_better if given is None else given
-    if problem := metric_problem(training, own.metric, names()):
+    known = [metric] if metric == own.metric else names()
+    if problem := metric_problem(training, own.metric, known):
         raise BadInput(
             f"{problem.field} = {problem.value}: {problem.message}", remedy=problem.remedy
         )
-    return metric, bool(given)
+    if metric == own.metric and given is None:
+        return metric, own.greater_is_better
+    return metric, bool(greater_is_better(metric, given))

@@ -6,6 +6,7 @@ all of them stop at the same step.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,7 @@ from typing import Final
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.shared.storage.awaited import Awaited
 
 OUTCOMES: Final[tuple[AttemptOutcome, ...]] = ("preempted", "stopped", "pruned")
 """Outcomes that a request can ask for. With several requests, the first in this list wins."""
@@ -28,7 +30,7 @@ class StopRequests:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self.file = file
+        self.file = Awaited(file) if file else None
         self.received: set[AttemptOutcome] = set()
         self.until: int | None = None
 
@@ -65,8 +67,11 @@ class StopRequests:
         """
         if self.until is not None and step >= self.until:
             self.received.add("pruned")
-        if self.file is not None and self.file.exists():
-            self.received.add("pruned" if self.file.read_text().strip() == "pruned" else "stopped")
+        # Storage that cannot be read now is looked at again after the next step.
+        with contextlib.suppress(OSError):
+            if self.file is not None and self.file.there():
+                asked = self.file.path.read_text()
+                self.received.add("pruned" if asked.strip() == "pruned" else "stopped")
         return [int(outcome in self.received) for outcome in OUTCOMES]
 
     def asked(self, step: int) -> AttemptOutcome | None:

@@ -33,24 +33,34 @@ def evaluated_weights(strategy: Strategy, training: TrainingConfig) -> AbstractC
     )
 
 
+def saved_state(
+    spec: OptimizerSpec, store: CheckpointStore, step: int
+) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    """Return the optimizer's state that the exported weights of a step are computed from.
+
+    Returns:
+        By the weight's name, and key. Empty if the weights are exported as they were trained.
+
+    Raises:
+        CheckpointDamaged: there is no such checkpoint, or it differs from what was written.
+    """
+    return {} if spec.evaluated is None else by_parameter(store.load(step, "optimizer"))
+
+
 def exported_weights(
     spec: OptimizerSpec,
     training: TrainingConfig,
     module: torch.nn.Module,
-    store: CheckpointStore,
-    step: int,
+    saved: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> Mapping[str, torch.Tensor]:
     """Return the complete weights that replace those of a step in the exported model, by name.
 
     Args:
         module: has the trained weights of that step.
-
-    Raises:
-        CheckpointDamaged: there is no such checkpoint, or it differs from what was written.
+        saved: the `saved_state` of that step.
     """
     if spec.evaluated is None:
         return {}
-    saved = by_parameter(store.load(step, "optimizer"))
     trained = dict(module.named_parameters())
     return {
         name: spec.evaluated(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from steadytrain.components.shared.storage.awaited import Awaited
 from steadytrain.components.train.heartbeat import EVERY_SECONDS
 
 _LOOK_SECONDS = 0.2
@@ -46,6 +47,11 @@ def beating(beat: Callable[[], object]) -> Iterator[None]:
 
 def wait_for_file(path: Path, beat: Callable[[], object]) -> None:
     """Beat until a file exists."""
-    while not path.exists():
+    awaited = Awaited(path)
+    while True:
+        # Storage that cannot be read now is looked at again.
+        with contextlib.suppress(OSError):
+            if awaited.there():
+                return
         beat()
         time.sleep(_LOOK_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -24,18 +23,11 @@ from steadytrain.components.shared.config.schedules import (
 from steadytrain.components.shared.errors import BadInput
 
 
-def total_steps(training: TrainingConfig, rows: int) -> int:
-    """Return the number of optimizer steps of the full training run."""
-    if training.max_steps > 0:
-        return training.max_steps
-    return math.ceil(training.num_train_epochs * rows / training.global_batch_size)
-
-
 @dataclass(frozen=True)
 class OptimizerBuilder:
     """Builds the configured optimizer for a model in its final form on a rank.
 
-    scaled: whether a loss scaler skips steps that overflow.
+    scaled: whether a loss scaler skips steps that overflow. A fused update would hide that.
     """
 
     training: TrainingConfig

@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from steadytrain.components.shared.errors import SteadytrainError, Stopped
-from steadytrain.components.train.failures import FailureClass, class_of_text
+from steadytrain.components.train.failures import FailureClass, class_of_error
 
 _OUT_OF_MEMORY: Final = (FailureClass.GPU_OOM, FailureClass.HOST_OOM)
+_ANOTHER_RANK: Final = (
+    FailureClass.NODE_LOST,
+    FailureClass.COLLECTIVE_TIMEOUT,
+    FailureClass.NETWORK,
+)
 
 
 class PluginFailed(SteadytrainError):
@@ -24,6 +29,7 @@ def naming(plugin: str, hook: str) -> Iterator[None]:
     """Name the plugin in an exception that it raises, sys.exit included.
 
     Running out of memory keeps its class, because the run can continue with smaller micro-batches.
+    So does what torch raises in a collective if another rank is gone.
 
     Args:
         plugin: what failed, such as "training component 'ema'".
@@ -37,6 +43,8 @@ def naming(plugin: str, hook: str) -> Iterator[None]:
     except (SteadytrainError, Stopped):
         raise
     except (Exception, SystemExit) as error:
-        if class_of_text(f"{type(error).__name__}: {error}") in _OUT_OF_MEMORY:
+        kind = class_of_error(error)
+        # torch raises a RuntimeError in a collective; a plugin's own connections do not.
+        if kind in _OUT_OF_MEMORY or (kind in _ANOTHER_RANK and isinstance(error, RuntimeError)):
             raise
         raise PluginFailed(plugin, hook, error) from error

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.logs.output import redact_output
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.train.agent.stacks import answer_to_signal
@@ -151,15 +151,9 @@ class RankProcess(ABC):
         error = self.cause(error)
         # A non-finite value in a checkpoint is found only after training has moved on.
         step = error.step - 1 if isinstance(error, Diverged) else self.step
-        RankError(
-            rank=self.number,
-            time=time.time(),
-            kind=type(error).__name__,
-            message=redact(str(error)),
-            traceback=traceback_of(error),
-            step=step,
-            memory_needed=self.least_memory(),
-        ).save(self.folder.error(self.number))
+        RankError.of(error, self.number, step=step, memory_needed=self.least_memory()).save(
+            self.folder.error(self.number)
+        )
 
     def cause(self, error: BaseException) -> BaseException:
         """Return what explains an error, if something is known to; otherwise the error itself."""
@@ -177,6 +171,7 @@ def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
     (rank-<r>.error.json has the reason).
     """
     die_with_parent()
+    redact_output()
     place = AttemptFolder(Path(folder))
     answer_to_signal(place.stacks(int(os.environ.get("RANK", "0"))))
     rank = make(place)
@@ -188,7 +183,9 @@ def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
         outcome = rank.run()
     except (Exception, SystemExit) as error:
         # A user's code may call sys.exit, which would look like a rank that has ended well.
-        print(traceback_of(error), end="", file=sys.stderr)
+        # The log may be on a full disk, as other files of the attempt need not be.
+        with contextlib.suppress(OSError):
+            print(traceback_of(error), end="", file=sys.stderr, flush=True)
         rank.report(error)
         return 1
     # Python restores the default handler while it exits, and torchrun forwards SIGTERM a second

@@ -12,13 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
 
 from steadytrain.components.shared.base_model import grader_content
 from steadytrain.components.shared.config import RunConfig
@@ -33,6 +32,7 @@ from steadytrain.components.tasks.device import to_device
 from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.tasks.registry import OpenTask, task_code
 from steadytrain.components.train.loop.data import Rows, drawn, share
+from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.stored_losses import Losses, StoredLosses
 from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of, memory_for
 
@@ -89,13 +89,13 @@ def _key(config: RunConfig, data: DataRecord) -> str:
 
 def _read(stored: StoredLosses, accelerator: Accelerator, watch: Watch) -> Losses:
     """Return what the file has, as rank 0 finds it: another rank may see an older file."""
-    content: list[Any] = [None]
+    content: list[Losses] = []
     if accelerator.is_main_process:
-        content[0], damage = stored.read()
+        losses, damage = stored.read()
+        content.append(losses)
         if damage:
             watch.warn(f"the rows' losses are computed again: {damage}")
-    broadcast_object_list(content)
-    found: Losses = content[0]
+    found: Losses = gather_objects(content, watch.beat)[0]
     return found
 
 
@@ -130,7 +130,7 @@ class _Scoring:
                 fitted(partial(self._score, model), part[number], costs.__getitem__)
                 for number in mine
             ]
-            told = gather_object([(own, watch.flags())])
+            told = gather_objects([(own, watch.flags())], watch.beat)
             scored = [losses for losses, _ in told for losses in losses]
             for batch, losses in zip(part, scored, strict=True):
                 found[batch] = losses

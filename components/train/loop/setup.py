@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.device import refuse_what_needs_cuda
+from steadytrain.components.sizing.length import total_steps
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
+from steadytrain.components.sizing.without_effect import without_effect
 from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.base import Packager, TrainingTask
 from steadytrain.components.tasks.frozen_parts import parameter_count
@@ -29,7 +32,9 @@ from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.compiled import compile_layers
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler, total_steps
+from steadytrain.components.train.loop.exchange import set_longest_wait
+from steadytrain.components.train.loop.kernels import usable
+from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler
 from steadytrain.components.train.loop.order import Order
 from steadytrain.components.train.loop.phases import Phases
 from steadytrain.components.train.loop.run_order import run_order, sequences_of
@@ -38,6 +43,7 @@ from steadytrain.components.train.loop.sequence_length import SequenceLength
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.loop.watch import Watch
+from steadytrain.components.train.meeting import longest_wait
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
 
@@ -51,7 +57,7 @@ class Parts:
     steps: optimizer steps of the full training run.
     sequence_length: longest row in tokens; 0 if the data do not specify it.
     sequences: cuts the documents of early steps; None if nothing does.
-    remarks: what the task does slower than it could, and why.
+    remarks: settings without effect, and what this rank does slower than it could, and why.
     groups: how parameters are trained, if not all alike.
     joined: when the ranks had found each other, in Unix seconds.
     """
@@ -88,6 +94,11 @@ class Parts:
             self.heartbeat.beat(phase, step)
         if self.usage is not None:
             self.usage.report()
+
+    def still(self) -> None:
+        """Record a sign of life while the phase and the step stay the same."""
+        if self.heartbeat is not None:
+            self.beat(self.heartbeat.phase)
 
     @property
     def rank(self) -> int:
@@ -127,9 +138,11 @@ def set_up(
         CannotRecompute: the model has no activation checkpointing, and the configuration does not
             ask for it.
     """
-    training = config.training
     accelerator = make_accelerator(config, offload=batch.offload)
     joined = time.time()
+    tried = usable(config, accelerator)
+    config = tried.config
+    training = config.training
     if training.full_determinism:
         make_deterministic()
     opened = OpenTask(config, data)
@@ -141,7 +154,11 @@ def set_up(
     order = run_order(config, data, rows, task, accelerator, watch, steps=steps)
     module = build_module(config, task)
     groups = grouped(module, training)
-    remarks = task.ready(module) if hasattr(task, "ready") else ()
+    remarks = [
+        *without_effect(training, len(rows), steps),
+        *tried.remarks,
+        *(task.ready(module) if hasattr(task, "ready") else ()),
+    ]
     if training.distillation.stored:
         # Before the student is on the device: the two never share its memory.
         rows.beside = answered(config, data, rows, task, module, accelerator, watch)
@@ -153,6 +170,7 @@ def set_up(
         accelerator,
         module,
         batch,
+        fused=tried.fused,
     )
     return Parts(
         config=config,
@@ -202,11 +220,14 @@ def make_ready(
     accelerator: Accelerator,
     module: torch.nn.Module,
     batch: BatchSettings,
+    *,
+    fused: bool = True,
 ) -> Strategy:
     """Put the model on its device and create its optimizer, ready for steps.
 
     Args:
         batch: as for `set_up`.
+        fused: whether the optimizer's fused update works here.
 
     Raises:
         BadInput, CannotRecompute: as for `set_up`.
@@ -222,7 +243,7 @@ def make_ready(
         config,
         accelerator,
         module,
-        OptimizerBuilder(training, scaled=accelerator.scaler is not None),
+        OptimizerBuilder(training, scaled=accelerator.scaler is not None or not fused),
         strategy=batch.strategy,
         offload=batch.offload,
     )
@@ -253,15 +274,17 @@ def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator
             f"training.bf16 = true: {torch.cuda.get_device_name()} has no bfloat16",
             remedy="set training.fp16 instead",
         )
+    seconds = longest_wait(config.recovery)
+    set_longest_wait(seconds)
     handlers: list[Any] = [
         # A parameter without a gradient must not stop a rank. Without this option, DDP also
         # rearranges its buckets after the first step, and a resumed run on more than two ranks
         # would sum gradients in a different order.
         DistributedDataParallelKwargs(find_unused_parameters=True, gradient_as_bucket_view=True)
     ]
-    if offload == "all":
-        # Ranks also reduce tensors in host memory.
-        handlers.append(InitProcessGroupKwargs(backend="cuda:nccl,cpu:gloo"))
+    # With offload, ranks also reduce tensors in host memory.
+    both = {"backend": "cuda:nccl,cpu:gloo"} if offload == "all" else {}
+    handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=seconds), **both))
     return Accelerator(
         cpu=not cuda,
         mixed_precision=precision(config) if training.bf16 or training.fp16 else "no",

@@ -21,7 +21,6 @@ from typing import Any, Final
 import pyarrow as pa
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
 from steadytrain.components.shared.base_model import teacher_content
@@ -38,6 +37,7 @@ from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.tasks.stored_answers import CLASSES, LIKELY, REST
 from steadytrain.components.tasks.teacher import FIELD
 from steadytrain.components.train.loop.data import Rows, drawn
+from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of, memory_for
 
 _WORK: Final = "storing the teacher's answers"
@@ -92,7 +92,7 @@ def answered(
                 store.write(paths[own], parts[own])
         watch.beat()
         # Ranks meet after each file, so none waits longer than another one needs for a file.
-        if asked := asked_of(gather_object([watch.flags()])):
+        if asked := asked_of(gather_objects([watch.flags()], watch.beat)):
             raise StoppedEarly(asked)
     watch.progress(_WORK, len(rows), len(rows))
     del store

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from accelerate.utils import gather_object
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome
@@ -21,12 +20,16 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
-from steadytrain.components.train.checkpoint.state import restore_model
 from steadytrain.components.train.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
-from steadytrain.components.train.loop.evaluated import evaluated_weights, exported_weights
+from steadytrain.components.train.loop.evaluated import (
+    evaluated_weights,
+    exported_weights,
+    saved_state,
+)
+from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.freezing import Freezing
 from steadytrain.components.train.loop.optim import AdaptiveLR
@@ -77,7 +80,7 @@ class Training:
             store,
             rank=parts.rank,
             world_size=parts.world_size,
-            gather=gather_object,
+            gather=partial(gather_objects, beat=parts.still),
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
             on_warning=reporter.warn,
@@ -291,9 +294,11 @@ class Training:
             CheckpointDamaged: the weights must come from a checkpoint, and it is damaged.
         """
         replaced = dict(self.components.exported(self.store, chosen.step, averaged=chosen.averaged))
-        module = self._with_weights_of(chosen)
         spec, training = self.parts.strategy.optimizer_spec, self.parts.config.training
-        replaced |= exported_weights(spec, training, module, self.store, chosen.step)
+        # Before the model changes, so that damage leaves it as it is.
+        state = saved_state(spec, self.store, chosen.step)
+        module = self._with_weights_of(chosen)
+        replaced |= exported_weights(spec, training, module, state)
         with torch.no_grad():
             for name, weight in module.named_parameters():
                 if name in replaced:
@@ -306,7 +311,7 @@ class Training:
         module = parts.strategy.full_model()
         if module is not None:
             if chosen.step != self.progress.step:
-                restore_model(module, self.store.load(chosen.step, "model"))
+                self.store.load_into(chosen.step, module)
             return module
         # Read the other ranks' shards from the checkpoint; gathering them would involve all ranks.
         module = build_module(parts.config, parts.task)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from accelerate.utils import gather_object
 
 from steadytrain.components.tasks.device import to_device
 from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.train.loop.best import best_metric
 from steadytrain.components.train.loop.data import drawn, share
+from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.setup import Parts
 
 
@@ -32,7 +32,7 @@ def validate(parts: Parts) -> dict[str, float]:
     if parts.strategy.shares_weights:
         _keep_up(parts, math.ceil(len(batches) / parts.world_size) - len(mine))
     total: Counter[str] = Counter()
-    for own in gather_object([dict(sums)]):
+    for own in gather_objects([dict(sums)], parts.still):
         total.update(own)
     return parts.task.validation_metrics(total)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade
 from steadytrain.components.train.failures import Failure
 from steadytrain.components.train.recovery.outcome import Ending
@@ -25,15 +27,26 @@ def decision_made(attempt: int, failure: Failure, decision: RecoveryDecision) ->
     )
 
 
-def attempt_ended(number: int, step: int, ending: Ending) -> AttemptEnded:
-    """Build the event for the end of an attempt after `step` optimizer steps."""
-    failure = ending.failure
-    if failure is None:
-        return AttemptEnded(attempt=number, outcome=ending.outcome, step=step)
-    return AttemptEnded(
+def attempt_ended(
+    number: int, step: int, ending: Ending, seconds: float, waited_seconds: float = 0.0
+) -> AttemptEnded:
+    """Build the event for the end of an attempt after `step` optimizer steps and some seconds.
+
+    Args:
+        waited_seconds: as in the event.
+    """
+    ended = AttemptEnded(
         attempt=number,
         outcome=ending.outcome,
         step=step,
+        seconds=seconds,
+        waited_seconds=waited_seconds,
+    )
+    failure = ending.failure
+    if failure is None:
+        return ended
+    return replace(
+        ended,
         failure_class=failure.failure_class,
         message=failure.message,
         remedy=failure.remedy,

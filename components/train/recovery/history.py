@@ -18,7 +18,8 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
 )
 from steadytrain.components.sizing.batch import BatchPlan
-from steadytrain.components.train.recovery.entries import Entry
+from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.recovery.entries import Entry, once
 
 
 @dataclass
@@ -27,12 +28,14 @@ class AttemptHistory:
 
     ready: its ranks were ready for their first step; None if they never got that far.
     ended: None while it runs, or if its supervisor died.
+    waited: seconds that its pods waited for nodes, quota and images.
     """
 
     started: AttemptStarted
     ready: TrainingStarted | None = None
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
     ended: AttemptEnded | None = None
+    waited: float = 0.0
 
     def add(self, event: TrainingStarted | AttemptEnded | CheckpointSaved) -> None:
         """Add an event of this attempt."""
@@ -40,6 +43,7 @@ class AttemptHistory:
             self.ready = event
         elif isinstance(event, AttemptEnded):
             self.ended = event
+            self.waited = event.waited_seconds
         else:
             self.checkpoints.append(event)
 
@@ -81,6 +85,13 @@ class History:
         return self.attempts[-1].last_step if self.attempts else 0
 
     @property
+    def known_checkpoints(self) -> set[str]:
+        """Labels of those that the last supervisor found, and names of those saved since."""
+        found = set((self.supervisor.checkpoints or []) if self.supervisor else [])
+        saved = (item for attempt in self.attempts for item in attempt.checkpoints)
+        return found | {item.checkpoint.rpartition("/")[2] for item in saved}
+
+    @property
     def planned_steps(self) -> int | None:
         """The steps that training is to take; None if no attempt has got that far."""
         planned = [attempt.ready.max_steps for attempt in self.attempts if attempt.ready]
@@ -94,9 +105,26 @@ class History:
 
     @property
     def nodes(self) -> int | None:
-        """The number of nodes left, if some went missing since `compute.nodes` last changed."""
+        """The number of nodes of the next attempt, if some have gone missing.
+
+        None if none has since `compute.nodes` last changed.
+        """
         current = self.decisions[self.outdated :]
         return next((item.nodes for item in reversed(current) if item.nodes), None)
+
+    @property
+    def configured_nodes(self) -> int | None:
+        """The configured number of nodes, as the last supervisor recorded it."""
+        settings = self.supervisor.settings if self.supervisor else {}
+        nodes: int | None = settings.get("compute", {}).get("nodes")
+        return nodes
+
+    def grows(self, attempt: int) -> bool:
+        """Return whether an attempt tries nodes again that an earlier one had to do without."""
+        return any(
+            item.nodes and not _shrinks(item) and item.attempt + 1 == attempt
+            for item in self.decisions[self.outdated :]
+        )
 
     @property
     def on_demand(self) -> bool:
@@ -150,6 +178,11 @@ class History:
         return self.attempts[first:]
 
     @property
+    def answered(self) -> set[int]:
+        """The attempts whose failure led to an OOM fallback or fewer nodes, and costs no retry."""
+        return {item.attempt for item in self.decisions if item.fallback or _shrinks(item)}
+
+    @property
     def checkpoint_seconds(self) -> tuple[float, float] | None:
         """The blocking and writing seconds of the newest checkpoint; None before the first one."""
         saved = [item for attempt in self.attempts for item in attempt.checkpoints]
@@ -157,22 +190,30 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """The total duration of the ended attempts."""
+        """The total duration of the ended attempts, without the waits of their pods."""
         return sum(
-            attempt.ended.time - attempt.started.time for attempt in self.attempts if attempt.ended
+            max(
+                0.0,
+                (attempt.ended.seconds or attempt.ended.time - attempt.started.time)
+                - attempt.waited,
+            )
+            for attempt in self.attempts
+            if attempt.ended
         )
 
 
 def counted(entries: Iterable[Entry]) -> Iterator[Event]:
     """Yield the events of a ledger's entries, in order.
 
-    Leaves out what a supervisor wrote after another one took over.
+    Leaves out what a supervisor wrote after another one took over, and an event's copies: versions
+    that told events apart by their time restored them again after a change of the clock.
     """
-    generation = 0
+    generation, valid = 0, list[Event]()
     for entry in entries:
         if entry.event is not None and entry.generation >= generation:
             generation = entry.generation
-            yield entry.event
+            valid.append(entry.event)
+    return once(valid)
 
 
 def history_of(entries: Sequence[Entry]) -> History:
@@ -196,6 +237,11 @@ def history_of(entries: Sequence[Entry]) -> History:
     history.attempts = list(attempts.values())
     history.generation = max((item.generation for item in entries if item.event), default=0)
     return history
+
+
+def _shrinks(decision: DecisionMade) -> bool:
+    """Return whether a decision is to do without nodes that are missing."""
+    return bool(decision.nodes) and decision.failure_class == FailureClass.PENDING_TIMEOUT
 
 
 def _other_nodes(before: SupervisorStarted | None, now: SupervisorStarted) -> bool:

@@ -23,6 +23,7 @@ from steadytrain.components.train.recovery.entries import (
     decode,
     encode,
     merged,
+    numbered,
     restored,
     without_holes,
 )
@@ -48,18 +49,22 @@ class Ledger:
         # List only once: a long run's ledger has thousands of events.
         self._next = 0
 
-    def record(self, event: Event, *, seconds: float = 0.0) -> None:
+    def record(self, event: Event, *, seconds: float = 0.0) -> Event:
         """Write an event that is state; ignore other events.
 
         Args:
             seconds: how long to retry if storage refuses.
 
+        Returns:
+            The event as it was recorded, with the number of its entry.
+
         Raises:
             StorageError: the event cannot be written.
             RunBusy: another supervisor has taken over the run.
         """
-        if isinstance(event, KEPT):
-            retry_rejected(lambda: self._write(event), seconds)
+        if not isinstance(event, KEPT):
+            return event
+        return retry_rejected(lambda: self._write(event), seconds)
 
     def history(self) -> History:
         """Return the history so far.
@@ -142,20 +147,20 @@ class Ledger:
             for number in range(1, last + 1)
         ]
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: Event) -> Event:
         if self.lease is not None:
             self.lease.fence()
-        generation = self.lease.generation if self.lease else 0
-        body = encode(event, generation=generation, run_id=self.run_id)
         if not self._next:
             self._next = max((entry.number for entry in self.entries()), default=0) + 1
         # Another writer may take the number first, so each event keeps its own name. A write that
         # was refused may still have happened; then the file exists.
-        while not self.storage.write(name := f"{self._next:08d}.json", body, if_absent=True):
-            if self._is(name, body):
-                break
+        generation, written = self.lease.generation if self.lease else 0, False
+        while not written:
+            event, name = numbered(event, self._next), f"{self._next:08d}.json"
+            body = encode(event, generation=generation, run_id=self.run_id)
+            written = self.storage.write(name, body, if_absent=True) or self._is(name, body)
             self._next += 1
-        self._next += 1
+        return event
 
     def _is(self, name: str, body: bytes) -> bool:
         try:

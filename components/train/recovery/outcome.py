@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.shared.logs.output import redact_file
+from steadytrain.components.shared.storage.awaited import Awaited
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
 from steadytrain.components.train.failures import Failure, FailureClass, classify
 from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.output import tail
+from steadytrain.components.train.recovery.history import History
 
 SUCCESSES: tuple[AttemptOutcome, ...] = ("finished", "early_stopped")
 
@@ -61,7 +64,7 @@ def conclude(
     Args:
         requested: the outcome for which the ranks were asked to stop, if they were.
     """
-    result = AttemptResult.load(folder.result) if folder.result.is_file() else None
+    result = AttemptResult.load(folder.result) if Awaited(folder.result).there() else None
     well = not any(exits.values())
     if result is not None and result.outcome in SUCCESSES and well:
         return Ending(result.outcome, result, None)
@@ -70,12 +73,51 @@ def conclude(
         return Ending(requested, result, None)
     if result is not None and result.outcome in ("stopped", "pruned") and well:
         return Ending(result.outcome, result, None)
+    for rank in exits:
+        redact_file(folder.log(rank))  # an agent that was killed has not done it
     logs = {rank: tail(folder.log(rank)) for rank in exits}
     failure = classify(folder.errors(), exits, logs, {rank: _step(folder, rank) for rank in exits})
     preempted = failure.failure_class is FailureClass.PREEMPTION
     return Ending("preempted" if preempted else "failed", result, failure)
 
 
+def repeated(ending: Ending, history: History, *, saved: bool) -> Ending:
+    """Return an ending of unknown class as a user's bug if the same exception ended the run before.
+
+    It is the same one if its text is the same and there is no new checkpoint in between. It is also
+    the same one if the last attempt ended with it after the same step: a checkpoint of an earlier
+    step does not lead past it.
+
+    Args:
+        history: before the attempt that ended this way.
+        saved: whether that attempt saved a checkpoint.
+    """
+    failure = ending.failure
+    if failure is None or failure.failure_class is not FailureClass.UNKNOWN:
+        return ending
+    if not failure.traceback or not _came_before(failure, history, saved=saved):
+        return ending
+    bug = FailureClass.USER_BUG
+    return replace(ending, failure=replace(failure, failure_class=bug, remedy=bug.remedy))
+
+
+def _came_before(failure: Failure, history: History, *, saved: bool) -> bool:
+    if not history.attempts or (history.decisions and history.decisions[-1].action == "stop"):
+        return False
+    ends = [attempt.ended for attempt in history.stalled if attempt.ended]
+    if not saved and any(item.message == failure.message for item in ends):
+        return True
+    last = history.attempts[-1].ended
+    return (
+        last is not None
+        and last.failed_step == failure.step > 0
+        and last.message.partition(":")[0] == failure.message.partition(":")[0]
+    )
+
+
 def _step(folder: AttemptFolder, rank: int) -> int:
-    beat = Beat.read(folder.heartbeat(rank))
+    try:
+        beat = Beat.read(folder.heartbeat(rank))
+    except OSError:
+        return 0
     return beat.step if beat else 0

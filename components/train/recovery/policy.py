@@ -1,10 +1,14 @@
 """What to do about a failure: a pure function of what has happened so far.
 
-- Failures that would happen again (a user's bug, bad data) stop the run at once.
+- Failures that would happen again (a user's bug, bad data) stop the run at once. An exception of
+  unknown class is retried once: a user's bug fails again within seconds, and the same exception
+  again counts as one.
 - Running out of memory leads to the OOM fallbacks, which don't use the retry budget. After the last
   one, the run stops. The exception is host memory next to a GPU: other processes may have used too
   much of it, so the run retries.
-- If nodes stay missing, the run continues on fewer nodes, down to the configured minimum.
+- If nodes stay missing, the run continues on fewer nodes, down to the configured minimum. Once it
+  has saved a checkpoint there, the attempt after its next failure tries all nodes again. If they
+  are still missing, the run returns to the fewer nodes at once, and the retry budget is unchanged.
 - After a divergence, the run returns to the newest checkpoint. The first time it skips the batch
   where the loss diverged, the second time it lowers the learning rates, the third time it stops.
 - If ranks find their checkpoint damaged, the next attempt starts at once from an earlier one.
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from steadytrain.components.shared.batch import BatchSettings
@@ -42,6 +46,8 @@ from steadytrain.components.train.recovery.history import History
 
 _JITTER_SHARE = 0.25
 _LOWER_RATE = 0.1
+_UNKNOWN_FAILURES = 2
+"""Failures of unknown class in a row without a new checkpoint that stop the run."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class RecoveryDecision:
     batch: the limits of a changed retry and all later attempts; the global batch stays the same.
     fallback: the OOM fallback, if the decision is one.
     skipped_batch, learning_rate_scale: the responses to a divergence.
-    nodes: how many are left, if some are missing.
+    nodes: of all later attempts, if some are missing or are tried again.
     on_demand: whether the retry avoids preemptible nodes.
     """
 
@@ -101,7 +107,7 @@ def decide(
         answer = _step_back(history)
     elif fallbacks and _is_short_of_memory(failure):
         answer = _lower(history, failure, conflict_with, estimate)
-    return answer or _retry(history, kind, settings, run_id)
+    return _grown(history, answer or _retry(history, kind, settings, run_id))
 
 
 def _crash_again(history: History) -> RecoveryDecision | None:
@@ -165,6 +171,14 @@ def _shrink(history: History, settings: RecoveryConfig) -> RecoveryDecision | No
     """Use fewer nodes, each with more of the same global batch; None if that is not allowed."""
     last = history.attempts[-1]
     nodes, batch = last.started.nodes, last.plan.global_batch_size
+    if history.grows(last.started.attempt):
+        fewer = history.attempts[-2].started.nodes
+        return RecoveryDecision(
+            "retry_changed",
+            f"{FailureClass.PENDING_TIMEOUT}: back on {fewer} nodes, because not all {nodes} are "
+            f"available yet; the global batch stays {batch}",
+            nodes=fewer,
+        )
     ranks = last.started.world_size // nodes
     for fewer in range(nodes - 1, (settings.min_nodes or nodes) - 1, -1):
         if batch % (ranks * fewer) == 0:
@@ -175,6 +189,22 @@ def _shrink(history: History, settings: RecoveryConfig) -> RecoveryDecision | No
                 nodes=fewer,
             )
     return None
+
+
+def _grown(history: History, decision: RecoveryDecision) -> RecoveryDecision:
+    """Try all nodes again if the run made progress on fewer. It has to start again anyway."""
+    last, wanted = history.attempts[-1], history.configured_nodes
+    changed = decision.nodes or decision.batch is not None
+    if decision.action == "stop" or changed or not last.checkpoints:
+        return decision
+    if not history.nodes or wanted is None or last.started.nodes >= wanted:
+        return decision
+    return replace(
+        decision,
+        action="retry_changed",
+        reason=f"{decision.reason}; tries {wanted} nodes again instead of {last.started.nodes}",
+        nodes=wanted,
+    )
 
 
 def _steady(history: History, failure: Failure) -> RecoveryDecision:
@@ -225,6 +255,8 @@ def _retry(
 def _limit(kind: FailureClass, settings: RecoveryConfig) -> int:
     if kind is FailureClass.PREEMPTION and settings.max_preemptions is not None:
         return settings.max_preemptions
+    if kind is FailureClass.UNKNOWN:
+        return min(_UNKNOWN_FAILURES, settings.max_failures_per_class)
     return settings.max_failures_per_class
 
 
@@ -255,7 +287,7 @@ def _counted(history: History) -> Sequence[str]:
     Leaves out failures answered by an OOM fallback or fewer nodes, and the first damaged
     checkpoint.
     """
-    answered = {item.attempt for item in history.decisions if item.fallback or item.nodes}
+    answered = history.answered
     counted = [
         attempt.ended.failure_class
         for attempt in history.stalled

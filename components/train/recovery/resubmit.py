@@ -8,22 +8,25 @@ which is never resubmitted.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, Field
 
 from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.parameters import name_for
-from steadytrain.components.shared.errors import BadInput, ServerError, StorageError
+from steadytrain.components.shared.errors import BadInput, ServerError, StorageError, Unreadable
 from steadytrain.components.shared.events.types import Event, Resubmitted, Warned
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
 from steadytrain.components.shared.kubeflow.listing import named, pages
+from steadytrain.components.shared.lease import lease
 from steadytrain.components.shared.patience import patiently
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.launch.own_pod import is_terminated
+from steadytrain.components.train.launch.own_pod import termination
 from steadytrain.components.train.lease import held
 
 _TERMINATED: Final = {"CANCELING", "CANCELED"}
@@ -56,7 +59,7 @@ def resubmit(config: RunConfig, job: str, last_step: int) -> Event | None:
     try:
         server = patiently(connect_to_kubeflow)
         run = patiently(lambda: server.runs.run_service_get_run(job))
-        if _was_canceled(run) or is_terminated(connect()):
+        if _was_canceled(run) or termination(connect()):
             return None
         return _submit(config, last_step, server, run)
     except (BadInput, ServerError, Refused, Unreachable) as error:
@@ -74,42 +77,54 @@ def _was_canceled(run: Any) -> bool:
 
 
 def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Event | None:
-    number = _take(LocalStorage(Workspace.of(config).resubmitted), run.run_id, last_step)
-    limit = config.recovery.resubmit
-    if number is None:
-        return None
-    if number > limit:
-        return _not_again(
-            f"it was resubmitted {limit} times without a new checkpoint (recovery.resubmit); "
-            "fix what removes its pods, then submit it again"
-        )
-    made = _create(server, _same(run))
-    return Resubmitted(kfp_run=made.run_id, number=number, limit=limit)
+    workspace, limit = Workspace.of(config), config.recovery.resubmit
+    notes, name = LocalStorage(workspace.resubmitted), f"{run.run_id}.json"
+    # If an exit handler dies after it has asked, the next one finds its note, and its run if there
+    # is one. The lock keeps them from asking at the same time.
+    with lease(str(workspace.locks), f"resubmit-{run.run_id}"):
+        note = _note(notes, name, last_step)
+        if note.state != "asked":
+            return None
+        if note.number > limit:
+            _write(notes, name, note.model_copy(update={"state": "refused"}))
+            return _not_again(
+                f"it was resubmitted {limit} times without a new checkpoint (recovery.resubmit); "
+                "fix what removes its pods, then submit it again"
+            )
+        _write(notes, name, note)
+        made = _create(server, _same(run))
+        _write(notes, name, note.model_copy(update={"state": "submitted"}))
+    return Resubmitted(kfp_run=made.run_id, number=note.number, limit=limit)
 
 
 def _create(server: Server, content: Any) -> Any:
-    """Start a run exactly once, even if the server's reply is lost."""
-    asked = False
-
-    def create() -> Any:
-        nonlocal asked
-        found = _find(server, content) if asked else None
-        asked = True
-        return found or server.runs.run_service_create_run(run=content)
-
-    return patiently(create)
+    """Start a run exactly once, even if a reply of the server is lost."""
+    return patiently(
+        lambda: _find(server, content) or server.runs.run_service_create_run(run=content)
+    )
 
 
 def _find(server: Server, content: Any) -> Any:
-    """Find a run by its description, which names the run that it replaces."""
+    return continuation(server, content.display_name, content.description)
+
+
+def continuation(server: Server, name: str, description: str) -> Any:
+    """Return the run on the server that continues another one; None if there is none.
+
+    Args:
+        name: the display name that both have.
+        description: as `describes` returns it.
+    """
     of = {"namespace": server.namespace} if server.namespace else {}
     runs = pages(
-        server.runs.run_service_list_runs,
-        "runs",
-        filter=named("display_name", content.display_name),
-        **of,
+        server.runs.run_service_list_runs, "runs", filter=named("display_name", name), **of
     )
-    return next((run for run in runs if run.description == content.description), None)
+    return next((run for run in runs if run.description == description), None)
+
+
+def describes(run_id: str) -> str:
+    """Return the description of the run that continues a run on the server."""
+    return f"Resubmitted by the report of run {run_id}, which lost a step"
 
 
 def _same(run: Any) -> Any:
@@ -124,7 +139,7 @@ def _same(run: Any) -> Any:
     version = run.pipeline_version_reference
     return kfp_server_api.V2beta1Run(
         display_name=run.display_name,
-        description=f"Resubmitted by the report of run {run.run_id}, which lost a step",
+        description=describes(run.run_id),
         experiment_id=run.experiment_id,
         pipeline_version_reference=version,
         pipeline_spec=None if version else run.pipeline_spec,
@@ -135,23 +150,38 @@ def _same(run: Any) -> Any:
     )
 
 
-def _take(storage: LocalStorage, job: str, step: int) -> int | None:
-    """Return the number of submissions since the last new checkpoint; None if `job` had its own.
+class _Note(BaseModel):
+    """What became of a run that lost a step.
 
-    Written before submitting: an exit handler that starts twice submits once.
+    step: of its newest checkpoint.
+    number: of the submission, counted since the last new checkpoint.
+    state: "asked" until the server has confirmed the submission.
     """
-    before = [_step_of(storage, name, unreadable=step) for name in storage.list()]
-    taken = json.dumps({"step": step, "time": time.time()}).encode()
-    if not storage.write(f"{job}.json", taken, if_absent=True):
-        return None
-    return before.count(step) + 1
+
+    step: int
+    number: int = 0
+    time: float = Field(default_factory=time.time)
+    state: Literal["asked", "submitted", "refused"] = "submitted"
 
 
-def _step_of(storage: LocalStorage, name: str, *, unreadable: int) -> Any:
+def _note(notes: LocalStorage, name: str, step: int) -> _Note:
+    """Return the note about a run, or a new one. A damaged one counts as asked."""
+    with contextlib.suppress(FileNotFoundError, ValueError, Unreadable):
+        return _Note.model_validate_json(notes.read(name))
+    others = (other for other in notes.list() if other != name)
+    before = [_step_of(notes, other, unreadable=step) for other in others]
+    return _Note(step=step, number=before.count(step) + 1, state="asked")
+
+
+def _write(notes: LocalStorage, name: str, note: _Note) -> None:
+    notes.write(name, note.model_dump_json().encode())
+
+
+def _step_of(notes: LocalStorage, name: str, *, unreadable: int) -> int:
     """Return the step in a note; an unreadable note counts as `unreadable`."""
     try:
-        return json.loads(storage.read(name))["step"]
-    except (ValueError, TypeError, KeyError, RecursionError, OSError, StorageError):
+        return _Note.model_validate_json(notes.read(name)).step
+    except (ValueError, OSError, StorageError):
         return unreadable
 
 

@@ -7,6 +7,7 @@ attempt's folder.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from typing import Any
 
 from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.errors import StorageError, Unkillable
 from steadytrain.components.shared.events import Event, Sink
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
@@ -36,7 +37,13 @@ from steadytrain.components.train.recovery.as_events import attempt_ended, decis
 from steadytrain.components.train.recovery.continuing import other_inputs
 from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.outcome import SUCCESSES, Ending, Outcome, conclude
+from steadytrain.components.train.recovery.outcome import (
+    SUCCESSES,
+    Ending,
+    Outcome,
+    conclude,
+    repeated,
+)
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.policy import RecoveryDecision, decide
 from steadytrain.components.train.recovery.settings import (
@@ -51,6 +58,8 @@ from steadytrain.components.train.recovery.takeover import Takeover, last_folder
 from steadytrain.components.train.recovery.watch import Watch
 from steadytrain.components.train.signals import StopRequest, stop_requests
 
+GROWTH_SECONDS = 300.0
+"""How long an attempt waits for nodes that the run can do without."""
 OnValidation = Callable[[Validated], bool]
 Decide = Callable[[History, Failure], RecoveryDecision]
 
@@ -103,13 +112,14 @@ class Supervisor:
             RunBusy: another process is training this run, or has taken it over.
             BadInput: the run was started with different data, model or training settings.
             StorageError: the ledger cannot be written.
+            Unkillable: a rank on this machine, maybe of an earlier supervisor, does not end.
         """
         self.workspace.create()
         with owned(self.config) as self.lease, stop_requests() as request:
             self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step
-            delay = left_to_wait(self.ledger.history())
+            delay = left_to_wait(self.ledger.history(), self._now())
             while not request.wait(delay):
                 ending, step, decision = self._attempt(request)
                 if decision is None or decision.action == "stop":
@@ -132,12 +142,18 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Take over from earlier supervisors, and write the files that the ranks will read."""
-        from steadytrain.components.train.checkpoint import Lineage, checkpoints_of, survey
+        from steadytrain.components.train.checkpoint import (
+            Lineage,
+            checkpoints_of,
+            refuse_foreign,
+            survey,
+        )
 
         past = Takeover(self.ledger, self.workspace, self._emit)
         past.repair()
         before, now = self.ledger.history(), settings(self.config, self.data)
         self._refuse_other_inputs(before, now)
+        refuse_foreign(checkpoints_of(self.config), self.config.run_id, before.known_checkpoints)
         if before.supervisor and before.attempts:
             self._changed = accepted(before.supervisor.settings, now)
         self._emit(
@@ -163,11 +179,19 @@ class Supervisor:
         """Cached, because a remote base model needs a request."""
         return inputs_digest(self.config, self.data)
 
-    def _emit(self, event: Event) -> None:
-        """Record an event while no attempt is running, and write it to the run's events."""
-        self.ledger.record(event, seconds=REFUSED_SECONDS)
-        with contextlib.closing(self.workspace.stream("supervisor")) as stream:
-            stream.emit(event)
+    def _emit(self, event: Event, *, placed: bool = False) -> None:
+        """Record an event while no attempt is running, and write it to the run's events.
+
+        Args:
+            placed: whether its time is by the run's clock already.
+        """
+        with contextlib.closing(self.workspace.lines("supervisor")) as stream:
+            event = event if placed else stream.placed(event)
+            stream.append(self.ledger.record(event, seconds=REFUSED_SECONDS))
+
+    def _now(self) -> float:
+        with contextlib.closing(self.workspace.lines("supervisor")) as stream:
+            return stream.now()
 
     def _refuse_other_inputs(self, history: History, now: Mapping[str, Any]) -> None:
         inputs = history.attempts[-1].started.inputs if history.attempts else None
@@ -187,7 +211,7 @@ class Supervisor:
         )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
         resume_from, resumed_step = _newest_checkpoint(self.config, history)
-        watch = Watch(self, folder, request, step=resumed_step or 0)
+        watch, began = Watch(self, folder, request, step=resumed_step or 0), time.monotonic()
         with contextlib.closing(watch):
             if self._changed:
                 watch.tell(Warned(stage="train", message=self._changed))
@@ -201,6 +225,7 @@ class Supervisor:
                 batch=plan.settings,
                 gradient_accumulation_steps=plan.gradient_accumulation_steps,
                 nodes=self.sizing.nodes(history),
+                pending_seconds=GROWTH_SECONDS if history.grows(number) else None,
                 on_demand=history.on_demand,
                 resume_from=resume_from,
                 skipped_batches=history.skipped_batches,
@@ -216,29 +241,36 @@ class Supervisor:
                 ),
             )
             # Do this first: it claims the attempt number, even if another supervisor exists.
-            watch.tell(
-                AttemptStarted(
-                    attempt=number,
-                    world_size=plan.world_size,
-                    nodes=spec.nodes,
-                    batch=plan.settings,
-                    gradient_accumulation_steps=plan.gradient_accumulation_steps,
-                    resumed_from_step=resumed_step,
-                    inputs=self._inputs,
-                    device=self.device,
-                    decisions=[asdict(item) for item in self.sizing.decisions(history)],
-                    code=code_origin(),
-                )
+            started = AttemptStarted(
+                attempt=number,
+                world_size=plan.world_size,
+                nodes=spec.nodes,
+                batch=plan.settings,
+                gradient_accumulation_steps=plan.gradient_accumulation_steps,
+                resumed_from_step=resumed_step,
+                inputs=self._inputs,
+                device=self.device,
+                decisions=[asdict(item) for item in self.sizing.decisions(history)],
+                code=code_origin(),
             )
+            watch.tell(started)
             retry_rejected(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:
                     watch.follow(ranks)
                 ending = conclude(folder, ranks.exits(), watch.requested)
+                ending = repeated(ending, history, saved=watch.saved)
+            except Unkillable as error:
+                # Nothing else starts here: the process still holds its device.
+                lost = Failure(FailureClass.NODE_LOST, 0, error.message, error.remedy)
+                ending = Ending("failed", None, lost)
+                raise
             finally:
                 step = _last_step(ending, watch)
-                watch.tell(attempt_ended(number, step, ending))
+                waited = watch.waited(started)
+                took = time.monotonic() - began
+                watch.tell(attempt_ended(number, step, ending, took, waited))
             self._remember(ending, watch)
             return ending, step, self._decide(ending.failure, watch) if ending.failure else None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steadytrain.components.shared.events import Event, read_events, unread
+from steadytrain.components.shared.events import read_events, unread
 from steadytrain.components.shared.events.types import AttemptEnded, Warned
 from steadytrain.components.shared.patience import REFUSED_SECONDS
 from steadytrain.components.shared.workspace import Workspace
@@ -17,7 +16,11 @@ from steadytrain.components.train.recovery.entries import KEPT
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.policy import RecoveryDecision
-from steadytrain.components.train.recovery.times import last_sign_of_life, unrecorded
+from steadytrain.components.train.recovery.times import (
+    last_sign_of_life,
+    pods_waited,
+    unrecorded,
+)
 
 _SUPERVISOR_DIED = "the program that supervised this attempt died"
 
@@ -26,12 +29,13 @@ _SUPERVISOR_DIED = "the program that supervised this attempt died"
 class Takeover:
     """The takeover of one run.
 
-    tell: records an event while no attempt is running.
+    tell: records an event while no attempt is running; with `placed`, its time is by the run's
+        clock already.
     """
 
     ledger: Ledger
     workspace: Workspace
-    tell: Callable[[Event], None]
+    tell: Callable[..., None]
 
     def repair(self) -> None:
         """Restore damaged ledger entries.
@@ -61,7 +65,9 @@ class Takeover:
                     step=step,
                     failure_class=FailureClass.NODE_LOST,
                     message=_SUPERVISOR_DIED,
-                )
+                    waited_seconds=pods_waited(attempt.started, events, seen),
+                ),
+                placed=True,
             )
 
     def decide_again(
@@ -97,9 +103,13 @@ def last_folder(workspace: Workspace) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def left_to_wait(history: History) -> float:
-    """Return the seconds left of the last decision's wait, if its supervisor died in it."""
+def left_to_wait(history: History, now: float) -> float:
+    """Return the seconds left of the last decision's wait, if its supervisor died in it.
+
+    Args:
+        now: the time by the run's clock.
+    """
     last = history.decisions[-1] if history.decisions else None
     if last is None or last.action == "stop" or last.attempt + 1 != history.next_attempt:
         return 0.0
-    return min(max(0.0, last.time + last.delay_seconds - time.time()), last.delay_seconds)
+    return min(max(0.0, last.time + last.delay_seconds - now), last.delay_seconds)

@@ -8,7 +8,8 @@ consecutive spans without gaps. Their durations add up to the wall clock:
   failure and to stop the ranks
 - restarting: from the start of the ranks to their first step, including the first time
 - checkpointing: training was blocked by a checkpoint
-- waiting: no ranks, between attempts and between supervisors
+- waiting: no ranks, between attempts and between supervisors, and until an attempt's pods have
+  their nodes and images
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.events.types import CheckpointSaved, TrainingStarted
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    PodWaited,
+    TrainingStarted,
+)
 from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.outcome import SUCCESSES
 
@@ -105,6 +111,21 @@ def unrecorded(attempt: AttemptHistory, events: Iterable[Event]) -> list[Event]:
     ]
 
 
+def pods_waited(attempt: AttemptStarted, events: Iterable[Event], end: float) -> float:
+    """Return how many seconds an attempt waited until all of its pods had started.
+
+    Args:
+        end: when the attempt ended. If a pod never started, all of the attempt was a wait.
+    """
+    waits = [
+        event.started or end
+        for event in events
+        if isinstance(event, PodWaited) and event.attempt == attempt.attempt
+    ]
+    # The cluster's times are its own clock's, in full seconds.
+    return min(max(0.0, max(waits, default=0.0) - attempt.time), max(0.0, end - attempt.time))
+
+
 def last_sign_of_life(attempt: AttemptHistory, events: Iterable[Event]) -> tuple[float, int]:
     """Return the time and step of an attempt's last known event."""
     time, step = attempt.started.time, attempt.last_step
@@ -131,9 +152,9 @@ def _pieces(
     began = attempt.started.time
     # A float, because a wait can split a step.
     step: float = attempt.started.resumed_from_step or 0
-    yield "waiting", began
     saves = attempt.checkpoints
     end = attempt.ended.time if attempt.ended else max(until, began, *(item.time for item in saves))
+    yield "waiting", min(end, began + attempt.waited)
     clock = attempt.ready.time if attempt.ready else _stopped(saves[0]) if saves else end
     yield "restarting", clock
     last = attempt.ended.step if attempt.ended else max([step, *(item.step for item in saves)])

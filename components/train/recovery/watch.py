@@ -12,7 +12,9 @@ from steadytrain.components.shared.errors import Stopped, StorageError
 from steadytrain.components.shared.events import Event, Follower, Sink
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
+    AttemptStarted,
     CheckpointSaved,
+    PodWaited,
     TrainingStarted,
     TrainingStep,
     Validated,
@@ -25,6 +27,7 @@ from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.base import RunningAttempt
 from steadytrain.components.train.lease import Lease
 from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.times import pods_waited
 from steadytrain.components.train.signals import StopRequest
 
 POLL_SECONDS = 0.1
@@ -48,12 +51,13 @@ class Watch:
         self, supervisor: Supervising, folder: AttemptFolder, request: StopRequest, *, step: int
     ) -> None:
         self.supervisor, self.folder, self.request = supervisor, folder, request
-        self.step = step
+        self.step, self.saved = step, False
         self.pruned = False
         self._unrecorded, self._again = deque[Event](), 0.0
+        self._waits: list[PodWaited] = []
         self.follower = Follower(supervisor.workspace.events)
         self.follower.skip_to_end()
-        self.stream = supervisor.workspace.stream("supervisor")
+        self.stream = supervisor.workspace.lines("supervisor")
 
     @property
     def requested(self) -> AttemptOutcome | None:
@@ -67,10 +71,11 @@ class Watch:
             StorageError: the ledger could not be written for REFUSED_SECONDS.
             RunBusy: another supervisor has taken over the run.
         """
-        for waiting in [*self._unrecorded, event]:
+        for waiting in self._unrecorded:
             self.supervisor.ledger.record(waiting, seconds=REFUSED_SECONDS)
         self._unrecorded.clear()
-        self.stream.emit(event)
+        placed = self.stream.placed(event)
+        self.stream.append(self.supervisor.ledger.record(placed, seconds=REFUSED_SECONDS))
         self._relay()
 
     def follow(self, ranks: RunningAttempt) -> None:
@@ -94,13 +99,20 @@ class Watch:
             time.sleep(POLL_SECONDS)
         self._relay()
 
+    def waited(self, started: AttemptStarted) -> float:
+        """Return how many seconds the pods of the attempt waited before they started."""
+        return pods_waited(started, self._waits, time.time())
+
     def close(self) -> None:
         self.stream.close()
 
     def _relay(self) -> None:
         for event in self.follower.new():
+            self.saved |= isinstance(event, CheckpointSaved)
             if isinstance(event, CheckpointSaved | TrainingStarted):
                 self._unrecorded.append(event)
+            if isinstance(event, PodWaited):
+                self._waits.append(event)
             if isinstance(event, CheckpointSaved | TrainingStep | Validated):
                 self.step = max(self.step, event.step)
             for sink in list(self.supervisor.sinks):

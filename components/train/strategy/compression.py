@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from steadytrain.components.shared.config.compression import CompressionConfig
 from steadytrain.components.train.checkpoint import Checkpoint
+from steadytrain.components.train.checkpoint.region import whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
 
 PART: Final = "compression"
@@ -76,10 +77,14 @@ class Compression:
         self._state.iter = settings["iteration"]
         if settings["world_size"] != self.world_size:
             return
-        for name, tensor in checkpoint.tensors(PART).items():
+        own = {}
+        for name, saved in checkpoint.outline(PART).items():
             kind, _, bucket = name.rpartition("-")
+            # Not the other ranks' errors: each is as large as the gradients.
             if kind in self._named():
-                self._named()[kind][int(bucket)] = tensor.to(self.device)
+                own[name] = torch.empty_like(saved, device=self.device)
+                self._named()[kind][int(bucket)] = own[name]
+        checkpoint.copy_into(PART, {name: whole(tensor) for name, tensor in own.items()})
 
     def _named(self) -> Mapping[str, dict[int, torch.Tensor]]:
         if self._state is None:

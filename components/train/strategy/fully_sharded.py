@@ -27,15 +27,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.optimizer_state import (
-    allocate,
-    by_parameter,
     optimizer_tensors,
-    restore_groups,
-    settle_numbers,
+    restore_optimizer,
 )
 from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
-from steadytrain.components.train.checkpoint.state import model_tensors
+from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
 
 
@@ -92,14 +89,15 @@ class FullySharded(Strategy):
         return {part: list(self._own(tensors)) for part, tensors in parts.items()}
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-        checkpoint.copy_into("model", _regions(model_tensors(self.module)))
-        saved = by_parameter(checkpoint.outline("optimizer"))
-        for name, parameter in self.module.named_parameters():
-            allocate(self.optimizer, parameter, self.optimizer_spec, saved.get(name, {}))
-        state = optimizer_tensors(self.module, self.optimizer, self.optimizer_spec)
-        checkpoint.copy_into("optimizer", _regions(state))
-        settle_numbers(self.optimizer, self.optimizer_spec)
-        restore_groups(self.optimizer, settings["groups"])
+        restore_model(self.module, checkpoint, _region)
+        restore_optimizer(
+            self.module,
+            self.optimizer,
+            self.optimizer_spec,
+            checkpoint,
+            settings["groups"],
+            _region,
+        )
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return _LocalParts(self._shards)
@@ -213,10 +211,6 @@ def _layers(module: torch.nn.Module) -> list[torch.nn.Module]:
 def _uses(module: torch.nn.Module) -> Counter[int]:
     """Return how many modules within this one have each parameter, by its id."""
     return Counter(id(item) for part in module.modules() for item in part.parameters(recurse=False))
-
-
-def _regions(tensors: Mapping[str, torch.Tensor]) -> dict[str, Region]:
-    return {name: _region(tensor) for name, tensor in tensors.items()}
 
 
 def _region(tensor: torch.Tensor) -> Region:

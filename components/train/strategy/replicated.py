@@ -127,10 +127,9 @@ class Replicated(Strategy):
         return found
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-        restore_model(self.module, checkpoint.tensors("model"))
-        tensors = checkpoint.tensors("optimizer")
+        restore_model(self.module, checkpoint)
         restore_optimizer(
-            self.module, self.optimizer, self.optimizer_spec, tensors, settings["groups"]
+            self.module, self.optimizer, self.optimizer_spec, checkpoint, settings["groups"]
         )
         if self.accelerator.scaler is not None and settings["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(settings["scaler"])

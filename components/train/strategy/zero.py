@@ -36,8 +36,7 @@ _OWN_KERNEL: Final = "deepspeed_shm_comm"
 def _deepspeed(*, on_cpu: bool) -> Any:
     """Import DeepSpeed. On a CPU, disable its kernel for ranks on one machine, and use gloo.
 
-    The kernel would have to be compiled first, which takes a minute and a compiler that the images
-    do not have.
+    The kernel would have to be compiled first, which takes a minute.
     """
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -15,6 +15,7 @@ from steadytrain.components.tune.cross_validation.table import compared, interva
 from steadytrain.components.tune.display import aligned
 from steadytrain.components.tune.fold_design import FoldDesign, configurations
 from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.steps import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
 
 
@@ -24,11 +25,11 @@ def words(config: RunConfig) -> Callable[[Trial], str]:
     return lambda trial: f"{design.configuration(trial)}, fold {design.fold(trial)} held out"
 
 
-def outline(config: RunConfig, steps: int, cost: str, folds: FoldSizes) -> list[str]:
+def outline(config: RunConfig, steps: int | None, cost: str, folds: FoldSizes) -> list[str]:
     """Return lines on what a cross-validation would do, for `--dry-run`.
 
     Args:
-        steps: optimizer steps of all runs together.
+        steps: optimizer steps of all runs together; None if they are not known yet.
         cost: the estimated cost in words.
     """
     chosen, budget, names = config.cross_validation, config.tune.budget, configurations(config)
@@ -43,7 +44,7 @@ def outline(config: RunConfig, steps: int, cost: str, folds: FoldSizes) -> list[
         f"records     {folds}",
         *(f"warning     {text}" for text in folds.warnings),
         f"runs        {budget.trials:,}: {len(names)} configurations, {budget.parallel} at a time",
-        f"steps       {steps:,}",
+        f"steps       {UNKNOWN if steps is None else f'{steps:,}'}",
         f"cost        {cost}",
         *(f"compared    {name}" for name in names),
     ]

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import MARK, end_processes, processes_of
 from steadytrain.components.tune.trials.place import server_log, trials_of
@@ -41,10 +42,12 @@ class Connection:
     running: the running trials when this driver connected, and until which steps. None before the
         server has greeted.
     slots: how many trials train at once; 0 before the server has greeted.
+    given_up: the class and message of the failure of each trial that the server gave up.
     """
 
     def __init__(self, connected: socket.socket) -> None:
         self.running: dict[int, int] | None = None
+        self.given_up: dict[int, tuple[str, str]] = {}
         self.slots = 0
         self._socket, self._received = connected, b""
 
@@ -73,6 +76,8 @@ class Connection:
         if "running" in message:
             self.running, self.slots = dict(message["running"]), message["slots"]
             return ()
+        if "failure" in message:
+            self.given_up[message["ended"]] = message["failure"], message["error"]
         return (message["ended"],)
 
 
@@ -98,7 +103,7 @@ def start_server(
         arguments = [str(study), str(listener.fileno()), shares, str(linger_seconds), *imports]
         # What torch computes with is decided when it is imported.
         threads = {"OMP_NUM_THREADS": str(slots[0].threads)}
-        with server_log(study).open("ab") as log:
+        with os.fdopen(open_log(server_log(study)), "ab") as log:
             # In its own session, so that Ctrl-C in the terminal reaches only the driver.
             subprocess.Popen(
                 [sys.executable, "-m", _PROGRAM, *arguments],

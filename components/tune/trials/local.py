@@ -34,6 +34,8 @@ LINGER_SECONDS: Final = 30.0
 _POLL_SECONDS = 0.02
 _STARTS = 3
 """How many servers in a row may die before they are ready."""
+_DEATHS = 10
+"""How many servers in a row may die before a trial has trained another step."""
 _CLOSE_SECONDS = 60.0
 """How long a server has to stop its trials; then all processes are killed."""
 
@@ -95,7 +97,7 @@ class LocalTrials:
         self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
         self.ranks, self.tell = ranks, tell
         self._server: Connection | None = None
-        self._failed_starts = 0
+        self._failed_starts = self._deaths = self._steps = 0
         self._asked = dict[int, int]()
         self._followed = dict[int, _Followed]()
         self._resting = dict[int, TrialState]()
@@ -135,8 +137,17 @@ class LocalTrials:
         return self._resting[number]
 
     def stop(self, number: int) -> None:
+        if number not in self._asked:
+            return
         told: Connection | None = None
+        deadline = time.monotonic() + self._folder(number).stop_seconds + _CLOSE_SECONDS
         while number in self._asked and self._server is not None:
+            if time.monotonic() > deadline:
+                # The server hangs. The other trials continue with the next one.
+                del self._asked[number]
+                self._followed.pop(number, None)
+                self._begin_again()
+                return
             # If the server dies meanwhile, the next one has to know it, too.
             if told is not self._server:
                 told = self._server
@@ -187,13 +198,19 @@ class LocalTrials:
         """Hear which trials have ended; wait at most `seconds` for that."""
         if self._server is None:
             return
-        ended = self._server.messages(seconds)
+        ended, given_up = self._server.messages(seconds), self._server.given_up
         if ended is None:
             self._begin_again()
             return
         for number in ended:
             self._asked.pop(number, None)
             self._followed.pop(number, None)
+            if number in given_up:
+                failure, error = given_up.pop(number)
+                state = _at_rest(self._folder(number))
+                self._resting[number] = replace(
+                    state, condition="failed", failure=failure, error=error
+                )
 
     def _begin_again(self) -> None:
         """Start the trials again whose server has died.
@@ -204,6 +221,15 @@ class LocalTrials:
         died, self._server = self._server, None
         ready = died is not None and died.running is not None
         self._failed_starts = 0 if ready else self._failed_starts + 1
+        steps = sum(followed.state().step for followed in self._followed.values())
+        self._deaths = 0 if steps > self._steps else self._deaths + 1
+        self._steps = steps
+        if self._deaths == _DEATHS:
+            raise SteadytrainError(
+                f"the process that trials are started from ended {_DEATHS} times without another "
+                "step of a trial",
+                remedy=f"its output is in {server_log(self.study)}; free space if the disk is full",
+            )
         if self._failed_starts == _STARTS:
             raise SteadytrainError(
                 f"the process that trials are started from ended {_STARTS} times before it was "

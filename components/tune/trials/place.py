@@ -28,6 +28,7 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.job import SLACK_SECONDS
 from steadytrain.components.tune.trials.base import TrialState
 
 _LONGEST_NAME: Final = 40
@@ -66,6 +67,15 @@ class TrialFolder:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long its processes have to end after SIGTERM.
+
+        The ranks stop, and their job on a cluster, if there is one, is removed.
+        """
+        recovery = load(self.config).recovery
+        return 2 * (recovery.stop_grace_seconds + 2 * SLACK_SECONDS)
 
     @property
     def log(self) -> Path:

@@ -2,8 +2,8 @@
 
 If the trial holds out a fold, it then scores the model on that fold.
 
-Its result is in the run's files. Exit status: 0 if they say how the trial ended, also if it failed;
-143 if it was stopped, and left a checkpoint.
+Its result is in the run's files. Exit status: 0 if they say how the trial ended, also if it failed,
+unless the disk is full; 143 if it was stopped, and left a checkpoint.
 """
 
 from __future__ import annotations

@@ -7,13 +7,15 @@ server dies, its trials stop in the same way.
 
 Both sides send lines of JSON. The driver sends {"train": NUMBER, "until": STEP}, {"stop": NUMBER}
 or {"close": true}. The server sends {"running": [[NUMBER, STEP], ...], "slots": COUNT} to a driver
-that connects, and {"ended": NUMBER} for each trial that no process trains any more.
+that connects, and {"ended": NUMBER} for each trial that no process trains any more. Where the
+server gave up a trial, "failure" and "error" say why: on a full disk, the trial's files cannot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -30,9 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.logs.output import open_log
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.train.agent import forking
-from steadytrain.components.train.agent.processes import Process
+from steadytrain.components.train.agent.processes import Process, end_processes
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.tune.trials.curve import read_curve
 from steadytrain.components.tune.trials.place import TrialFolder
@@ -54,6 +58,7 @@ class _Trial:
     crowded: whether its pods found no room on the cluster, so that it waits until another trial
         makes room.
     stopping: whether it was asked to stop.
+    deadline: when its processes are killed if it has not stopped, by the monotonic clock.
     """
 
     number: int
@@ -65,6 +70,7 @@ class _Trial:
     shared: bool = False
     crowded: bool = False
     stopping: bool = False
+    deadline: float = math.inf
 
     @property
     def waits(self) -> bool:
@@ -158,6 +164,8 @@ class Server:
         if trial.process is None:
             self._end(trial)
         elif trial.process.poll() is None:
+            seconds = TrialFolder(self.study, number).stop_seconds
+            trial.deadline = min(trial.deadline, time.monotonic() + seconds)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(trial.process.pid, signal.SIGTERM)
 
@@ -174,6 +182,19 @@ class Server:
                 status = trial.process.poll()
                 if status is not None:
                     self._ended(trial, status)
+                elif time.monotonic() > trial.deadline:
+                    self._kill(trial, trial.process)
+
+    def _kill(self, trial: _Trial, process: Process) -> None:
+        """Kill all processes of a trial that does not stop."""
+        trial.deadline = math.inf
+        place = TrialFolder(self.study, trial.number)
+        warn(
+            place.workspace,
+            f"did not stop within {duration(place.stop_seconds)} and was killed; it continues from "
+            "its last checkpoint",
+        )
+        end_processes(place.path, process.pid)
 
     def _ended(self, trial: _Trial, status: int) -> None:
         """End a trial, or start its process again if that died."""
@@ -185,35 +206,40 @@ class Server:
         # It failed because others used the nodes that it needs. If they ended meanwhile, there may
         # be room now.
         crowded_out = trial.shared and state.failure == FailureClass.PENDING_TIMEOUT
-        if trial.stopping or (status == 0 and not crowded_out):
+        # On a full disk, the files of the run do not say how it ended.
+        recorded = state.condition in ("failed", "finished") or state.step >= trial.until
+        if trial.stopping or (status == 0 and recorded and not crowded_out):
             self._end(trial)
             return
-        if status == 0:
+        if status == 0 and recorded:
             trial.crowded = bool(self._training)
             warn(place.workspace, "found no room on the cluster; waits until another trial ends")
             return
         trial.deaths = 1 if state.step > trial.saved else trial.deaths + 1
         trial.saved = state.step
         if trial.deaths == _DEATHS:
-            report_failure(
-                place.workspace,
-                "NodeLost",
-                f"the trial's process died {_DEATHS} times in a row without a new checkpoint, at "
-                f"last with status {status}; its output is in {place.log}",
-                FailureClass.NODE_LOST.remedy,
+            failure, name = FailureClass.NODE_LOST, "NodeLost"
+            message = (
+                f"the trial's process ended {_DEATHS} times in a row without a new checkpoint or "
+                f"a result, at last with status {status}; its output is in {place.log}"
             )
-            self._end(trial)
+            if place.workspace.lacks_space():
+                failure, name = FailureClass.STORAGE, "StorageError"
+                message = f"no space left on the disk of {place.workspace.output}"
+            with contextlib.suppress(OSError):  # the driver hears it in any case
+                report_failure(place.workspace, name, message, failure.remedy)
+            self._end(trial, failure=failure, error=message)
 
     @property
     def _training(self) -> list[_Trial]:
         """The trials that have a process."""
         return [trial for trial in self._trials.values() if trial.process is not None]
 
-    def _end(self, trial: _Trial) -> None:
+    def _end(self, trial: _Trial, **failed: str) -> None:
         del self._trials[trial.number]
         for other in self._trials.values():
             other.crowded = False
-        self._tell({"ended": trial.number})
+        self._tell({"ended": trial.number, **failed})
 
     def _start(self, trial: _Trial, slot: Slot) -> Process:
         place = TrialFolder(self.study, trial.number)
@@ -223,7 +249,7 @@ class Server:
             main = partial(self._become, *arguments)
             return forking.Forked(main, environment, place.log)
         command = [sys.executable, "-m", __spec__.name, "--trial", *map(str, arguments)]
-        with place.log.open("ab") as log:
+        with os.fdopen(open_log(place.log), "ab") as log:
             return subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -102,6 +103,13 @@ class RegressionScorer:
         features = torch.tensor(records["features"].to_pylist())
         target = records["target"].to_numpy()
         error = model(features.to(model.mean.device)).cpu().numpy() - target
+        return self._table(records, error)
+
+    def score_baseline(self, records: pa.Table) -> pa.Table:
+        mean = training_table(self.data)[:, -1].mean()
+        return self._table(records, mean - records["target"].to_numpy())
+
+    def _table(self, records: pa.Table, error: Any) -> pa.Table:
         return pa.table(
             {
                 "id": records["id"],
@@ -113,10 +121,6 @@ class RegressionScorer:
                 "error": error,
             }
         )
-
-    def baselines(self, records: pa.Table) -> dict[str, float]:
-        mean = training_table(self.data)[:, -1].mean()
-        return {"rmse": float(np.sqrt(np.square(records["target"].to_numpy() - mean).mean()))}
 
 
 class RegressionPackager:

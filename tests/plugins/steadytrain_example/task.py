@@ -7,14 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import mlflow
-import numpy as np
 
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.scoring.classification import (
-    classification_baselines,
+    class_scores,
     label_indices,
+    score_class_frequencies,
 )
-from steadytrain.components.tasks.scoring.table import score_table
 from steadytrain_example.token_counts import predict, read, write
 
 _FOLDER = "model"
@@ -30,21 +29,10 @@ class TokenCountsScorer:
     def score(self, components, records):
         texts, length = records.column("text").to_pylist(), self.data.sequence_length
         chances = predict(components["model"], components["tokenizer"], texts, length)
-        truth, rows = label_indices(records, self.data.labels), np.arange(records.num_rows)
-        return score_table(
-            records,
-            {
-                "loss": -chances[rows, truth],
-                "targets": np.ones(len(rows), dtype=np.int64),
-                "bytes": np.zeros(len(rows), dtype=np.int64),
-                "label": truth,
-                "prediction": chances.argmax(axis=1),
-                "probabilities": list(np.exp(chances).astype(np.float32)),
-            },
-        )
+        return class_scores(records, label_indices(records, self.data.labels), chances)
 
-    def baselines(self, records):
-        return classification_baselines(self.data, records)
+    def score_baseline(self, records):
+        return score_class_frequencies(self.data, records)
 
 
 class TokenCountsPackager:

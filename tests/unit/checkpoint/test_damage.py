@@ -36,12 +36,23 @@ def swap(path):
     shutil.copyfile(other, path)
 
 
+def loop(path):
+    path.unlink()
+    path.symlink_to(path)
+
+
+def dangle(path):
+    """Replace a file with a link to a disk that is gone."""
+    path.unlink()
+    path.symlink_to("/gone/file")
+
+
 def _kind(name):
     """Return a pattern that matches this file in any save."""
     return name if name == COMMIT else "*-" + name.partition("-")[2]
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, remove, swap])
+@pytest.mark.parametrize("damage", [flip, truncate, remove, swap, loop, dangle])
 @pytest.mark.parametrize(
     "file",
     [
@@ -67,7 +78,7 @@ def test_damaged_checkpoint_is_reported_set_aside_and_the_previous_one_used(
 
     assert found == store.path(1)
     assert names(folder) == ["step-00000001"]
-    uncommitted = file == COMMIT and damage is remove
+    uncommitted = file == COMMIT and damage in (remove, loop, dangle)
     # Only COMMIT describes the manifest, so with a bad COMMIT the log may name either file.
     named = "step-00000002/" if file == COMMIT else str(path)
     assert uncommitted or named in caplog.text
@@ -87,6 +98,17 @@ def test_missing_or_short_file_is_found_without_reading_the_checkpoint(store, da
 
     assert newest(store.storage.uri, read=False) == store.path(1)
     assert names(store.storage.uri) == ["step-00000001"]
+
+
+@pytest.mark.parametrize("damage", [loop, dangle])
+def test_link_to_nothing_is_found_without_reading_the_checkpoint(folder, damage):
+    store = CheckpointStore(folder, keep=2)
+    save(store, 1)
+    save(store, 2)
+    (path,) = (folder / "step-00000002").glob("*.model.safetensors")
+    damage(path)
+    assert newest(folder, read=False) == store.path(1)
+    assert names(folder) == ["step-00000001"]
 
 
 def test_flipped_bit_is_found_only_when_the_tensor_is_read(folder):

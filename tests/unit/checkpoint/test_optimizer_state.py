@@ -7,7 +7,6 @@ import torch
 
 from steadytrain.components.shared.config.optimizers import OptimizerSpec, StateTensor
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.checkpoint import CheckpointStore, newest
 from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_settings,
     optimizer_tensors,
@@ -15,7 +14,7 @@ from steadytrain.components.train.checkpoint.optimizer_state import (
 )
 from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 
-from support.checkpoints import save
+from support.checkpoints import stored
 
 
 class Counted(torch.optim.Optimizer):
@@ -93,10 +92,9 @@ def test_resumed_training_equals_undisturbed_training(tmp_path, name):
     train(*whole, range(6))
     train(*begun, range(3))
     parts = {"model": model_tensors(begun[0]), "optimizer": optimizer_tensors(*begun, described)}
-    save(CheckpointStore(tmp_path, keep=1), 3, parts=parts)
+    saved = stored(tmp_path, parts)
 
-    restore_model(resumed[0], newest(tmp_path).tensors("model"))
-    saved = newest(tmp_path).tensors("optimizer")
+    restore_model(resumed[0], saved)
     restore_optimizer(*resumed, described, saved, optimizer_settings(begun[1]))
     train(*resumed, range(3, 6))
 

@@ -32,7 +32,7 @@ from steadytrain.components.train.checkpoint.state import model_tensors, restore
 from steadytrain.components.train.checkpoint.tensor_file import encode
 from steadytrain.components.train.optimizers import ADAMW
 
-from support.checkpoints import PARTS, names, same, save, shifted
+from support.checkpoints import PARTS, names, same, save, shifted, stored
 from support.training import LLAMA, VOCABULARY
 
 
@@ -251,8 +251,8 @@ def test_model_and_optimizer_are_restored_by_name(folder, tied):
     settings = json.loads(json.dumps(optimizer_settings(optimizer)))
     again, fresh = trained(config, 2)
 
-    restore_model(again, newest(folder).tensors("model"))
-    restore_optimizer(again, fresh, ADAMW, newest(folder).tensors("optimizer"), settings)
+    restore_model(again, newest(folder))
+    restore_optimizer(again, fresh, ADAMW, newest(folder), settings)
 
     for name, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
@@ -266,9 +266,25 @@ def test_model_and_optimizer_are_restored_by_name(folder, tied):
     assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
 
 
-def test_checkpoint_of_another_model_is_rejected():
+def test_checkpoint_of_another_model_is_rejected(tmp_path):
     model, _ = trained(LLAMA, 1)
     wider, _ = trained({**LLAMA, "intermediate_size": 96}, 1)
+    shorter, _ = trained({**LLAMA, "num_hidden_layers": 1}, 1)
+    saved = stored(tmp_path, {"model": model_tensors(model)})
 
     with pytest.raises(CheckpointDamaged, match=r"another model: model\.layers\.0\.mlp"):
-        restore_model(wider, model_tensors(model))
+        restore_model(wider, saved)
+    with pytest.raises(CheckpointDamaged, match=r"another model: model\.layers\.1\."):
+        restore_model(shorter, saved)
+
+
+def test_weight_that_is_not_contiguous_is_restored(tmp_path):
+    model = torch.nn.Linear(5, 3)
+    saved = stored(tmp_path, {"model": model_tensors(model)})
+    other = torch.nn.Linear(5, 3)
+    other.weight = torch.nn.Parameter(torch.zeros(5, 3).T)
+
+    restore_model(other, saved)
+
+    assert not other.weight.is_contiguous()
+    assert other.weight.equal(model.weight)

@@ -78,7 +78,6 @@ def test_origin_names_the_data(tmp_path):
         ("data.split_salt", "prepared data"),
         ("tune.budget.trials", "only `steadytrain tune`"),
         ("observability.prometheus_port", "how a run is watched"),
-        ("gate.compared", "not the verdict"),
     ],
 )
 def test_explanation_says_what_a_change_affects(chosen, field, words):

@@ -71,7 +71,10 @@ def printed(folder, *arguments, code=0):
         ("list", ["-o", "out"]),
         ("top", ["-o", "out"]),
         ("presets", []),
-        ("submit --dry-run", ["my.yaml", "--dry-run", "--output", "/mnt"]),
+        (
+            "submit --dry-run",
+            ["my.yaml", "--dry-run", "--output", "/mnt", "--set", "data.source=[hub:a]"],
+        ),
     ],
 )
 def test_each_command_prints_the_keys_that_the_guide_lists(folder, command, arguments):

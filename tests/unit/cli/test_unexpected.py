@@ -68,6 +68,24 @@ def test_unwritable_log_is_not_a_second_failure():
     assert "Traceback" not in done.stderr
 
 
+def test_removed_folder_for_temporary_files_is_named(tmp_path):
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    body = "import os; os.rmdir(tempfile.gettempdir()); tempfile.mkdtemp()"
+    done = ending(body, env={"TMPDIR": str(folder)})
+    assert done.returncode == 1
+    assert f"the folder for temporary files, {folder}, was removed" in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_limit_of_memory_is_named():
+    body = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, -1)); bytes(1 << 31)"
+    done = ending(body)
+    assert done.returncode == 1
+    assert "memory ran out; `ulimit -v` limits its memory to 1.07 GB" in done.stderr
+    assert "bug" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [

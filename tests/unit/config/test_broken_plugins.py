@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.recovery.settings import plugin_code
@@ -19,9 +22,20 @@ USED = {
 }
 
 
-@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "1 / 0", "Plugin = 5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys; sys.exit(0)",
+        "1 / 0",
+        "Plugin = 5",
+        "class Odd(BaseException): pass\nraise Odd('x')",
+        "raise KeyboardInterrupt",
+    ],
+)
 @pytest.mark.parametrize("group", USED)
 def test_broken_plugin_is_reported(tmp_path, monkeypatch, group, text):
+    # As under the command, which takes the signals itself.
+    monkeypatch.setattr(signal, "getsignal", lambda _: lambda *_: None)
     # Specs are cached by name, so each case has its own.
     name = f"broken{abs(hash((group, text)))}"
     monkeypatch.syspath_prepend(str(write_plugin(tmp_path, group, name, text)))
@@ -40,3 +54,37 @@ def test_changed_code_makes_another_run(tmp_path, monkeypatch):
     (tmp_path / "mine_package.py").write_text(text.replace("1.0", "0.5"))
     assert plugin_code(config) != before
     assert plugin_code(from_mapping(MINIMAL)) == {}
+
+
+def test_interrupt_of_the_user_is_passed_on(tmp_path, monkeypatch):
+    folder = write_plugin(tmp_path, "steadytrain.tasks", "interrupted", "raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        plugins.load("steadytrain.tasks", "interrupted")
+
+
+def renamed(folder, name):
+    """Give the package in a folder other metadata."""
+    (metadata,) = folder.glob("*.dist-info/METADATA")
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+
+
+@pytest.mark.parametrize("name", ["steadytrain ", "Steady-Train", "SteadyTrain", "steadytrain"])
+def test_package_that_claims_our_name_is_not_ours(tmp_path, monkeypatch, name):
+    folder = write_plugin(tmp_path, "steadytrain.tasks", "claimed", "Plugin = 5")
+    renamed(folder, name)
+    monkeypatch.syspath_prepend(str(folder))
+    assert not plugins.is_ours("steadytrain.tasks", "claimed")
+    assert "claimed" in plugins.others("steadytrain.tasks")
+    assert plugins.is_ours("steadytrain.tasks", "causal_lm")
+
+
+def test_escape_codes_of_a_package_reach_no_terminal(tmp_path, monkeypatch):
+    folder = write_plugin(tmp_path, "steadytrain.tasks", "colored", "raise ValueError('\\x1b[31m')")
+    renamed(folder, "red\x1b[31m\x9b2Jpackage")
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(BadInput, match="red") as caught:
+        plugins.load("steadytrain.tasks", "colored")
+    assert not any(sign in str(caught.value) for sign in "\x1b\x9b")
+    assert all(line.isprintable() for line in plugins.added("steadytrain.tasks"))

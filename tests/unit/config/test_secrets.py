@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -264,6 +265,49 @@ def test_login_of_an_address_in_the_environment_is_recognized(address, said, mon
 def test_address_without_a_password_is_shown_whole(address, monkeypatch):
     monkeypatch.setenv("SOME_ADDRESS", address)
     assert redact(f"it is {address}") == f"it is {address}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("PGPASSWORD", "hunter2hunter2", "hunter2hunter2"),
+        ("DB_PASS", "correcthorsebattery", "correcthorsebattery"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=abcdef1234,x-team=one", "abcdef1234"),
+        ("TEAM_HOOK", "https://chat.example/hooks/T0123456789abcdef", "T0123456789abcdef"),
+        ("HF_TOKEN_OF_THE_TEAM", "aZ9aZ9aZ9aZ9", "aZ9aZ9aZ9aZ9"),
+    ],
+)
+def test_value_of_an_unknown_variable_is_a_secret(name, value, shown, monkeypatch):
+    assert shown in redact(f"it is {shown}.")
+    monkeypatch.setenv(name, value)
+    assert shown not in redact(f"it is {shown}.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOSTNAME", "node-17.example.com"),
+        ("NCCL_SOCKET_IFNAME", "enp0s31f6"),
+        ("DATA", "s3://some-bucket/tickets"),
+        ("HERE", str(Path(__file__).parent)),
+        ("SEARCHED", f"/missing:{Path(__file__).parent}"),
+        ("MLFLOW_PORT_5000_TCP", "tcp://10.96.100.12:5000"),
+        ("SOME_ADDRESS", "10.96.100.12:5000"),
+        ("MAKEFLAGS", " -- SET=training.learning_rate=1e-3"),
+    ],
+)
+def test_value_of_a_harmless_variable_is_shown(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert redact(f"it is {value}.") == f"it is {value}."
+
+
+def test_user_can_name_variables_that_hold_no_secret(monkeypatch):
+    monkeypatch.setenv("EXPERIMENT", "support-bot")
+    assert redact("support-bot") == "[redacted]"
+    monkeypatch.setenv("STEADYTRAIN_PUBLIC_VARIABLES", "OTHER, EXPERIMENT")
+    assert redact("support-bot") == "support-bot"
+    monkeypatch.setenv("DB_PASSWORD", "support-bot")
+    assert redact("support-bot") == "[redacted]"
 
 
 def test_working_directory_is_not_a_secret(monkeypatch):

@@ -174,7 +174,6 @@ def test_field_is_checked_under_its_condition():
 @pytest.mark.parametrize(
     ("override", "field", "says"),
     [
-        ("training.max_steps=-1", "training.max_steps", "set training.max_steps"),
         ("tune.budget.usd=5", "tune.budget.usd", "set compute.price_per_hour"),
         ("tune.min_steps=1000", "tune.min_steps", "lower it"),
         ("tune.min_tokens=1e9", "tune.min_tokens", "lower it"),
@@ -226,3 +225,46 @@ def test_another_optimizer_of_a_study_goes_without_the_settings_that_it_does_not
     assert load("causal-lm", [("ablation.changes", changes)]).ablation.changes == changes
     with pytest.raises(ConfigError, match="lion, which does not read it"):
         load("causal-lm", [("ablation.changes", {"lion": {**changes["lion"], BETA: 0.9}})])
+
+
+def test_all_problems_of_a_study_are_listed_at_once():
+    space = {
+        "training.learning_rate": {"low": -2, "high": -1},
+        "training.lr_scheduler_type": {"choices": ["cosine", "no", "neither"]},
+        "training.seed": {"choices": [1, 2]},
+        "training.weight_decay": {"low": 0.0, "high": 1.0, "when": {"training.optim": "lion"}},
+    }
+    found = problems(space, "tune.budget.steps=1", "training.max_steps=100")
+    assert found.keys() == {
+        "tune.budget.steps",
+        "tune.space.training.learning_rate.low",
+        "tune.space.training.learning_rate.high",
+        "tune.space.training.lr_scheduler_type.choices.1",
+        "tune.space.training.lr_scheduler_type.choices.2",
+        "tune.space.training.seed",
+        "tune.space.training.weight_decay.when.training.optim",
+    }
+
+
+def test_problems_of_other_sections_do_not_hide_those_of_the_space():
+    space = {"training.nothing": {"choices": [1, 2]}, "training.seed": {"choices": [1, 2]}}
+    found = problems(space, "training.learning_rate=fast", "gate.margin=-1")
+    assert {"training.learning_rate", "tune.space.training.nothing"} < found.keys()
+    assert "tune.space.training.seed" in found
+
+
+def test_many_rejected_choices_are_counted():
+    found = problems({"training.weight_decay": {"choices": [-item for item in range(1, 100)]}})
+    assert len(found) == 11
+    assert "89 further values" in found["tune.space.training.weight_decay.choices"]
+
+
+def test_more_choices_than_can_be_checked_are_refused():
+    found = problems({"training.weight_decay": {"choices": [item / 1e5 for item in range(20_000)]}})
+    assert "20,000 choices" in found["tune.space.training.weight_decay"]
+
+
+def test_study_may_give_epochs():
+    space = {"training.learning_rate": {"low": 1e-4, "high": 1e-2}}
+    config = load("causal-lm", {"tune.space": space, "training.max_steps": -1})
+    assert config.training.max_steps == -1

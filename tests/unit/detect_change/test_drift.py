@@ -186,7 +186,12 @@ def test_page_of_the_step_shows_each_figure(champion, tmp_path):
     config, path = champion()
     write(path, functions("turtledemo"))
     page = dsl.HTML(name="page", uri=str(tmp_path / "page.html"))
-    parameters = {"config": config.to_yaml(), "overrides": {}, "output": config.output}
+    parameters = {
+        "config": config.to_yaml(),
+        "overrides": {},
+        "output": config.output,
+        "job": "job-1",
+    }
     assert artifacts.detect_change(parameters=parameters, page=page)
     text = Path(page.path).read_text()
     assert page.metadata["words_shift"] > 0.1

@@ -176,7 +176,8 @@ def test_quotas_are_compared_as_quantities(answers):
 
 
 def states(**fields):
-    return {line.topic: line for line in examine_cluster(Questions(image="a:1", **fields))}
+    asked = Questions(image="a:1", step_image="b:1", **fields)
+    return {line.topic: line for line in examine_cluster(asked)}
 
 
 @pytest.fixture(autouse=True)

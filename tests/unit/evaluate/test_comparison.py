@@ -1,13 +1,23 @@
 """What prevents a comparison with the champion, and so its replacement."""
 
+import errno
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pytest
+import requests
+import torch
+from mlflow.exceptions import MlflowException
 
+from steadytrain.components.evaluate import champion
 from steadytrain.components.evaluate.bootstrap import Resampling
+from steadytrain.components.evaluate.champion import ChampionAway
 from steadytrain.components.evaluate.comparison import Candidate
-from steadytrain.components.evaluate.measure import measure
+from steadytrain.components.evaluate.measure import measure, point_values
 from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.patience import patiently
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.registry.versions import (
     LABELS,
@@ -17,7 +27,7 @@ from steadytrain.components.shared.registry.versions import (
     comparable_tags,
 )
 
-from support.evaluating import make_config
+from support.evaluating import make_config, write_records
 
 COUNT = 40
 
@@ -28,7 +38,7 @@ def table(loss=1.0, size=2, targets=1):
             "id": [str(index) for index in range(COUNT)],
             "group": pa.nulls(COUNT, pa.string()),
             "slice": pa.nulls(COUNT, pa.string()),
-            "loss": np.full(COUNT, loss) * (1 + np.arange(COUNT) / COUNT),
+            "loss": np.full(COUNT, loss) * (1 + np.arange(COUNT) / COUNT) * np.sign(targets),
             "targets": np.full(COUNT, targets),
             "bytes": np.full(COUNT, size),
         }
@@ -38,15 +48,27 @@ def table(loss=1.0, size=2, targets=1):
 class Known:
     """A task whose champion has the scores that the test sets."""
 
-    def __init__(self, scores):
-        self.scores = scores
+    is_compared_with_base = False
+
+    def __init__(self, scores, base=None):
+        self.scores, self.base = scores, base
         self.scorer = self.packager = self
+
+    def load_base(self):
+        if isinstance(self.base, Exception):
+            raise self.base
+        return {"model": "base"}
 
     def load_logged(self, model_uri):
         assert model_uri == "models:/shapes/7"
         return {"model": None}
 
     def score(self, components, records):
+        if components["model"] == "base":
+            return self.base
+        if isinstance(self.scores, list):
+            self.scores, raised = self.scores[-1], self.scores[0]
+            raise raised
         if isinstance(self.scores, Exception):
             raise self.scores
         return self.scores
@@ -54,14 +76,22 @@ class Known:
 
 @pytest.fixture
 def decide(tmp_path):
-    config = make_config(tmp_path, "run")
+    plain = make_config(tmp_path, "run")
+    (tmp_path / "base").mkdir()
+    based = make_config(tmp_path, "run", model={"base": str(tmp_path / "base")})
+    write_records(tmp_path / "test.arrow", pa.table({"id": list(map(str, range(COUNT)))}))
     data = DataRecord(
-        folder=str(tmp_path), fingerprint="f", task=config.data.task, sides={},
+        folder=str(tmp_path), fingerprint="f", task=plain.data.task, sides={},
         test_records="test.arrow", split_digest="split",
     )  # fmt: skip
 
-    def against(theirs, splits=(), first=False, **tags):
-        mine = Scores.of(table(0.5))
+    def against(
+        theirs, splits=(), first=False, base=None, baseline=None, gate=None, mine=None, **tags
+    ):
+        config = plain if base is None else based
+        config = config.model_copy(update={"gate": config.gate.model_copy(update=gate)})
+        mine = Scores.of(table(0.5) if mine is None else mine)
+        naive = None if baseline is None else Scores.of(baseline)
         evaluation = EvaluationRecord(
             task="shapes",
             weights_digest="mine",
@@ -69,13 +99,14 @@ def decide(tmp_path):
             metrics=measure(mine, Resampling(100, 0.9, 0)),
             scores="",
             splits=list(splits),
+            baselines={} if baseline is None else point_values(Scores.of(baseline)),
         )
-        known = Known(theirs)
+        known = Known(theirs, base)
         records = pa.table({"id": range(COUNT)})
-        candidate = Candidate(config, data, known, "mine", evaluation, records, mine)
+        candidate = Candidate(config, data, known, "mine", evaluation, records, mine, naive)
         champion = Version("7", comparable_tags(config, data) | tags, "models:/shapes/7")
         told = []
-        decision = candidate.against(None if first else champion, told.append)
+        decision = candidate.against(None if first else champion, told.append, earlier=0)
         return decision, told
 
     return against
@@ -98,6 +129,84 @@ def test_model_whose_base_used_another_split_is_not_promoted(decide, first):
     assert told == []
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_candidate_must_beat_the_naive_baseline_unless_that_is_off(decide, first):
+    decision, _ = decide(table(1.0), first=first, baseline=table(0.01))
+    assert not decision.promoted
+    assert "not shown to be better than the naive baseline" in decision.reason
+    decision, _ = decide(
+        table(1.0), first=first, baseline=table(0.01), gate={"beat_baseline": False}
+    )
+    assert decision.promoted, decision.reason
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_makes_a_record_hard_for_the_baseline_too_does_not_count(decide, first):
+    """Losses from 0.5 to 1.0 overlap with 0.55 to 1.1, but each one is a tenth lower."""
+    decision, _ = decide(table(1.0), first=first, baseline=table(0.55))
+    assert decision.promoted, decision.reason
+    (found,) = decision.comparisons
+    assert found.improvement.low == pytest.approx(1 - 0.5 / 0.55)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_baseline_of_other_text_promotes_nothing(decide, first):
+    decision, _ = decide(table(1.0), first=first, baseline=table(1.0, size=3))
+    assert not decision.promoted
+    assert "the naive baseline was scored on other spans" in decision.reason
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_candidate_must_beat_the_model_that_it_started_from(decide, first):
+    decision, _ = decide(table(1.0), first=first, base=table(0.8))
+    assert decision.promoted
+    (found,) = decision.comparisons
+    assert (found.what, found.metric, decision.base_not_compared) == (
+        "model.base",
+        "bits_per_byte",
+        "",
+    )
+    assert found.improvement.value == pytest.approx(1 - 0.5 / 0.8)
+    decision, _ = decide(table(1.0), first=first, base=table(0.4))
+    assert not decision.promoted
+    assert "it is not shown to be better than model.base: bits per byte" in decision.reason
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_training_that_changed_nothing_promotes_nothing(decide, first):
+    decision, _ = decide(table(1.0), first=first, base=table(0.5))
+    assert not decision.promoted
+    assert "training changed nothing: on each test record its loss is that of" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        (BadInput("its labels are others", remedy="none"), "its labels are others"),
+        (table(1.0, size=3), "model.base was scored on other spans"),
+        (table(np.nan), "model.base has losses that are not finite"),
+    ],
+)
+def test_base_that_the_task_cannot_score_is_no_rival_and_that_is_stated(decide, base, why):
+    decision, _ = decide(table(1.0), base=base)
+    assert decision.promoted
+    assert decision.comparisons == []
+    assert decision.base_not_compared == why
+
+
+def test_base_that_is_gone_is_an_error(decide, tmp_path):
+    (tmp_path / "base").rmdir()
+    with pytest.raises(BadInput, match="no folder"):
+        decide(table(1.0), base=table(0.8))
+
+
+def test_test_side_with_one_record_to_predict_is_undecided(decide):
+    one = (np.arange(COUNT) == 0).astype(int)
+    decision, _ = decide(table(1.0, targets=1), first=True, mine=table(0.5, targets=one))
+    assert decision.undecided
+    assert "1 independent test examples are too few" in decision.reason
+
+
 def test_tokenizers_may_differ_if_the_bytes_are_equal(decide):
     decision, _ = decide(table(1.0, targets=3))
     assert decision.promoted
@@ -108,7 +217,7 @@ def test_tokenizers_may_differ_if_the_bytes_are_equal(decide):
     [
         (table(1.0), {TASK: "another"}, "is for another task"),
         (table(1.0), {SPLIT: "another"}, "it may have seen these records"),
-        (table(1.0), {LABELS: "another"}, "has other labels"),
+        (table(1.0), {LABELS: "another"}, "has them in another order (see data.labels)"),
         (table(1.0, size=3), {}, "was scored on other spans"),
         (table(1.0).take(list(reversed(range(COUNT)))), {}, "was scored on other records"),
         (table(1.0, size=0), {}, "was scored on other spans"),
@@ -125,3 +234,38 @@ def test_unfair_comparison_is_not_promoted(decide, theirs, tags, reason):
     assert decision.reason.endswith(reason)
     assert decision.champion_version == "7"
     assert decision.improvement is None
+
+
+SURROUNDINGS = [
+    ConnectionError("Connection reset by peer"),
+    requests.exceptions.ReadTimeout("Read timed out."),
+    OSError(errno.ESTALE, "Stale file handle"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    MemoryError("Unable to allocate 2 GiB"),
+    torch.OutOfMemoryError("CUDA out of memory."),
+    StorageError("s3://bucket/model cannot be read"),
+    MlflowException("API request failed with exception 503"),
+]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(champion, "patiently", partial(patiently, away=0.0))
+
+
+@pytest.mark.parametrize("error", SURROUNDINGS, ids=lambda error: type(error).__name__)
+def test_error_of_the_surroundings_is_no_decision(decide, impatient, error):
+    with pytest.raises(ChampionAway, match="the champion, version 7, cannot be loaded"):
+        decide(error)
+
+
+def test_champion_is_tried_again(decide):
+    decision, _ = decide([ConnectionError("Connection reset by peer"), table(1.0)])
+    assert decision.promoted
+
+
+@pytest.mark.parametrize("error", [KeyError("head"), ValueError("sizes"), EOFError("torn")])
+def test_content_of_the_champion_is_a_decision(decide, error):
+    decision, _ = decide(error)
+    assert not decision.promoted
+    assert "cannot be loaded or scored" in decision.reason

@@ -1,23 +1,29 @@
 """The gate's decisions, on tables of cases and on simulated paired scores."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 
-from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.gate import Gate
+from steadytrain.components.evaluate.gate import Gate, TestSide
+from steadytrain.components.evaluate.measure import metrics
+from steadytrain.components.evaluate.pairs import Pair, Rival
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import GateConfig
 from steadytrain.components.shared.records import Subject
 
+from support.evaluating import class_table
 from support.means import DIRECTIONS, Means
 
 SUBJECT = Subject(
     run_id="run", model_name="shapes", champion_alias="champion", weights_digest="mine", rules="r"
 )
-HOW = Resampling(samples=500, confidence=0.95, seed=0)
+TEST = TestSide(np.arange(200), "digest")
 
 
-def gate(metric="bits_per_byte", **limits):
-    return Gate(SUBJECT, GateConfig(**limits), metric, HOW, DIRECTIONS)
+def gate(metric="bits_per_byte", test=TEST, **limits):
+    return Gate(SUBJECT, GateConfig(**limits), metric, 0.95, DIRECTIONS, test)
 
 
 def language_pair(better_by, *, count=200, noise=0.02, slices=None, units=None, seed=0):
@@ -38,7 +44,7 @@ def language_pair(better_by, *, count=200, noise=0.02, slices=None, units=None, 
 
 
 def decide(pair, metric="bits_per_byte", **limits):
-    return gate(metric, **limits).decide({metric: pair.value}, pair.pair)
+    return gate(metric, TestSide(pair.units), **limits).decide({metric: pair.value}, pair.pair)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,7 @@ def test_real_improvement_is_found_and_reported_with_its_numbers():
     assert decision.candidate < decision.champion
     assert decision.reason.startswith("promoted: bits per byte ")
     assert "of version 3, 5." in decision.reason or "of version 3, 4.9" in decision.reason
-    assert "% better (95 % interval" in decision.reason
+    assert "% better (97.5 % interval" in decision.reason
 
 
 def test_pairing_finds_a_difference_hidden_by_example_variance():
@@ -94,9 +100,49 @@ def test_pairing_finds_a_difference_hidden_by_example_variance():
     assert not decide(unpaired).promoted
 
 
+def test_area_under_the_curve_of_one_positive_example_promotes_nothing():
+    """All 39 negative examples depend on the same positive one."""
+    label = (np.arange(40) == 0).astype(int)
+    ours, theirs = (np.stack([1 - p, p], axis=1) for p in np.full((2, 40), 0.5))
+    ours[0] = 0.1, 0.9
+    theirs[0] = 0.9, 0.1
+    auroc = metrics()["auroc"]
+    candidate, champion = (
+        Scores.of(class_table(label, found + np.linspace(0, 0.01, 40)[:, None] * [-1, 1]))
+        for found in (ours, theirs)
+    )
+    pair = Pair(
+        "3",
+        "theirs",
+        partial(auroc.resampled, candidate),
+        partial(auroc.resampled, champion),
+        candidate.counted_units,
+        {},
+    )
+    decision = gate("auroc", TestSide(pair.units)).decide({"auroc": 1.0}, pair)
+    assert not decision.promoted
+    assert "undefined without one of the test examples" in decision.reason
+
+
+def test_examples_with_nothing_to_predict_are_no_evidence():
+    pair = language_pair(0.3)
+    units = np.where(np.arange(200) < 29, pair.units, -1)
+    counted = replace(pair, units=units)
+    assert decide(pair).promoted
+    few = decide(counted)
+    assert few.undecided
+    assert "29 independent test examples are too few" in few.reason
+
+
+def test_largest_number_of_compared_configurations_is_possible():
+    decision = decide(language_pair(0.3), compared=2**62)
+    assert decision.promoted
+    assert decide(language_pair(0.3, count=50), compared=2**62).undecided
+
+
 def test_models_without_a_difference_are_rarely_promoted():
     promoted = sum(decide(language_pair(0.0, seed=seed)).promoted for seed in range(100))
-    assert promoted <= 8
+    assert promoted <= 4
 
 
 def test_same_model_is_not_better_than_itself():
@@ -134,9 +180,9 @@ def test_champion_that_is_always_wrong_is_compared_by_the_difference():
 
 
 def test_evidence_counts_groups_not_examples():
-    units = np.repeat(np.arange(10), 100)
+    units = np.repeat(np.arange(40), 25)
     random = np.random.default_rng(4)
-    drift = random.normal(scale=0.05, size=10)[units]
+    drift = random.normal(scale=0.1, size=40)[units]
     weights = np.ones(1000)
     champion = np.full(1000, 2.0)
     candidate = champion * (0.985 + drift - drift.mean())
@@ -146,11 +192,98 @@ def test_evidence_counts_groups_not_examples():
     assert not decide(grouped).promoted
 
 
-@pytest.mark.parametrize(("count", "promoted"), [(5, False), (6, True)])
-def test_handful_of_examples_proves_nothing(count, promoted):
-    decision = decide(language_pair(0.5, count=count, noise=0.0))
+@pytest.mark.parametrize(("count", "promoted"), [(1, False), (29, False), (30, True)])
+@pytest.mark.parametrize("first", [True, False])
+def test_few_examples_leave_the_candidate_undecided(count, promoted, first):
+    pair = language_pair(0.5, count=count, noise=0.0)
+    made = gate(test=TestSide(pair.units))
+    decision = made.decide({"bits_per_byte": pair.value}, None if first else pair.pair)
     assert decision.promoted is promoted
-    assert ("too few to tell (6 needed)" in decision.reason) is not promoted
+    assert decision.undecided is not promoted
+    assert decision.units == count
+    if not promoted:
+        assert decision.reason.startswith("undecided: bits per byte ")
+        assert f"{count} independent test examples are too few to tell (30 need" in decision.reason
+        assert "data.test_share" in decision.reason
+
+
+def test_floor_that_is_missed_decides_however_few_the_examples():
+    pair = language_pair(0.5, count=5)
+    decision = decide(pair, floors={"bits_per_byte": 0.1})
+    assert not decision.undecided
+    assert decision.reason.startswith("not promoted: ")
+
+
+def test_small_level_needs_more_examples():
+    """Even a unanimous result among 30 is not enough for the 10,000th model."""
+    pair = language_pair(0.5, count=30, noise=0.0)
+    late = gate(test=TestSide(pair.units, earlier=9_999))
+    decision = late.decide({"bits_per_byte": pair.value}, pair.pair)
+    assert "30 independent test examples are too few to tell (32 needed)" in decision.reason
+
+
+def test_constant_advantage_below_the_margin_is_not_promoted():
+    pair = language_pair(0.0, noise=0.0)
+    tiny = replace(pair, candidate=pair.champion * (1 - 1e-10))
+    assert not decide(tiny).promoted
+    assert decide(replace(pair, candidate=pair.champion * (1 - 2e-3))).promoted
+
+
+@pytest.mark.parametrize(
+    ("compared", "earlier", "level"),
+    [(1, 0, 0.975), (10, 0, 0.9975), (1, 1, 1 - 0.05 / 6), (5, 3, 0.9995)],
+)
+def test_level_accounts_for_the_search_and_for_earlier_models(compared, earlier, level):
+    pair = language_pair(0.05)
+    made = gate(test=TestSide(pair.units, earlier=earlier), compared=compared)
+    decision = made.decide({"bits_per_byte": pair.value}, pair.pair)
+    assert decision.confidence == pytest.approx(level)
+    assert (decision.compared, decision.earlier) == (compared, earlier)
+    assert f"({100 * level:.4g} % interval" in decision.reason
+
+
+def test_all_models_on_one_test_side_share_the_probability_of_a_wrong_promotion():
+    levels = [gate(test=TestSide(np.arange(40), earlier=k)).level for k in range(10_000)]
+    assert 0.0499 < sum(1 - level for level in levels) < 0.05
+
+
+def test_improvement_that_one_model_shows_is_no_proof_for_the_hundredth():
+    pair = language_pair(0.006, seed=3)
+    decisions = [
+        gate(test=TestSide(pair.units, earlier=earlier)).decide(
+            {"bits_per_byte": pair.value}, pair.pair
+        )
+        for earlier in (0, 100)
+    ]
+    assert [item.promoted for item in decisions] == [True, False]
+
+
+def rival(pair, value):
+    mine = pair.pair.candidate
+    return Rival(
+        "the naive baseline", "bits_per_byte", mine, lambda weights: np.full(len(weights), value)
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_candidate_that_does_not_beat_the_baseline_is_not_promoted(first):
+    pair = language_pair(0.05)
+    given = {"bits_per_byte": pair.value}, None if first else pair.pair
+    good = gate().decide(*given, [rival(pair, 2 * pair.value)])
+    assert good.promoted
+    assert good.comparisons[0].other == pytest.approx(2 * pair.value)
+    assert good.comparisons[0].improvement.value == pytest.approx(0.5)
+    for value in (pair.value / 2, pair.value * 1.001):
+        decision = gate().decide(*given, [rival(pair, value)])
+        assert not decision.promoted
+        assert not decision.undecided
+        assert "not shown to be better than the naive baseline" in decision.reason
+
+
+def test_reason_names_the_baseline_if_there_is_no_champion():
+    pair = language_pair(0.05)
+    decision = gate().decide({"bits_per_byte": 2.0}, None, [rival(pair, 2 * pair.value)])
+    assert "50.0 % better than the naive baseline, and there is no champion yet" in decision.reason
 
 
 def sliced(worse_by):
@@ -217,7 +350,8 @@ def accuracy_pair(*worse, count=400):
 
 def decide_parts(pair, **limits):
     parts = ["mood", "topic"]
-    made = Gate(SUBJECT, GateConfig(**limits), "accuracy", HOW, DIRECTIONS, parts)
+    test = TestSide(pair.units)
+    made = Gate(SUBJECT, GateConfig(**limits), "accuracy", 0.95, DIRECTIONS, test, parts)
     return made.decide({"accuracy": pair.value}, pair.pair)
 
 

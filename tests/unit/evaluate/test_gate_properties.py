@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
-from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.gate import Gate
+from steadytrain.components.evaluate.gate import Gate, TestSide
 from steadytrain.components.shared.config import GateConfig
-from steadytrain.components.shared.records import GateRecord, Interval, Subject
+from steadytrain.components.shared.records import Comparison, GateRecord, Interval, Subject
 
 from support.means import DIRECTIONS, Means
 
-HOW = Resampling(samples=100, confidence=0.9, seed=0)
 SUBJECT = Subject(
     run_id="run", model_name="shapes", champion_alias="champion", weights_digest="mine", rules="r"
 )
 COUNT = 12
+TEST = TestSide(np.arange(COUNT))
+FEW = {"min_slice_examples": 1, "min_units": 2}
 METRICS = st.sampled_from(sorted(DIRECTIONS))
 SCORES = arrays(np.float64, COUNT, elements=st.floats(-1e6, 1e6, width=32))
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -42,7 +42,7 @@ def pair_of(candidate, champion, weights=None, slices=None):
 def decide(metric, pair, **limits):
     with np.errstate(all="ignore"):
         value = pair.value
-    gate = Gate(SUBJECT, GateConfig(**{"min_slice_examples": 1} | limits), metric, HOW, DIRECTIONS)
+    gate = Gate(SUBJECT, GateConfig(**FEW | limits), metric, 0.9, DIRECTIONS, TEST)
     return gate.decide({metric: value}, pair.pair)
 
 
@@ -126,7 +126,7 @@ def test_decision_on_any_scores_round_trips(metric, candidate, champion, weights
 @settings(max_examples=60, deadline=None)
 @given(metric=METRICS, value=ANY, floor=st.floats(allow_nan=False, allow_infinity=False))
 def test_floor_holds_for_any_number(metric, value, floor):
-    gate = Gate(SUBJECT, GateConfig(floors={metric: floor}), metric, HOW, DIRECTIONS)
+    gate = Gate(SUBJECT, GateConfig(floors={metric: floor}, **FEW), metric, 0.9, DIRECTIONS, TEST)
     promoted = gate.decide({metric: value}, None).promoted
     held = value >= floor if DIRECTIONS[metric] else value <= floor
     assert promoted is (held and math.isfinite(value))
@@ -139,9 +139,9 @@ def test_non_finite_limit_blocks_promotion(field, value):
     with pytest.raises(ValidationError, match="finite"):
         GateConfig(**{field: given_limit})
     # Even if such a limit gets through validation:
-    limits = GateConfig.model_construct(**(GateConfig().model_dump() | {field: given_limit}))
+    limits = GateConfig.model_construct(**(GateConfig(**FEW).model_dump() | {field: given_limit}))
     for metric in ("accuracy", "loss"):
-        gate = Gate(SUBJECT, limits, metric, HOW, DIRECTIONS)
+        gate = Gate(SUBJECT, limits, metric, 0.9, DIRECTIONS, TEST)
         assert not gate.decide({metric: 0.9, "accuracy": 0.9}, None).promoted
         champion = np.full(COUNT, 0.5)
         better = champion + (0.4 if metric == "accuracy" else -0.4)
@@ -161,6 +161,14 @@ GOOD = {
     "greater_is_better": True, "candidate": 0.9, "champion": 0.8, "champion_version": "3",
     "improvement": Interval(value=0.1, low=0.05, high=0.2), "margin": 0.0,
 }  # fmt: skip
+NONE = Interval(value=0.1, low=-0.01, high=0.2)
+BASELINE = Comparison(
+    what="the naive baseline",
+    metric="accuracy",
+    candidate=0.9,
+    other=0.8,
+    improvement=GOOD["improvement"],
+)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +188,12 @@ GOOD = {
         {"floors": {"accuracy": math.nan}},
         {"greater_is_better": False, "floors": {"accuracy": 0.85}},
         {"slices": {"few": math.nan}},
+        {"undecided": True},
+        {"comparisons": [BASELINE.model_copy(update={"improvement": NONE})]},
     ],
 )
 def test_inconsistent_promotion_record_is_rejected(change):
-    assert GateRecord(**GOOD).promoted
+    assert GateRecord(**GOOD, comparisons=[BASELINE]).promoted
     assert not GateRecord(**GOOD | change | {"promoted": False}).promoted
     with pytest.raises(ValidationError, match="promoted"):
         GateRecord(**GOOD | change)

@@ -17,19 +17,7 @@ from steadytrain.components.evaluate.measure import (
 )
 from steadytrain.components.evaluate.scores import Scores
 
-from support.evaluating import language_table
-
-
-def class_table(label, probabilities, **more):
-    probabilities = np.asarray(probabilities)
-    label = np.asarray(label)
-    loss = -np.log(probabilities[np.arange(len(label)), label])
-    table = language_table(loss, [1] * len(label), [0] * len(label), **more)
-    return (
-        table.append_column("label", pa.array(label, pa.int64()))
-        .append_column("prediction", pa.array(probabilities.argmax(axis=1), pa.int64()))
-        .append_column("probabilities", pa.array(list(probabilities), pa.list_(pa.float64())))
-    )
+from support.evaluating import class_table, language_table
 
 
 def random_classes(classes, count=120, seed=0):
@@ -122,6 +110,17 @@ def test_auroc_of_several_data_sets_is_the_mean_of_theirs():
     mine = scores.only(np.flatnonzero(np.asarray(part) == 1))
     assert point_values(mine)["auroc"] == pytest.approx(expected[1])
     assert "part" not in scores.columns
+
+
+def test_class_that_a_resample_lacks_is_left_out_of_its_auroc():
+    label, probabilities = random_classes(3)
+    scores = Scores.of(class_table(label, probabilities))
+    weights = np.array([label != 2, label == 0]).astype(float)
+    with_two, with_one = weighted_values(scores, weights, ["auroc"])["auroc"]
+    rows = label != 2
+    areas = [sk.roc_auc_score(label[rows] == index, probabilities[rows, index]) for index in (0, 1)]
+    assert with_two == pytest.approx(np.mean(areas))
+    assert math.isnan(with_one)
 
 
 def test_auroc_is_left_out_with_one_class():

@@ -1,4 +1,4 @@
-"""The paired bootstrap of two models: against SciPy, and where there is no answer."""
+"""The comparison of two models: against SciPy, and where there is no answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.classes import Classes
 from steadytrain.components.evaluate.paired import paired_differences, read_scores, unpaired
 from steadytrain.components.evaluate.scores import Scores
@@ -18,7 +17,7 @@ from steadytrain.components.shared.errors import BadInput
 
 from support.evaluating import language_table
 
-HOW = Resampling(4000, 0.95, 0)
+HOW = {"confidence": 0.95, "min_units": 30}
 
 
 def language(shift, count=200, **options):
@@ -32,7 +31,7 @@ def language(shift, count=200, **options):
 
 def test_interval_agrees_with_scipys_paired_bootstrap():
     first, second = language(0.0), language(-0.3)
-    found = paired_differences(first, second, ["loss"], HOW)["loss"]
+    found = paired_differences(first, second, ["loss"], **HOW)["loss"]
     theirs = stats.bootstrap(
         (first.loss, second.loss),
         lambda one, other, axis: (other.mean(axis) - one.mean(axis)) / 20,
@@ -51,7 +50,7 @@ def test_interval_agrees_with_scipys_paired_bootstrap():
 
 
 def test_difference_that_can_be_chance_names_no_better_model():
-    found = paired_differences(language(0.0), language(0.01), ["loss", "perplexity"], HOW)
+    found = paired_differences(language(0.0), language(0.01), ["loss", "perplexity"], **HOW)
     assert {name: item.better for name, item in found.items()} == {"loss": None, "perplexity": None}
 
 
@@ -59,7 +58,7 @@ def test_difference_that_can_be_chance_names_no_better_model():
 def test_better_follows_the_direction_of_the_metric(name, greater):
     label = np.array([0, 1] * 60)
     right, wrong = classifier(label, label), classifier(label, np.where(label, label, 1))
-    found = paired_differences(wrong, right, [name], HOW)[name]
+    found = paired_differences(wrong, right, [name], **HOW)[name]
     assert found.greater_is_better == greater
     assert (found.difference.low > 0) == greater
     assert found.better == 1
@@ -71,27 +70,28 @@ def classifier(label, prediction):
     return replace(language(0, len(label)), classes=Classes(label, prediction, sure))
 
 
-def test_few_examples_decide_nothing_however_large_the_difference():
-    found = paired_differences(language(0, 5), language(-20, 5), ["loss"], HOW)["loss"]
-    assert math.isnan(found.difference.low)
-    assert found.better is None
+@pytest.mark.parametrize(("count", "better"), [(1, None), (29, None), (30, 1)])
+def test_few_examples_decide_nothing_however_large_the_difference(count, better):
+    found = paired_differences(language(0, count), language(-20, count), ["loss"], **HOW)["loss"]
+    assert math.isnan(found.difference.low) is (better is None)
+    assert found.better == better
 
 
 def test_examples_of_one_group_count_once():
-    groups = [str(index // 50) for index in range(200)]
+    groups = [str(index // 7) for index in range(200)]
     first, second = language(0, group=groups), language(-20, group=groups)
-    assert paired_differences(first, second, ["loss"], HOW)["loss"].better is None
+    assert paired_differences(first, second, ["loss"], **HOW)["loss"].better is None
 
 
 def test_infinite_loss_decides_nothing():
     first, second = language(0), language(-1)
     second = replace(second, loss=np.append(second.loss[1:], np.inf))
-    assert paired_differences(first, second, ["loss"], HOW)["loss"].better is None
+    assert paired_differences(first, second, ["loss"], **HOW)["loss"].better is None
 
 
 def test_metric_of_other_spans_is_left_out():
     first, second = language(0), replace(language(-1), targets=np.full(200, 19.0))
-    found = paired_differences(first, second, ["loss", "bits_per_byte", "unknown"], HOW)
+    found = paired_differences(first, second, ["loss", "bits_per_byte", "unknown"], **HOW)
     assert set(found) == {"bits_per_byte"}
 
 

@@ -115,6 +115,7 @@ def test_events_of_all_writers_are_ordered_by_time(tmp_path):
 def test_clock_set_back_keeps_the_order(tmp_path, monkeypatch, back):
     clock, told = 1.8e9, []
     monkeypatch.setattr(stream_module.time, "time", lambda: clock)
+    monkeypatch.setattr(stream_module.time, "monotonic", lambda: 100.0)
     for number, stage in enumerate(["preprocess", "train", "train"]):
         stream = EventStream(JsonLines(tmp_path / f"{stage}.jsonl", job_id="r"))
         for change in (1.0, -back, 1.0):
@@ -126,6 +127,27 @@ def test_clock_set_back_keeps_the_order(tmp_path, monkeypatch, back):
     events = read_events(tmp_path)
     assert [event.message for event in events] == told
     assert events[-1].time - events[0].time == pytest.approx(5.0)
+
+
+def test_clock_set_back_between_an_event_and_its_line_keeps_the_order(tmp_path, monkeypatch):
+    wall, ticks = 1.8e9, 100.0
+    monkeypatch.setattr(stream_module.time, "time", lambda: wall)
+    monkeypatch.setattr(stream_module.time, "monotonic", lambda: ticks)
+    stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
+    stream.emit(Warned(stage="a", message="first", time=wall))
+    for message, back in (("created before the step", 3600.0), ("created before its line", 0.0)):
+        wall, ticks = wall + 0.5, ticks + 0.5
+        created = wall
+        wall, ticks = wall - back + 1e-5, ticks + 1e-5
+        stream.emit(Warned(stage="a", message=message, time=created))
+    wall -= 3600.0
+    wall, ticks = wall + 0.5, ticks + 0.5
+    created = wall
+    wall, ticks = wall + 1e-5, ticks + 1e-5
+    stream.emit(Warned(stage="a", message="created after the step", time=created))
+    stream.close()
+    found = [event.time - 1.8e9 for event in read_events(tmp_path)]
+    assert found == pytest.approx([0.0, 0.5, 1.0, 1.5], abs=1e-3)
 
 
 def test_event_about_an_earlier_time_keeps_that_time(tmp_path):

@@ -1,5 +1,8 @@
 """Tasks that can't run are rejected before any work starts, with their name and the fix."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +65,81 @@ def test_equal_tasks_have_equal_digests(tasks):
     name = tasks["choosing"]
     assert open_lm_tasks(asking(name)).digest == open_lm_tasks(asking(name)).digest
     assert open_lm_tasks(asking(name)).digest != open_lm_tasks(asking(tasks["reading"])).digest
+
+
+_FUNCTIONS = """
+from functools import partial
+
+def helper(doc):
+    return doc["question"]
+
+def asked(doc):
+    return helper(doc)
+
+def shortened(docs, longest=9):
+    return docs.map(lambda doc: {"question": doc["question"][:longest]})
+
+def first(instances, docs):
+    return [one[:1] for one in instances]
+
+def shown():
+    return [{"question": "a", "choices": ["b"], "answer": 0}]
+
+short = partial(shortened, longest=3)
+"""
+_DIGEST = """
+import sys, types
+from steadytrain.components.shared.config import GateConfig
+from steadytrain.components.shared.lm_tasks import open_lm_tasks
+asked = types.SimpleNamespace(
+    evaluation=types.SimpleNamespace(tasks=[sys.argv[1]]), gate=GateConfig(floors={}, metric=None)
+)
+print(open_lm_tasks(asked).digest)
+"""
+
+
+@pytest.fixture
+def with_functions(tmp_path):
+    """Return a task whose settings are functions, also within lists."""
+    tasks = write_tasks(tmp_path)
+    (tmp_path / "functions.py").write_text(_FUNCTIONS)
+    path = tmp_path / "functional.yaml"
+    path.write_text(
+        f"include: {tasks['answering']}\n"
+        "task: functional\n"
+        "doc_to_text: !function functions.asked\n"
+        "process_docs: !function functions.short\n"
+        "fewshot_config: {sampler: first_n, samples: !function functions.shown}\n"
+        "filter_list:\n"
+        "  - name: one\n"
+        "    filter:\n"
+        "      - {function: custom, filter_fn: !function functions.first}\n"
+    )
+    return path
+
+
+def test_functions_have_the_same_digest_in_every_process(with_functions):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _DIGEST, str(with_functions)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        for seed in "12"
+    ]
+    found = {process.communicate()[0].strip().rpartition("\n")[2] for process in processes}
+
+    assert len(found) == 1
+    assert all(found)
+
+
+def test_what_a_function_calls_counts_in_the_digest(with_functions):
+    before = open_lm_tasks(asking(str(with_functions))).digest
+    functions = with_functions.with_name("functions.py")
+    functions.write_text(_FUNCTIONS.replace('doc["question"]\n\ndef asked', '"?"\n\ndef asked'))
+
+    assert open_lm_tasks(asking(str(with_functions))).digest != before
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,18 @@ import contextlib
 import json
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from steadytrain.components.observe import endpoint
 from steadytrain.components.observe.prometheus import PrometheusSink
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared import plugins
@@ -97,11 +101,118 @@ def test_scrape_has_what_the_events_say(written, serving, port):
 
 
 def test_address_of_either_family_reaches_it(written, serving, port):
-    serving()
+    serving(prometheus_host="")
     scrape(port)
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     assert scrape(port, host="[::1]")["attempts_total",] == 3
+
+
+@pytest.mark.parametrize("in_a_pod", [False, True])
+def test_only_pods_listen_on_all_addresses(written, serving, port, monkeypatch, in_a_pod):
+    if in_a_pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    serving()
+    scrape(port)
+    # Every address of 127.0.0.0/8 is this machine's, but only one of them is listened to.
+    with contextlib.ExitStack() as expected:
+        if not in_a_pod:
+            expected.enter_context(pytest.raises(ConnectionRefusedError))
+        socket.create_connection(("127.0.0.2", port), timeout=20).close()
+
+
+def test_host_that_is_not_here_is_a_warning(written, serving):
+    serving(prometheus_host="203.0.113.1")
+    wait_for(lambda: warnings(written.workspace))
+    assert "prometheus_host '203.0.113.1'" in warnings(written.workspace)[0]
+
+
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def slow(clients, port, count, text=b"GET /metrics HTTP/1.1\r\n"):
+    for _ in range(count):
+        client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        with contextlib.suppress(OSError):
+            client.sendall(text)
+
+
+def test_hundreds_of_slow_clients_take_few_descriptors_and_delay_nobody(written, serving, port):
+    serving()
+    scrape(port)
+    before = open_descriptors()
+    with contextlib.ExitStack() as clients:
+        slow(clients, port, 300)
+        assert scrape(port)["attempts_total",] == 3
+        # The clients' own ends are descriptors of this process too.
+        wait_for(lambda: open_descriptors() - before < 300 + endpoint.MOST_CONNECTIONS + 10)
+
+
+def test_client_that_sends_a_byte_now_and_then_has_a_deadline(written, serving, port, monkeypatch):
+    monkeypatch.setattr(endpoint, "CLIENT_SECONDS", 1.0)
+    serving()
+    scrape(port)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 20:
+                client.sendall(b"x")
+                client.settimeout(0.1)
+                with contextlib.suppress(TimeoutError):
+                    if not client.recv(1):
+                        break
+        assert time.monotonic() - began < 20
+
+
+def test_long_headers_are_not_read(written, serving, port):
+    serving()
+    scrape(port)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        with contextlib.suppress(OSError):
+            client.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 10_000_000)
+        with contextlib.suppress(ConnectionResetError):
+            assert not client.recv(1)
+    assert scrape(port)["attempts_total",] == 3
+
+
+LACKING = """
+import resource, socket, sys, time
+from prometheus_client.registry import Collector
+from steadytrain.components.observe.endpoint import Endpoint
+
+class Nothing(Collector):
+    def collect(self):
+        return []
+
+port = int(sys.argv[1])
+Endpoint(port, Nothing(), "127.0.0.1")
+held = [socket.socket() for _ in range(20)]
+lowest = held[-1].fileno() + 1
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, lowest))
+print("full", flush=True)
+before = time.process_time()
+time.sleep(3)
+busy = time.process_time() - before
+held.pop().close()
+held.pop().close()
+print(busy, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lack_of_descriptors_delays_a_scrape_and_nothing_else(tmp_path):
+    """The process cannot accept for three seconds, in which it is idle."""
+    port = free_port()
+    command = [sys.executable, "-c", LACKING, str(port)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "full\n"
+        assert fetch(port) == ""
+        assert float(process.stdout.readline()) < 1.5
+        _, said = process.communicate()
+    assert (process.returncode, said) == (0, "")
 
 
 def test_only_metrics_are_served(written, serving, port):

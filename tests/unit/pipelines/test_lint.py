@@ -5,7 +5,8 @@ import warnings
 import pytest
 import yaml
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.pipelines.compile import checked, compile_pipeline
 from steadytrain.pipelines.lint import UnsafePipeline, lint, read_pipeline
 
@@ -196,3 +197,23 @@ def test_every_executor_has_limits(tmp_path):
         assert resources["cpuRequest"] <= resources["cpuLimit"], name
         assert resources["memoryRequest"] < resources["memoryLimit"], name
     assert yaml.safe_dump(spec)
+
+
+def test_steps_reserve_what_the_configuration_says(tmp_path):
+    given = load("causal-lm", ["pipeline.resources={train: {cpu: 24, memory: 3Gi}}"])
+    wanted = given.pipeline.resources
+    path = compile_pipeline(tmp_path / "pipeline.yaml", resources=wanted)
+    spec, _ = read_pipeline(path)
+    executors = spec["deploymentSpec"]["executors"]
+    train = executors["exec-train"]["container"]["resources"]
+    assert (train["resourceCpuRequest"], train["resourceMemoryRequest"]) == ("24", "3Gi")
+    assert train["resourceCpuLimit"] == "24", "a request is never above its limit"
+    usual, _ = read_pipeline(compile_pipeline(tmp_path / "usual.yaml"))
+    for name, executor in usual["deploymentSpec"]["executors"].items():
+        if name != "exec-train":
+            assert executors[name]["container"]["resources"] == executor["container"]["resources"]
+
+
+def test_resources_of_an_unknown_step_are_rejected():
+    with pytest.raises(ConfigError, match=r"pipeline\.resources"):
+        load("causal-lm", ["pipeline.resources={training: {cpu: 1}}"])

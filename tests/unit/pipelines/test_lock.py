@@ -11,10 +11,11 @@ import threading
 
 import pytest
 
-from steadytrain.components.shared.errors import RunBusy
+from steadytrain.components.shared.errors import RunBusy, StorageError
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.lock import holder, run_lock
 
+from support.disks import fill, small_file_system
 from support.holding import holding
 
 HOLD = """
@@ -52,6 +53,15 @@ def test_second_holder_sees_who_holds_the_run_and_what_to_do(workspace, other):
         assert part in text
     assert holder(workspace).pid == other.pid
     assert holder(workspace).alive()
+
+
+def test_full_disk_is_a_storage_error(tmp_path):
+    with small_file_system(tmp_path / "disk", "size=64k") as disk:
+        workspace = Workspace(disk, "tiny")
+        workspace.locks.mkdir(parents=True)
+        fill(disk)
+        with pytest.raises(StorageError, match="No space left"), run_lock(workspace):
+            pass
 
 
 def test_query_does_not_block_a_run(workspace):

@@ -254,3 +254,11 @@ def test_progress_bar_continues_after_a_recovery():
     steps = [training_step(step, float(step)) for step in (1, 2)]
     out = shown(FAILED, decided, attempt(2), STARTED, *steps, terminal=True)
     assert f"/{STARTED.max_steps:,}" in out
+
+
+@pytest.mark.parametrize("error", ["Stopped", "KeyboardInterrupt"])
+def test_stopped_step_is_no_error(error):
+    event = StepFailed(stage="train", error=error, message="stopped")
+    assert shown(event) == "train: stopped\n"
+    assert event.severity == "info"
+    assert StepFailed(stage="train", error="TrainingFailed", message="x").severity == "error"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -13,9 +16,16 @@ import pytest
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent import processes as killing
 from steadytrain.components.train.agent.processes import alive
 from steadytrain.pipelines import step_forks, step_processes
-from steadytrain.pipelines.step_processes import StepProcesses
+from steadytrain.pipelines.dag import END_NOW
+from steadytrain.pipelines.step_processes import StepProcesses, died
+
+from support.command import wait_for
+from support.fuse import STUCK, mirror
+
+__all__ = ["mirror"]
 
 SLOW = "import time\ntime.sleep(0.2)\n"
 ORIGIN = """
@@ -51,6 +61,20 @@ def probe():
     with open(os.environ["TOLD"], "w") as file:
         json.dump(told, file)
     print("said", "aloud")
+"""
+
+
+PIPELINE = """
+import json, pathlib, signal, sys
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.pipelines import step_processes
+from steadytrain.pipelines.dag import END_NOW
+step_processes.KILL_SECONDS = 1.0
+workspace = Workspace(pathlib.Path(sys.argv[1]), "tiny")
+workspace.create()
+processes = step_processes.StepProcesses(workspace)
+signal.signal(END_NOW, lambda *_: processes.end_now())
+processes.run(json.loads(sys.argv[2]))
 """
 
 
@@ -154,6 +178,44 @@ def test_leftover_processes_end_with_their_step(processes, tmp_path):
     assert processes._template.pid == template
 
 
+def test_leftover_that_cannot_be_killed_fails_the_step_but_blocks_no_other(
+    processes, mirror, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(killing, "KILL_SECONDS", 1.0)
+    behind, seen = mirror
+    (behind / STUCK).touch()
+    source = (
+        "import pathlib, subprocess, time\n"
+        "def probe():\n"
+        f"    child = subprocess.Popen(['cat', {str(seen / STUCK)!r}], stdout=-3, stderr=-3)\n"
+        "    while 'request' not in pathlib.Path(f'/proc/{child.pid}/wchan').read_text():\n"
+        "        time.sleep(0.02)"
+    )
+    assert processes.run(command(source)) == 1
+    assert processes.run(command("def probe(): pass")) == 0
+    (failed,) = read_events(processes._workspace.events)
+    assert (failed.stage, failed.error) == ("probe", "Unkillable")
+    assert "disk-sleep in request" in failed.message
+
+
+def test_pipeline_ends_although_its_step_cannot_be_killed(tmp_path, mirror):
+    behind, seen = mirror
+    (behind / STUCK).touch()
+    told = tmp_path / "pid"
+    step = (
+        "import os, pathlib\n"
+        "def probe():\n"
+        f"    pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        f"    pathlib.Path({str(seen / STUCK)!r}).read_bytes()"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", PIPELINE, str(tmp_path / "output"), json.dumps(command(step))]
+    )
+    wait_for(lambda: told.exists() and told.read_text())
+    program.send_signal(END_NOW)
+    assert program.wait(60) == 1
+
+
 def test_template_that_is_killed_ends_its_step_and_is_replaced(processes):
     source = "import os, time\ndef probe():\n    os.kill(os.getppid(), 9)\n    time.sleep(600)"
     template = processes._template.pid
@@ -228,3 +290,16 @@ def processes_ran(processes, name):
 def wait_for_end(template):
     while template.alive:
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [(-signal.SIGKILL, "the kernel sends"), (-signal.SIGABRT, "without memory; the log ends")],
+)
+def test_cause_of_a_signal_and_the_limit_of_the_shell_are_named(monkeypatch, status, cause):
+    assert "ulimit" not in died("train", status).message
+    limit = (4_000_000_000, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limit)
+    message = died("train", status).message
+    assert cause in message
+    assert "`ulimit -v` limits its memory to 4 GB" in message

@@ -155,3 +155,16 @@ def test_local_gpu_memory_counts(monkeypatch, tmp_path):
     assert 0 < own["hardware"]["host_memory"] <= psutil.virtual_memory().total
     named, _ = plan("--gpu", "h100")
     assert named["hardware"]["host_memory"] is None
+
+
+def test_plan_without_options_is_for_the_machine_that_run_would_use(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    own, told = plan(source="causal-lm")
+    assert own["hardware"]["gpu"] == "CPU"
+    assert "--gpu any" in told
+    assert "assumed" in own["offer"]["timed_by"]
+    chosen, _ = plan("--gpu", "any", source="causal-lm")
+    assert chosen["hardware"]["gpu"] != "CPU"
+    for setting in ("compute.nodes=2", "compute.launcher=trainjob", "compute.device=cuda"):
+        elsewhere, _ = plan("--set", setting, source="causal-lm")
+        assert elsewhere["hardware"]["gpu"] != "CPU", setting

@@ -263,6 +263,27 @@ def test_steps_come_from_the_prepared_data(configure):
     assert chosen(plan)["training.save_steps"] is None, "Young's interval, like in a run"
 
 
+def test_plan_says_what_the_prepared_data_leave_out(configure, tmp_path):
+    config = configure()
+    side = SideRecord(shards=[], rows=100, documents=300, tokens=70_000)
+    DataRecord(
+        folder=str(tmp_path),
+        fingerprint="f",
+        task="supervised_finetuning",
+        sides={"train": side, "validation": side, "test": side},
+        test_records="",
+        split_digest="s",
+    ).save(Workspace.of(config).record("preprocess"))
+    expected = []
+    for count in (0, 51):
+        card = {"duplicates": {"near_duplicate": count}, "near_duplicate_threshold": 0.9}
+        (tmp_path / "card.json").write_text(json.dumps(card))
+        remarks = plan_training(config, all_gpus(), find_gpu("h100")).remarks
+        expected.append([remark for remark in remarks if "near_duplicate" in remark])
+    assert expected[0] == []
+    assert "51 near_duplicate (data.near_duplicate_threshold = 0.9)" in expected[1][0]
+
+
 def test_time_is_unknown_without_data_and_steps(make_plan):
     plan = make_plan("h100", training__max_steps=-1)
     assert plan.length.steps is None

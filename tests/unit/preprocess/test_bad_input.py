@@ -5,6 +5,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,9 @@ def test_folder_without_readable_files(tmp_path: Path, configure: Any) -> None:
     (tmp_path / "folder" / "picture.png").write_bytes(b"x")
     unread = refused(configure(tmp_path / "folder"))
     assert "has a suffix that is read" in unread.message
-    assert "known suffixes are .jsonl, .ndjson, .json, .csv" in unread.remedy
+    assert "known suffixes are .jsonl, .ndjson, .json, .csv, .tsv" in unread.remedy
     assert (
-        "known suffixes are .jsonl, .ndjson, .json, .csv"
+        "known suffixes are .jsonl, .ndjson, .json, .csv, .tsv"
         in refused(configure(tmp_path / "folder")).remedy
     )
     everything = configure(tmp_path / "folder", exclude=["*"])
@@ -92,7 +93,8 @@ def test_too_many_bad_records(tmp_path: Path, configure: Any) -> None:
     config = configure(path)
     error = refused(config, DataError)
     assert "2 of 20 records are defective (10.00%)" in error.message
-    assert "empty_field" in error.message
+    assert f"the first is line 19 of {path}: text is empty: {{'text': ''}}" in error.message
+    assert f"the first is line 20 of {path}: text is absent or null" in error.message
     assert kept_quarantine(config, error) == ["empty_field", "missing_field"]
 
 
@@ -212,6 +214,7 @@ def test_equal_texts_with_different_labels_are_why_no_label_is_left(
     error = refused(configure(path, **CLASSES), DataError)
     assert "0 different labels" in error.message
     assert "20 of all records are left out as duplicates" in error.message
+    assert "20 conflicting_label" in error.message
 
 
 def test_column_with_a_distinct_label_per_record(
@@ -226,6 +229,20 @@ def test_empty_side(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2))
     error = refused(configure(path), DataError)
     assert "side of the split is empty: there are 2 usable records" in error.message
+    assert "left out" not in error.message
+
+
+def test_near_duplicates_are_why_a_side_is_empty(tmp_path: Path, configure: Any) -> None:
+    rows = [{"text": f"{sentence(1, words=200)} {number}"} for number in range(40)]
+    config = configure(write_jsonl(tmp_path / "x.jsonl", rows))
+    error = refused(config, DataError)
+    reasons = Counter(kept_quarantine(config, error))
+    assert reasons.keys() <= {"near_duplicate", "leakage"}
+    assert "there are 1 usable records, and left out are" in error.message
+    for reason, count in reasons.items():
+        assert f"{count} {reason}" in error.message
+    assert "(data.near_duplicate_threshold = 0.85)" in error.message
+    assert "raise data.near_duplicate_threshold or set it to null" in error.remedy
 
 
 def test_unimportable_task(tmp_path: Path, configure: Any) -> None:
@@ -298,9 +315,32 @@ def test_wholly_damaged_file(tmp_path: Path, configure: Any, name: str) -> None:
     assert name in refused(configure(tmp_path / name), DataError).message
 
 
-def test_unclosed_quote(tmp_path: Path, configure: Any) -> None:
-    (tmp_path / "x.csv").write_text('text\n"good"\n"bad\nmore\n')
-    assert "line 3 is never closed" in refused(configure(tmp_path / "x.csv"), DataError).message
+def test_a_run_does_not_read_what_it_writes(tmp_path: Path, configure: Any) -> None:
+    """The output folder is in the source, as if both were the current folder."""
+    write_jsonl(tmp_path / "x.jsonl", texts(60))
+    config = configure(tmp_path)
+    first = run(config)
+    card = json.loads(first.path("card.json").read_text())
+    assert card["records"] == 60
+    again = configure(tmp_path, run_name="again")
+    assert run(again).fingerprint == first.fingerprint
+    (tmp_path / "x.jsonl").unlink()
+    with pytest.raises(BadInput, match="files are in the output folder"):
+        run(again)
+
+
+def test_unclosed_list(tmp_path: Path, configure: Any) -> None:
+    (tmp_path / "x.json").write_text('[{"text": "a"}, {"text": "b"}')
+    message = refused(configure(tmp_path / "x.json"), DataError).message
+    assert "the list is not closed after record 2" in message
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt"])
+def test_lines_in_utf_16(tmp_path: Path, configure: Any, name: str) -> None:
+    (tmp_path / name).write_text('{"text": "a"}\n', encoding="utf-16")
+    error = refused(configure(tmp_path / name), DataError)
+    assert f"{name} is UTF-16" in error.message
+    assert "iconv" in error.remedy
 
 
 def test_output_that_cannot_be_written(tmp_path: Path, configure: Any) -> None:

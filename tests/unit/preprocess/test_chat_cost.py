@@ -75,8 +75,9 @@ def test_work_is_linear_in_the_messages(turns: int) -> None:
     offsets += [(place, place + 1) for place in range(4 * turns)]
     spans = [(4 * turn + 1, 4 * turn + 2) for turn in range(turns)]
     Counting.looks = 0
-    targets = encoding._targets("r.e\n" * turns, spans, ids, offsets, {2})
-    assert targets == [0, 1, 1, 0] * turns
+    encoded = encoding._chosen("r.e\n" * turns, spans, ids, offsets, {2})
+    assert encoded.targets == [0, 1, 1, 0] * turns
+    assert encoded.ends == {2}
     assert Counting.looks < 40 * turns
 
 
@@ -167,16 +168,16 @@ def test_many_small_records_make_many_chunks(tmp_path: Path) -> None:
     assert sizes == [CHUNK_ROWS, 3]
 
 
-def test_unterminated_csv_record_is_rejected_before_it_fills_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("content", ["," * 200 + "\n", '"' + "a\n" * 100])
+def test_csv_record_that_is_too_long_is_a_defect_before_it_fills_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    from steadytrain.components.preprocess import formats
+    from steadytrain.components.preprocess import delimited
     from steadytrain.components.preprocess.inputs import find_inputs
-    from steadytrain.components.shared.errors import DataError
 
-    monkeypatch.setattr(formats, "LINE_LIMIT", 100)
-    for content in ("," * 200, '"a\n",' * 100):
-        (tmp_path / "x.csv").write_text("text\n" + content)
-        data = DataConfig(source=[str(tmp_path / "x.csv")])
-        with pytest.raises(DataError, match=r"x\.csv: a record has more than 100 characters"):
-            list(find_inputs(data).chunks(data, tmp_path))
+    monkeypatch.setattr(delimited, "LINE_LIMIT", 100)
+    (tmp_path / "x.csv").write_text("text\n" + content + "good\n")
+    data = DataConfig(source=[str(tmp_path / "x.csv")])
+    rows = [row for chunk in find_inputs(data).chunks(data, tmp_path) for _, _, row in chunk.rows()]
+    assert "a row of more than 100 characters" in rows[0].detail
+    assert rows[-1] == {"text": "good"}

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
@@ -14,9 +16,17 @@ from steadytrain.components.preprocess.duplicates import (
     band_name,
     find_duplicates,
 )
-from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows, bands, sign
+from steadytrain.components.preprocess.own_text import OwnSignatures, sign_own
+from steadytrain.components.preprocess.parallel import Workers
+from steadytrain.components.preprocess.signatures import (
+    PERMUTATIONS,
+    band_rows,
+    bands,
+    shingles,
+    sign,
+)
 from steadytrain.components.preprocess.split import SIDES, content_id
-from steadytrain.components.preprocess.spool import Batch, Spool
+from steadytrain.components.preprocess.spool import SCHEMA, Batch, Spool
 
 from support.data import sentence
 
@@ -29,8 +39,8 @@ Spooled = tuple[str, int, int]
 def spool_of(folder: Path, records: list[Spooled]) -> Spool:
     """Return a spool of (content, side, label) records, in that order."""
     spool = Spool(folder, 0)
-    signatures = sign([content for content, _, _ in records])
-    hashes = bands(signatures, ROWS)
+    contents = [content for content, _, _ in records]
+    hashes = bands(signed(contents), ROWS)
     labels = np.array([label for _, _, label in records], dtype=np.uint64)
     identities = b"".join(content_id(content) for content, _, _ in records)
     arrays: dict[str, NDArray[np.generic]] = {
@@ -38,20 +48,38 @@ def spool_of(folder: Path, records: list[Spooled]) -> Spool:
         "sides": np.array([side for _, side, _ in records], dtype=np.uint8),
         "labels": labels,
         "variants": labels,
-        "signatures": signatures,
         **{band_name(band): hashes[:, band] for band in range(hashes.shape[1])},
     }
-    spool.add(Batch([], arrays, len(records)))
+    rows = [{"number": number, "content": content} for number, content in enumerate(contents)]
+    batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
+    spool.add(Batch([(0, 0, len(records))], arrays, len(records), batch))
     spool.close()
     return spool
 
 
-def find(spool: Spool, *, conflicts: bool = False, threshold: float | None = THRESHOLD) -> Findings:
+def signed(contents: list[str]) -> NDArray[np.uint32]:
+    return sign(*shingles(contents))
+
+
+def find(
+    spool: Spool,
+    *,
+    conflicts: bool = False,
+    threshold: float | None = THRESHOLD,
+    sign_again: Callable[[NDArray[np.uint32]], OwnSignatures] | None = None,
+) -> Findings:
+    def whole(numbers: NDArray[np.uint32]) -> OwnSignatures:
+        nothing = np.zeros(0, np.uint64)
+        return sign_own(
+            spool, numbers, shared=nothing, compared=None, rows=ROWS, workers=Workers(1)
+        )
+
     return find_duplicates(
         spool,
         threshold=threshold,
         bands=PERMUTATIONS // ROWS,
         conflicts=conflicts,
+        sign_again=sign_again or whole,
         progress=lambda done, total: None,
     )
 
@@ -108,12 +136,19 @@ def test_remaining_records_are_not_near_duplicates(tmp_path: Path) -> None:
     records = [(text, (TRAIN, TEST)[number % 2], 0) for number, text in enumerate(chain)]
     found = verdicts(tmp_path / "s", records)
     kept = [record for record in records if not found[record]]
-    signatures = sign([text for text, _, _ in kept])
+    signatures = signed([text for text, _, _ in kept])
     hashes = bands(signatures, ROWS)
     assert 1 <= len(kept) < len(records)
     for one, two in itertools.combinations(range(len(kept)), 2):
         similar = np.mean(signatures[one] == signatures[two]) >= THRESHOLD
         assert not (similar and (hashes[one] == hashes[two]).any())
+
+
+def test_near_duplicates_have_the_same_label(tmp_path: Path) -> None:
+    records = [(near(1, word), TRAIN, label) for word, label in (("a", 1), ("b", 2), ("c", 1))]
+    assert sorted(verdicts(tmp_path / "s", records).values()) == ["", "", "near_duplicate"]
+    held_out = [(near(2, "a"), TEST, 1), (near(2, "b"), TRAIN, 2), (near(2, "c"), TRAIN, 1)]
+    assert list(verdicts(tmp_path / "t", held_out).values()) == ["", "", "leakage"]
 
 
 def test_near_duplicates_need_a_threshold(tmp_path: Path) -> None:
@@ -130,15 +165,17 @@ def test_equal_content_with_conflicting_labels_is_set_aside(tmp_path: Path) -> N
 def test_estimate_is_near_the_true_similarity() -> None:
     words = [f"w{number}" for number in range(2000)]
     one, two = " ".join(words[:1500]), " ".join(words[150:1650])
-    shingles = [{tuple(text.split()[i : i + 5]) for i in range(1496)} for text in (one, two)]
-    true = len(shingles[0] & shingles[1]) / len(shingles[0] | shingles[1])
-    signatures = sign([one, two])
+    sets = [{tuple(text.split()[i : i + 5]) for i in range(1496)} for text in (one, two)]
+    true = len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+    signatures = signed([one, two])
     assert np.mean(signatures[0] == signatures[1]) == pytest.approx(true, abs=0.12)
 
 
 def test_texts_without_spaces_are_compared_by_character() -> None:
     one = "深い森の奥に小さな家があり、老いた時計職人が静かに暮らしていた。"
-    signatures = sign([one * 3, one * 3 + "終", "全く別の文章で、似たところは何もないはずだ。" * 3])
+    signatures = signed(
+        [one * 3, one * 3 + "終", "全く別の文章で、似たところは何もないはずだ。" * 3]
+    )
     assert np.mean(signatures[0] == signatures[1]) > 0.7
     assert np.mean(signatures[0] == signatures[2]) < 0.3
 
@@ -150,25 +187,32 @@ def test_bands_find_pairs_at_the_threshold(threshold: float) -> None:
 
 
 def peak_bytes(folder: Path, count: int) -> int:
-    """Return the peak memory of finding duplicates among random records."""
+    """Return the peak memory of finding duplicates among random records, each with a copy."""
     generator = np.random.default_rng(count)
     signatures = generator.integers(0, 2**32, (count, PERMUTATIONS), dtype=np.uint32)
+    signatures[1::2] = signatures[::2]
     hashes = bands(signatures, ROWS)
     arrays: dict[str, NDArray[np.generic]] = {
         "ids": generator.integers(0, 256, (count, 16), dtype=np.uint8),
         "sides": generator.integers(0, 3, count, dtype=np.uint8),
         "labels": np.zeros(count, dtype=np.uint64),
         "variants": generator.integers(0, 2**63, count, dtype=np.uint64),
-        "signatures": signatures,
         **{band_name(band): hashes[:, band] for band in range(hashes.shape[1])},
     }
     spool = Spool(folder, 0)
     spool.add(Batch([], arrays, count))
     spool.close()
+    signatures.tofile(folder / "own-signatures.bin")
+    generator.integers(0, 2**63, hashes.T.shape, dtype=np.uint64).tofile(folder / "own-bands.bin")
     del signatures, hashes, arrays
+
+    def again(numbers: NDArray[np.uint32]) -> OwnSignatures:
+        assert len(numbers) == count
+        return OwnSignatures(numbers, 1, folder / "own-signatures.bin", folder / "own-bands.bin")
+
     tracemalloc.start()
     try:
-        find(spool, conflicts=True)
+        find(spool, conflicts=True, sign_again=again)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -148,13 +148,18 @@ def test_reader_that_crashes_is_an_error_and_the_next_file_is_read(
         assert list(apart.iterate("x", counting, 3)) == [0, 1, 2]
 
 
-def test_values_without_a_python_type_are_row_defects() -> None:
+def test_values_without_a_python_type_are_defects_of_rows_that_need_them() -> None:
     when = pa.array([0, 2**62], pa.timestamp("s"))
     batch = pa.record_batch({"text": ["a", "b"], "when": when})
     (chunk,) = tables("x", [batch])
     first, second = (row for *_, row in chunk.rows())
     assert not isinstance(first, Defect)
-    assert isinstance(second, Defect)
+    assert not isinstance(second, Defect)
+    assert list(second) == ["text", "when"]
+    assert second["text"] == second.get("text") == "b"
+    for read in (second.get, second.__getitem__):
+        with pytest.raises(Defect, match="when is a value that Python does not have"):
+            read("when")
 
 
 def test_dictionary_is_not_copied_for_every_row() -> None:

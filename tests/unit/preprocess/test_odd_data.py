@@ -14,7 +14,7 @@ import pytest
 
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.labels import alike_labels
-from steadytrain.components.preprocess.signatures import sign
+from steadytrain.components.preprocess.signatures import shingles, sign
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.split import content_id, side_of
 from steadytrain.components.preprocess.step import run
@@ -161,7 +161,7 @@ def test_unicode_forms_share_a_split_and_a_signature() -> None:
     for seed in range(20):
         sides = {side_of(b"", f"{form} {seed}", data) for form in (NFC, NFD)}
         assert len(sides) == 1
-    first, second = sign([NFC, NFD])
+    first, second = sign(*shingles([NFC, NFD]))
     assert (first == second).all()
 
 
@@ -182,3 +182,23 @@ def test_weights_of_other_classes_are_rejected_also_for_data_that_are_prepared(
             run(weighted)
         assert "one weight for each of l0, l1" in caught.value.remedy
         run(plain)
+
+
+@pytest.mark.parametrize("group", [None, "when"])
+def test_value_that_cannot_be_read_matters_only_if_it_is_needed(
+    tmp_path: Path, group: str | None
+) -> None:
+    """A date of the year 30,000 in every fourth row."""
+    days = pa.array([10_240_000 if n % 4 == 0 else n for n in range(40)], pa.date32())
+    table = pa.table({"text": [f"text {n}" for n in range(40)], "when": days})
+    pq.write_table(table, tmp_path / "x.parquet")
+    data = DataConfig(source=[str(tmp_path / "x.parquet")], columns={"group": group})
+    encoder, defects = open_encoder(data), []
+    for row in rows(tmp_path / "x.parquet", tmp_path):
+        try:
+            check(row, data, encoder)
+        except Defect as defect:
+            defects.append(defect.detail)
+    unreadable = [text for text in defects if "when is a value that Python does not have" in text]
+    assert len(unreadable) == (10 if group else 0)
+    assert bool(defects) == bool(group)

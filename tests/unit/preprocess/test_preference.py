@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from trl.data_utils import extract_prompt
 
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Fitted
@@ -13,6 +14,7 @@ from steadytrain.components.tasks.encoding.preference import PreferenceEncoder, 
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
 from support.tiny import make_tokenizer
+from support.weight_digests import CHATML
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,73 @@ FORMS = {
         "rejected": [said("user", "why?"), said("assistant", "no")],
     },
 }
+
+
+SYSTEM, QUESTION = said("system", "be brief"), said("user", "why?")
+EARLIER = [said("user", "hi"), said("assistant", "hello")]
+SO, NO = said("assistant", "so"), said("assistant", "no")
+WHOLE = {
+    "text": ("why?", [QUESTION], [QUESTION]),
+    "list": ([QUESTION], [QUESTION], [QUESTION]),
+    "white space": ("why? ", [QUESTION], [QUESTION]),
+    "list with a system message": ([SYSTEM, QUESTION], [SYSTEM, QUESTION], [SYSTEM, QUESTION]),
+    "system message in the answers alone": ("why?", [SYSTEM, QUESTION], [SYSTEM, QUESTION]),
+    "system message in the prompt alone": ([SYSTEM, QUESTION], [QUESTION], [SYSTEM, QUESTION]),
+    "system message as the prompt": ([SYSTEM], [QUESTION], [SYSTEM, QUESTION]),
+    "first turn": ("hi", [*EARLIER, QUESTION], [*EARLIER, QUESTION]),
+    "last turn": ("why?", [*EARLIER, QUESTION], [*EARLIER, QUESTION]),
+    "continued": ([SYSTEM, *EARLIER], [QUESTION], [SYSTEM, *EARLIER, QUESTION]),
+    "answers alone": ([*EARLIER, QUESTION], [], [*EARLIER, QUESTION]),
+}
+"""By name: a prompt, what both answers begin with, and what the model gets before its answer."""
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_the_prompt_of_whole_conversations_is_learned_once(tmp_path, form):
+    """The layout of UltraFeedback. The tokens are compared with those of the chat template."""
+    tokenizer = make_tokenizer(50)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(tmp_path)
+    prompt, start, context = WHOLE[form]
+    record = {"prompt": prompt, "chosen": [*start, SO], "rejected": [*start, NO]}
+    content = encoder().read(record)
+    (found,) = PreferenceRows(tmp_path, 512).encode([content])
+    values = found.rows[0].values
+    ids = values["input_ids"].tolist()
+    parts = [
+        tokenizer.apply_chat_template([*context, answer], tokenize=True, return_dict=False)
+        for answer in (SO, NO)
+    ]
+    assert ids == parts[0] + parts[1]
+    assert values["lengths"].tolist() == [len(part) for part in parts]
+    learned = tokenizer.decode(values["input_ids"][values["targets"] == 1])
+    assert learned == "so<|end|>no<|end|>"
+
+
+@pytest.mark.parametrize("prompt", ["why?", [QUESTION]])
+def test_whole_conversations_are_divided_as_trl_does(prompt):
+    turns = [SYSTEM, *EARLIER, QUESTION]
+    record = {"prompt": prompt, "chosen": [*turns, SO], "rejected": [*turns, NO]}
+    expected = extract_prompt({"chosen": record["chosen"], "rejected": record["rejected"]})
+    assert json.loads(encoder().read(record).text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected"),
+    [
+        ("where?", [QUESTION, SO], [QUESTION, NO]),
+        ([said("user", "where?")], [QUESTION, SO], [QUESTION, NO]),
+        ([said("system", "be long"), QUESTION], [SYSTEM, QUESTION, SO], [SYSTEM, QUESTION, NO]),
+        ("why?", [SYSTEM, QUESTION, SO], [QUESTION, NO]),
+        ("why?", [QUESTION, SO], "no"),
+        ("why?", "so", [QUESTION, NO]),
+        ("why?", [QUESTION, SO], [said("user", "where?"), NO]),
+    ],
+)
+def test_a_prompt_that_the_answers_do_not_begin_with_is_a_defect(prompt, chosen, rejected):
+    with pytest.raises(Defect, match="prompt is not what chosen and rejected begin with") as caught:
+        encoder().read({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    assert caught.value.reason == "prompt_mismatch"
 
 
 @pytest.mark.parametrize("form", FORMS)

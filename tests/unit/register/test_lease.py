@@ -1,6 +1,5 @@
 """The lock, in a folder and on S3: one holder at a time, and a dead holder is replaced."""
 
-import json
 import os
 import signal
 import threading
@@ -104,33 +103,79 @@ def test_killed_process_releases_a_file_lock(tmp_path):
             pass
 
 
-def test_dead_s3_holder_is_superseded_after_its_lease(bucket):
-    storage = S3Storage(f"{bucket}/x.lock")
-    storage.write(f"{7:020d}", json.dumps({"owner": "dead", "expires": time.time() - 1}).encode())
-    with lease(bucket, "x", wait_seconds=0):
+def held_by_another(expiry_seconds, number=7):
+    """Write the object of a holder that never renews it."""
+    holder = module._Holder(
+        owner="a", pid=1, renewals=0, expiry_seconds=expiry_seconds, released=False
+    )
+    content = holder.model_dump_json().encode()
+    S3Storage("s3://locks/team/x.lock").write(f"{number:020d}", content)
+
+
+def test_dead_s3_holder_is_superseded_once_it_was_silent_for_its_expiry_time(bucket):
+    held_by_another(expiry_seconds=0.2)
+    with pytest.raises(RunBusy), lease(bucket, "x", wait_seconds=0):
+        pass
+    with lease(bucket, "x", wait_seconds=30):
+        assert objects() == [f"x.lock/{8:020d}"]
+
+
+def test_damaged_object_counts_as_a_silent_holder(bucket):
+    S3Storage(f"{bucket}/x.lock").write(f"{7:020d}", b"{")
+    with lease(bucket, "x", wait_seconds=30, expiry_seconds=0.2):
         assert objects() == [f"x.lock/{8:020d}"]
 
 
 def test_live_s3_holder_is_waited_for(bucket):
-    storage = S3Storage(f"{bucket}/x.lock")
-    storage.write(f"{7:020d}", json.dumps({"owner": "a", "expires": time.time() + 60}).encode())
+    held_by_another(expiry_seconds=60)
     with pytest.raises(RunBusy), lease(bucket, "x", wait_seconds=0.05):
         pass
 
 
-def test_slow_holder_on_s3_is_stopped_before_it_acts(bucket):
-    with lease(bucket, "x", expiry_seconds=0.05) as check:
-        time.sleep(0.06)
-        with pytest.raises(StorageError, match="expired"):
+def test_clock_that_was_set_forward_takes_nothing_away(bucket, monkeypatch):
+    now = time.time
+    with lease(bucket, "x") as check:
+        monkeypatch.setattr(time, "time", lambda: now() + 86_400)
+        with pytest.raises(RunBusy), lease(bucket, "x", wait_seconds=0.05):
+            pass
+        check()
+
+
+def test_s3_holder_keeps_the_lock_for_longer_than_its_expiry_time(bucket):
+    with lease(bucket, "x", expiry_seconds=0.8) as check:
+        with pytest.raises(RunBusy), lease(bucket, "x", wait_seconds=2):
+            pass
+        check()
+
+
+class Frozen:
+    """Renews nothing, as a process that was paused."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def end(self):
+        pass
+
+
+def test_paused_s3_holder_is_stopped_before_it_acts(bucket, monkeypatch):
+    monkeypatch.setattr(module, "Renewed", Frozen)
+    with lease(bucket, "x", expiry_seconds=0.2) as check:
+        check()
+        time.sleep(0.11)
+        with pytest.raises(StorageError, match=r"was not renewed for .* and expires after"):
             check()
-        with lease(bucket, "x", wait_seconds=0) as theirs:
+        with lease(bucket, "x", wait_seconds=30) as theirs:
+            with pytest.raises(StorageError, match="another process took over"):
+                check()
             theirs()
+        assert objects() == [f"x.lock/{2:020d}"]
+    assert objects() == [f"x.lock/{2:020d}"]
 
 
 def test_number_that_was_used_and_cleared_away_is_not_the_lock(bucket):
     """A waiter saw only 1, slept while 2 came and went, and asks for 2 while 3 holds the lock."""
     storage = S3Storage(f"{bucket}/x.lock")
-    held = json.dumps({"owner": "a", "expires": time.time() + 60}).encode()
     reads = iter([[f"{1:020d}"], [f"{2:020d}", f"{3:020d}"]])
 
     class Stale:
@@ -140,7 +185,7 @@ def test_number_that_was_used_and_cleared_away_is_not_the_lock(bucket):
         def list(self, prefix):
             return next(reads)
 
-    storage.write(f"{1:020d}", json.dumps({"owner": "b", "expires": 0}).encode())
-    storage.write(f"{3:020d}", held)
+    held_by_another(0, number=1)
+    held_by_another(60, number=3)
     assert not module._Numbered(Row(Stale()), 60).take()
     assert storage.list() == [f"{1:020d}", f"{3:020d}"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.evaluate.step import run as evaluate
+from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.registry.versions import Registry
@@ -40,7 +41,7 @@ def start(config):
 @pytest.mark.slow
 def test_better_of_two_concurrent_promotions_becomes_champion(trained):
     """Neither gate saw a champion. The second promotion must be compared with the first."""
-    configs = [trained("worse", 0.5), trained("better", 0.9)]
+    configs = [trained("worse", 0.65), trained("better", 0.9)]
     for config in configs:
         _, gate = evaluate(config)
         assert gate.promoted
@@ -63,3 +64,20 @@ def test_better_of_two_concurrent_promotions_becomes_champion(trained):
     met = [GateRecord.load(place.record("gate")).champion_version for place in (worse, better)]
     assert met in (["2", None], [None, "1"])
     assert RegistrationRecord.load(worse.record("promote")).champion is (met[0] is None)
+
+
+def test_loser_of_a_race_is_not_tagged_promoted(trained):
+    """Both gates saw no champion. The second promotion loses to the first."""
+    better, worse = trained("better", 0.9), trained("worse", 0.65)
+    for config in (better, worse):
+        evaluate(config)
+        register(config)
+
+    def tags():
+        registry = Registry(better, Workspace.of(better))
+        return [registry.numbered(number).tags["steadytrain.gate"] for number in ("1", "2")]
+
+    assert tags() == ["passed", "passed"]
+    assert promote(better).champion
+    assert not promote(worse).champion
+    assert tags() == ["promoted", "rejected"]

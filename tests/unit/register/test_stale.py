@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.stale import StaleVersion
 from steadytrain.components.register.step import run as register
-from steadytrain.components.shared.registry.versions import Registry
+from steadytrain.components.shared.registry.versions import TEST, Registry
 from steadytrain.components.shared.workspace import Workspace
 
 
@@ -50,6 +51,18 @@ def test_only_stale_versions_are_removed(trained):
     with pytest.raises(MlflowException):
         registry.tracking.client.get_model_version(registry.name, passed.record.version)
     assert Registry.by_alias(registry, "champion").number == champion.record.version
+
+
+def test_removed_version_still_counts_as_judged_on_the_test_side(trained):
+    registered(trained("first", 0.9))
+    passed = registered(trained("second", 0.3))
+    registered(trained("third", 0.2))
+    digest = passed.registry.numbered(passed.record.version).tags[TEST]
+    judged = partial(passed.registry.judged_on, digest, besides="")
+    assert judged() == 3
+    assert passed.remove()
+    assert judged() == 3
+    assert passed.registry.judged_on("other", besides="") == 0
 
 
 def test_version_that_gets_an_alias_meanwhile_stays(trained):

@@ -1,5 +1,7 @@
 """Evaluate, gate, register, and promote, one after another, as in the pipeline."""
 
+from pathlib import Path
+
 import mlflow
 import pyarrow.parquet as pq
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
+from steadytrain.components.shared import digest
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.records import (
@@ -104,6 +107,21 @@ def test_run_that_was_beaten_meanwhile_is_evaluated_again(trained):
     assert gate.champion_version == "2"
 
 
+def test_weights_are_read_once_for_their_digest(trained, monkeypatch):
+    config = trained("first", 0.8)
+    read, file_digest = [], digest.file_digest
+
+    def counted(path):
+        read.append(path.name)
+        return file_digest(path)
+
+    monkeypatch.setattr(digest, "file_digest", counted)
+    digest._digest_as_of.cache_clear()
+    evaluate(config)
+    register(config)
+    assert read.count("model.safetensors") == 1
+
+
 def test_changed_weights_are_evaluated_again(trained):
     first, _ = evaluate(trained("first", 0.8))
     second, _ = evaluate(trained("first", 0.6))
@@ -172,7 +190,7 @@ def test_equal_model_is_registered_but_not_promoted(trained):
     ],
 )
 def test_incomparable_model_is_not_promoted(trained, changes, reason):
-    whole(trained("first", 0.3))
+    whole(trained("first", 0.5))
     second = trained("second", 0.9, changes)
     gate, _ = whole(second)
     assert not gate.promoted
@@ -181,7 +199,7 @@ def test_incomparable_model_is_not_promoted(trained, changes, reason):
 
 
 def test_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
-    first = trained("first", 0.3)
+    first = trained("first", 0.5)
     whole(first)
     for path in Workspace.of(first).tracking_artifacts.rglob("model.json"):
         path.unlink()
@@ -191,7 +209,7 @@ def test_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
 
 
 def test_champion_of_unknown_origin_is_not_replaced(trained):
-    first = trained("first", 0.3)
+    first = trained("first", 0.5)
     whole(first)
     registry = Registry(first, Workspace.of(first))
     registry.tracking.client.delete_model_version_tag("shapes", "1", "steadytrain.split_digest")
@@ -248,7 +266,7 @@ def test_run_that_is_trained_again_has_a_new_version(trained):
     assert record.version == "2"
 
 
-@pytest.mark.parametrize(("skill", "wins"), [(0.5, True), (0.95, False)])
+@pytest.mark.parametrize(("skill", "wins"), [(0.65, True), (0.95, False)])
 def test_new_champion_before_promotion_is_compared_by_the_gate(trained, skill, wins):
     config = trained("first", 0.8)
     _, gate = evaluate(config)
@@ -262,6 +280,19 @@ def test_new_champion_before_promotion_is_compared_by_the_gate(trained, skill, w
     gate = GateRecord.load(Workspace.of(config).record("gate"))
     assert gate.promoted is wins
     assert gate.champion_version == "2"
+
+
+@pytest.mark.parametrize("name", ["scores.parquet", "baseline.parquet"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"PAR1")])
+def test_damaged_scores_are_named_by_the_promotion_that_needs_them(trained, name, damage):
+    config = trained("first", 0.8)
+    evaluate(config)
+    register(config)
+    whole(trained("between", 0.65))
+    damage(Workspace.of(config).evaluation / name)
+    with pytest.raises(BadInput, match=rf"{name} (cannot be read|does not hold scores)"):
+        promote(config)
+    assert champion(config) == "2"
 
 
 def test_alias_moved_by_hand_during_promotion_is_noticed(trained, monkeypatch):

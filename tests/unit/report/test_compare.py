@@ -149,7 +149,7 @@ def test_text_and_page_show_the_same(evaluated, tmp_path):
         (lambda run: (run / "records/evaluate.json").unlink(), "weak has no scores on the test"),
         (lambda run: change(run, "evaluate", scores="/nonexistent/x"), "cannot be read: No such"),
         (lambda run: change(run, "evaluate", scores="/dev/zero"), "Not a regular file"),
-        (lambda run: change(run, "evaluate", scores="a\0b"), "a\0b"),
+        (lambda run: change(run, "evaluate", scores="a\0b"), "ab does not hold scores"),
         (lambda run: change(run, "evaluate", scores=__file__), "does not hold scores"),
         (lambda run: change(run, "evaluate", weights_digest="old"), "of an earlier model"),
         (lambda run: change(run, "preprocess", split_digest="y"), "was trained on another split"),
@@ -217,7 +217,7 @@ def test_light_install_says_what_is_missing_and_compares_the_rest(evaluated, mon
     for name in [name for name in sys.modules if name.endswith(("evaluate.paired", "scores"))]:
         monkeypatch.delitem(sys.modules, name)
     told = compared(evaluated, "weak", "strong")
-    assert "pyarrow is not installed (pip install 'steadytrain[data]')" in told["verdict"]
+    assert "pyarrow is not installed (pip install 'steadytrain[train]')" in told["verdict"]
     assert told["differences"]["configuration"]
 
 

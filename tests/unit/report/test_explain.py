@@ -37,7 +37,7 @@ def test_each_recovery_is_one_line(bare: Any) -> None:
     fail(bare, 2, 100, 230, "host_oom, 1 of at most 3; nothing changes")
     bare.attempt(3, first=200, last=400, max_steps=400)
     lines = explain(bare.workspace, running=True)
-    assert lines[0] == "stdlib-lm-1 is running."
+    assert lines[0] == "stdlib-lm-1 is running: it is in train, at training step 400 of 400."
     assert "3 attempts: 2 host_oom, 1 finished" in lines
     assert (
         "attempt 1 failed at step 170 (rank 1 was killed); retry changed from step 100: "

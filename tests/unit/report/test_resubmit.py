@@ -5,9 +5,11 @@ Kubeflow Pipelines and the cluster's API are small servers that answer like the 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
+from kfp_server_api import RunServiceApi
 
 import steadytrain.pipelines
 from steadytrain.components.report.facts import gather
@@ -16,7 +18,7 @@ from steadytrain.components.report.step import run as report
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared import patience
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import Resubmitted, Warned
+from steadytrain.components.shared.events.types import Resubmitted, StepFailed, Warned
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.launch import own_pod, removal
 from steadytrain.components.train.launch.naming import FOLDER, PIPELINE_RUN, run_labels
@@ -107,6 +109,40 @@ def test_exit_handler_started_twice_submits_once(kfp, lost):
     assert len(kfp.all("runs")) == 2
 
 
+class Killed(BaseException):
+    """Ends the exit handler as SIGKILL does: nothing after it runs."""
+
+
+@pytest.mark.parametrize("request_reached", [False, True])
+def test_exit_handler_that_dies_while_it_submits_leaves_the_rest_to_the_next(
+    kfp, lost, monkeypatch, request_reached
+):
+    def dies(api, **content):
+        if request_reached:
+            create(api, **content)
+        raise Killed
+
+    create = RunServiceApi.run_service_create_run
+    with monkeypatch.context() as patch:
+        patch.setattr(RunServiceApi, "run_service_create_run", dies)
+        with pytest.raises(Killed):
+            again(lost)
+    assert len(kfp.all("runs")) == 1 + request_reached
+
+    told = again(lost)
+
+    assert (told.number, told.kfp_run) == (1, kfp.all("runs")[-1]["run_id"])
+    assert again(lost) is None
+    assert len(kfp.all("runs")) == 2
+
+
+def test_exit_handlers_at_the_same_time_submit_once(kfp, lost):
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(lambda _: again(lost), range(4)))
+    assert len(kfp.all("runs")) == 2
+    assert [isinstance(item, Resubmitted) for item in told].count(True) == 1
+
+
 def test_resubmissions_without_a_new_checkpoint_are_limited(kfp, lost):
     written, run = lost
     for number in (1, 2):
@@ -116,6 +152,7 @@ def test_resubmissions_without_a_new_checkpoint_are_limited(kfp, lost):
     gave_up = again((written, run))
     assert isinstance(gave_up, Warned)
     assert "2 times without a new checkpoint" in gave_up.message
+    assert again((written, run)) is None
     written.attempt(1, last=120, max_steps=400, save_every=100, outcome="failed")
     told = again((written, kfp.things["runs"][kfp_again(kfp, run)]))
     assert told.number == 1, "a new checkpoint gives it its chances back"
@@ -129,7 +166,10 @@ def test_unreadable_note_counts_as_a_resubmission(make_config):
     folder.mkdir(parents=True)
     for number, damage in enumerate([b"", b"{", b"[]", b'{"time": 1}', b"\xff", b"[" * 9999], 1):
         (folder / f"damaged-{number}.json").write_bytes(damage)
-        assert module._take(LocalStorage(folder), f"job-{number}", 0) == 2 * number
+        notes, name = LocalStorage(folder), f"job-{number}.json"
+        note = module._note(notes, name, 0)
+        assert (note.number, note.state) == (2 * number, "asked")
+        module._write(notes, name, note)
 
 
 def kfp_again(kfp, run):
@@ -162,6 +202,50 @@ def test_jobs_of_a_terminated_run_are_removed_at_once(api, lost):
     with hold(LocalStorage(written.workspace.lease), run_id="stdlib-lm-1", seconds=600):
         report(config, run["run_id"])
     assert api.names("trainjobs") == ["stdlib-lm-1-a2"]
+
+
+def holder_in(api, monkeypatch, job):
+    """Make the supervisor that holds the run a pod of a pipeline run."""
+    monkeypatch.setattr("socket.gethostname", lambda: "train-pod")
+    labels = {PIPELINE_RUN: job}
+    api.put("pods", {"metadata": {"name": "train-pod", "labels": labels}, "spec": {}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "how"),
+    [
+        ({"activeDeadlineSeconds": 0}, {}, "in Kubeflow Pipelines"),
+        ({"shutdown": "Terminate"}, {}, "in Argo (Terminate)"),
+        (
+            {"shutdown": "Stop"},
+            {"workflows.argoproj.io/actor-email": "ann.at.example.test"},
+            "in Argo (Stop), by ann@example.test",
+        ),
+    ],
+)
+def test_terminated_run_says_so_although_its_lease_has_not_expired(
+    api, kfp, lost, monkeypatch, spec, labels, how
+):
+    written, run = lost
+    holder_in(api, monkeypatch, run["run_id"])
+    api.put("workflows", {"metadata": {"name": WORKFLOW, "labels": labels}, "spec": spec})
+    lease = LocalStorage(written.workspace.lease)
+    with hold(lease, run_id=written.workspace.run_id, seconds=600):
+        report(written.config, run["run_id"])
+        standing = outcome(gather(written.workspace, running=True))
+    assert standing.state == "terminated"
+    assert standing.sentence.endswith(f"terminated in train: {how}.")
+    assert len(kfp.all("runs")) == 1
+
+
+def test_termination_of_a_refused_second_run_is_not_the_runs_own(api, lost, monkeypatch):
+    written, run = lost
+    holder_in(api, monkeypatch, "another")
+    api.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": {"activeDeadlineSeconds": 0}})
+    lease = LocalStorage(written.workspace.lease)
+    with hold(lease, run_id=written.workspace.run_id, seconds=600):
+        report(written.config, run["run_id"])
+        assert outcome(gather(written.workspace, running=True)).state == "running"
 
 
 @pytest.mark.parametrize("state", ["CANCELING", "CANCELED"])
@@ -198,6 +282,15 @@ def test_abandoned_failure_is_not_resubmitted(kfp, lost):
     written.fail("train", "TrainingFailed", "a user's bug")
     assert again(lost) is None
     assert len(kfp.all("runs")) == 1
+
+
+def test_step_that_a_server_was_down_for_is_submitted_again(kfp, lost):
+    written, run = lost
+    said = {"stage": "train", "error": "TrackingError", "message": "Connection refused"}
+    written.emit("train", StepFailed, **said, passing=True)
+    report(written.config, run["run_id"])
+    assert len(kfp.all("runs")) == 2
+    assert outcome(gather(written.workspace)).state == "resubmitted"
 
 
 def test_step_stopped_by_sigterm_counts_as_lost(kfp, lost):

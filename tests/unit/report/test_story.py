@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from steadytrain.components.report.explain import explain, failure_as_data
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.story import attempts, executions, latest, outcome
+from steadytrain.components.report.page import render
+from steadytrain.components.report.story import (
+    attempts,
+    executions,
+    latest,
+    outcome,
+    without_steps,
+)
 from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
+from steadytrain.components.report.told import as_line, from_log
+from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.data_check import DataCheck, keep
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+    PodsPending,
+    StepStarted,
+    Terminated,
+)
+from steadytrain.components.shared.workspace import Workspace
 
 
 def told(run: Any) -> tuple[str, str]:
@@ -131,3 +155,169 @@ def test_attempt_whose_end_was_not_recorded(bare: Any) -> None:
 def test_no_steps_take_no_time() -> None:
     assert wall_seconds([]) == 0
     assert phases([]) == []
+
+
+def test_stopped_run_is_at_its_last_checkpoint(bare: Any) -> None:
+    bare.preprocess()
+    bare.start_step("train")
+    bare.attempt(1, last=50, max_steps=100, outcome="preempted")
+    saved = {"attempt": 1, "step": 54, "checkpoint": "step-54", "bytes": 1}
+    bare.emit("train", CheckpointSaved, **saved, seconds=0.0, writing_seconds=0.0)
+    bare.fail("train", "Stopped", "stopped")
+    assert told(bare) == ("stopped", "stdlib-lm was stopped in train, at training step 54.")
+
+
+def waits(run: Any, reason: str, attempt: int = 1) -> None:
+    run.emit("launcher", PodsPending, attempt=attempt, job=f"x-a{attempt}", reason=reason)
+
+
+def begin_attempt(run: Any, number: int) -> None:
+    batch = BatchSettings(2)
+    fields = {"attempt": number, "world_size": 1, "gradient_accumulation_steps": 1}
+    run.emit("supervisor", AttemptStarted, batch=batch, **fields)
+
+
+def test_run_whose_pods_wait_says_for_what(bare: Any) -> None:
+    bare.preprocess()
+    bare.start_step("train")
+    begin_attempt(bare, 1)
+    waits(bare, "Unschedulable: 0/3 nodes are available: 3 Insufficient cpu.")
+    facts = gather(bare.workspace, running=True)
+    assert outcome(facts).state == "pending"
+    assert outcome(facts).sentence == (
+        "stdlib-lm-1 waits for the pods of train: Unschedulable: 0/3 nodes are available: "
+        "3 Insufficient cpu."
+    )
+    assert explain(bare.workspace, running=True)[0] == outcome(facts).sentence
+    assert "Waiting for pods" in render(facts)
+    waits(bare, "")
+    assert outcome(gather(bare.workspace, running=True)).state == "running"
+
+
+def test_wait_of_an_earlier_attempt_is_over(bare: Any) -> None:
+    bare.start_step("train")
+    begin_attempt(bare, 1)
+    waits(bare, "Unschedulable: no node")
+    begin_attempt(bare, 2)
+    assert outcome(gather(bare.workspace, running=True)).state == "running"
+
+
+def test_supervisor_lost_while_its_pods_waited(bare: Any) -> None:
+    bare.start_step("train")
+    begin_attempt(bare, 1)
+    waits(bare, "Unschedulable: no node.")
+    state, sentence = told(bare)
+    assert state == "unfinished"
+    assert sentence.endswith("or was killed, while its pods waited: Unschedulable: no node.")
+
+
+def test_terminated_run_is_terminated_at_once_and_until_it_starts_again(bare: Any) -> None:
+    bare.preprocess()
+    bare.start_step("train")
+    bare.attempt(1, last=50, max_steps=100)
+    bare.emit("report", Terminated, kfp_run="a1", how="in Kubeflow Pipelines")
+    bare.clock += 2
+    bare.fail("train", "Stopped", "stopped")
+    for running in (True, False):
+        standing = outcome(gather(bare.workspace, running=running))
+        assert standing.state == "terminated", "its lease is held until it expires"
+        assert standing.sentence == (
+            "stdlib-lm was terminated in train, at training step 50: in Kubeflow Pipelines."
+        )
+    bare.clock += 10
+    bare.again()
+    assert outcome(gather(bare.workspace, running=True)).state == "running"
+
+
+def test_failure_before_a_termination_is_the_story(bare: Any) -> None:
+    bare.start_step("train")
+    bare.fail("train", "TrainingFailed", "out of memory")
+    bare.emit("report", Terminated, kfp_run="a1", how="in Kubeflow Pipelines")
+    assert told(bare)[0] == "failed"
+
+
+def test_reused_training_names_its_run(bare: Any) -> None:
+    bare.preprocess()
+    bare.start_step("train")
+    bare.finish("train", 0.1, reused=True, reused_from="yesterday")
+    assert "training was reused from run yesterday" in explain(bare.workspace)
+
+
+def test_study_trains_in_its_trials(bare: Any) -> None:
+    bare.preprocess()
+    bare.start_step("tune")
+    assert "each trial trains in a run of its own" in explain(bare.workspace)
+
+
+@pytest.mark.parametrize(
+    ("step", "pipeline"), [("train", ""), ("tune", "tune"), ("cross-validate", "cross-validate")]
+)
+def test_run_of_a_cluster_is_submitted_again(bare: Any, step: str, pipeline: str) -> None:
+    bare.emit(step, StepStarted, stage=step, pod="steadytrain-abcde-1")
+    running = explain(bare.workspace, running=True)[-1]
+    assert running.endswith("terminate it in Kubeflow Pipelines to stop it")
+    bare.fail(step, "Stopped", "stopped")
+    command = re.search("`(steadytrain submit .*)`", explain(bare.workspace)[-1])
+    assert command
+    _, _, source, *options = shlex.split(command[1])
+    assert load(Path(source)).output == str(bare.workspace.output)
+    assert options[:2] == ["--run", bare.workspace.run_id]
+    assert options[2:] == (["--pipeline", pipeline] if pipeline else [])
+
+
+def test_long_message_keeps_its_end(bare: Any) -> None:
+    bare.start_step("train")
+    bare.attempt(
+        1,
+        last=1,
+        max_steps=9,
+        outcome="failed",
+        failure_class="user_bug",
+        message=f"pod x, image {'y' * 400}: ErrImagePull: not found",
+    )
+    bare.emit(
+        "supervisor",
+        DecisionMade,
+        attempt=1,
+        failure_class="user_bug",
+        action="stop",
+        reason="user_bug would happen again",
+    )
+    (line,) = [line for line in explain(bare.workspace) if line.startswith("attempt 1 failed")]
+    assert len(line) <= 300
+    assert "ErrImagePull: not found); stop: user_bug would happen again" in line
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "words"),
+    [
+        (None, "empty", "has not started a step"),
+        (DataCheck(reason="nothing new: version 3"), "unchanged", "Nothing new: version 3."),
+        (
+            DataCheck(failure={"error": "BadInput", "message": "no files", "remedy": "add some"}),
+            "failed",
+            "failed in detect-change",
+        ),
+        (DataCheck(found=True, reason="the data differ"), "unfinished", "has not started"),
+    ],
+)
+def test_pipeline_run_without_a_step(
+    make_config: Any, check: DataCheck | None, state: str, words: str
+) -> None:
+    workspace = Workspace.of(make_config())
+    if check:
+        keep(workspace, "job-1", check)
+    standing = without_steps(workspace, "job-1")
+    assert standing.state == state
+    assert words in standing.sentence
+    assert without_steps(workspace, "job-1").state == "empty", "the check is forgotten"
+    again = from_log(f"KFP says\n{as_line(standing)}\nmore")
+    assert again
+    assert (again.state, again.sentence) == (standing.state, standing.sentence)
+    assert failure_as_data(again.failure) == failure_as_data(standing.failure)
+
+
+def test_damaged_story_is_none(bare: Any) -> None:
+    line = as_line(outcome(gather(bare.workspace)))
+    for text in ("", "nothing here", line[:-3], line.replace("empty", "strange")):
+        assert from_log(text) is None

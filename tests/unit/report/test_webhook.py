@@ -8,13 +8,13 @@ import socket
 import ssl
 import threading
 import time
-import urllib.error
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests  # type: ignore[import-untyped]
 
-from steadytrain.components.shared import webhook
+from steadytrain.components.shared import http_client, webhook
 
 SECRET = "T0KEN-in-the-path"
 CHUNK = b"x" * (1 << 20)
@@ -140,20 +140,20 @@ def failing(error: Exception) -> Any:
     "error",
     [
         RuntimeError(f"cannot call https://me:{SECRET}@host"),
-        urllib.error.URLError(f"unknown url {SECRET}"),
-        urllib.error.URLError(TimeoutError(f"timed out {SECRET}")),
-        urllib.error.URLError(OSError(f"Tunnel connection failed: {SECRET}")),
-        urllib.error.URLError(
+        requests.exceptions.InvalidURL(f"unknown url {SECRET}"),
+        requests.ConnectionError(TimeoutError(f"timed out {SECRET}")),
+        requests.exceptions.ProxyError(OSError(f"Tunnel connection failed: {SECRET}")),
+        requests.exceptions.SSLError(
             ssl.SSLCertVerificationError(1, f"certificate is not valid for '{SECRET}.test'")
         ),
         UnicodeEncodeError("ascii", SECRET, 0, 1, "no"),
     ],
-    ids=lambda error: type(getattr(error, "reason", error)).__name__,
+    ids=lambda error: type(error).__name__,
 )
 def test_no_failure_shows_the_address(
     monkeypatch: Any, capfd: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    monkeypatch.setattr(webhook, "_open", failing(error))
+    monkeypatch.setattr(http_client.LimitedAdapter, "send", failing(error))
     told = called(monkeypatch, f"https://hooks.test/{SECRET}")
     assert told
     assert told != "None"

@@ -1,14 +1,18 @@
 """Score classifiers: probabilities, predictions, and losses of each record."""
 
+import math
+
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
+from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tasks.scoring.classification import (
-    classification_baselines,
+    score_class_frequencies,
     score_classification,
 )
 
@@ -72,8 +76,11 @@ def test_baseline_is_the_training_majority(tmp_path):
         sides={"train": SideRecord(shards=["train.arrow"], rows=3, documents=3)},
         test_records="test.arrow", split_digest="s", labels=LABELS,
     )  # fmt: skip
-    found = classification_baselines(data, records(["code", "prose", "code", "code"]))
-    assert found == {"accuracy": 0.25}
-    assert classification_baselines(data, records([]).slice(0, 0).cast(
+    table = score_class_frequencies(data, records(["code", "prose", "code", "code"]))
+    found = point_values(Scores.of(table))
+    assert found["accuracy"] == 0.25
+    assert found["loss"] == pytest.approx(-(3 * math.log(2 / 5) + math.log(3 / 5)) / 4)
+    assert found["auroc"] == 0.5
+    assert score_class_frequencies(data, records([]).slice(0, 0).cast(
         pa.schema([("id", pa.string()), ("text", pa.string()), ("label", pa.string())])
-    )) == {}  # fmt: skip
+    )) is None  # fmt: skip

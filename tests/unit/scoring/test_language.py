@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 import torch
 
+from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer
 from steadytrain.components.tasks.scoring import language
-from steadytrain.components.tasks.scoring.language import language_baselines, score_language
+from steadytrain.components.tasks.scoring.language import score_frequencies, score_language
 
 from support.tiny import TEXTS, make_language_model
 
@@ -159,7 +161,7 @@ def test_unigram_baseline_counts_the_training_targets_with_add_one(tmp_path, byt
     size = len(load_tokenizer_from(bytes_tokenizer, tmp_path))
     a, b = bytes_tokenizer("ab")["input_ids"]
     data = prepared(tmp_path, bytes_tokenizer, [([a, a, b], [0, 1, 1]), ([a, b], [1, 0])])
-    found = language_baselines(data, text_records(["aab"]))
+    found = point_values(Scores.of(score_frequencies(data, text_records(["aab"]))))
     total = 3 + size
     expected = -(2 * math.log(3 / total) + math.log(2 / total))
     assert found["loss"] == pytest.approx(expected / 3)
@@ -173,4 +175,4 @@ def load_tokenizer_from(tokenizer, folder):
 
 def test_no_baseline_without_scored_tokens(tmp_path, tokenizer):
     data = prepared(tmp_path, tokenizer, [([1, 2], [0, 1])])
-    assert language_baselines(data, chat_records([CHAT[:1]])) == {}
+    assert score_frequencies(data, chat_records([CHAT[:1]])) is None

@@ -22,7 +22,7 @@ FILE = {
         {
             "name": "bot",
             "config": "chat",
-            "overrides": {"output": "/mnt/shared"},
+            "overrides": {"output": "/mnt/shared", "data.source": ["hub:chats"]},
             "cron": "30 3 * * MON-FRI",
             "time_zone": "Asia/Kolkata",
         },
@@ -52,7 +52,7 @@ def compiled():
         },
     }
 
-    def compile_pipeline(path, tell, pipeline, fuse):
+    def compile_pipeline(path, tell, pipeline, fuse, resources):
         named = {"pipelineInfo": {"name": f"steadytrain-{pipeline}"}}
         path.write_text(yaml.safe_dump(content | named))
         return path
@@ -134,7 +134,7 @@ def test_second_apply_writes_nothing(kfp, apply):
     [
         {"cron": "45 3 * * *"},
         {"time_zone": "UTC"},
-        {"overrides": {"output": "/mnt/other"}},
+        {"overrides": {"output": "/mnt/other", "data.source": ["hub:chats"]}},
         {"catch_up": True},
         {"max_concurrency": 3},
         {"end": datetime(2040, 1, 1, tzinfo=UTC)},
@@ -157,7 +157,8 @@ def test_only_changed_schedules_are_replaced(kfp, apply, change):
 def test_schedule_of_a_study_needs_a_space(kfp, apply):
     with pytest.raises(BadInput, match=r"tune\.space"):
         apply(first={"pipeline": "tune"})
-    place = {"output": "/mnt/shared", "training.max_steps": 100, "training.eval_steps": 10}
+    place = {"output": "/mnt/shared", "data.source": ["hub:chats"]}
+    place |= {"training.max_steps": 100, "training.eval_steps": 10}
     rates = {"tune.space": {"training.learning_rate": {"low": 1e-5, "high": 1e-3}}}
     assert apply(first={"pipeline": "tune", "overrides": place | rates})["bot"] == "create"
 
@@ -269,7 +270,13 @@ def test_diff_shows_what_apply_would_change_and_changes_nothing(kfp, apply, writ
     apply()
     same = command(kfp, "diff", write())
     assert (same.exit_code, same.stdout) == (0, "  bot: keep\n  classes: keep\n")
-    path = write(first={"cron": "0 5 * * *", "overrides": {"output": "/mnt/other"}}, keep=1)
+    path = write(
+        first={
+            "cron": "0 5 * * *",
+            "overrides": {"output": "/mnt/other", "data.source": ["hub:chats"]},
+        },
+        keep=1,
+    )
     changed = command(kfp, "diff", path)
     assert changed.exit_code == 1
     for line in (
@@ -282,6 +289,18 @@ def test_diff_shows_what_apply_would_change_and_changes_nothing(kfp, apply, writ
         assert line in changed.stdout.splitlines()
     assert command(kfp, "apply", path, "--dry-run").stdout == changed.stdout
     assert len(kfp.all("recurringruns")) == 2
+
+
+def test_diff_with_another_versions_configuration_shows_only_differences(kfp, apply, write):
+    apply()
+    for run in kfp.all("recurringruns"):
+        given = run["runtime_config"]["parameters"]
+        given["config"] = given["config"].replace("seed: ", "forgotten_field: 3\n  seed: ", 1)
+        assert "forgotten_field" in given["config"]
+    changed = command(kfp, "diff", write(first={"cron": "0 5 * * *"}))
+    lines = [line.strip() for line in changed.stdout.splitlines()]
+    assert any("forgotten_field: 3" in line for line in lines)
+    assert not any(line.startswith(("-", "+")) and "forgotten" not in line for line in lines), lines
 
 
 def test_commands_apply_list_and_delete(kfp, write):
@@ -372,11 +391,12 @@ def test_invalid_configuration_is_rejected(write):
 
 
 def test_configuration_may_be_inline_or_in_another_file(write, tmp_path):
-    content = {"name": "x", "output": "/mnt/x", "data": {"source": ["a"]}, "model": {"base": "m"}}
+    content = {"name": "x", "output": "/mnt/x", "model": {"base": "hub:m"}}
+    content["data"] = {"source": ["s3://bucket/a"]}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(content))
     for config in ("x.yaml", content):
         read = applying.Declaration.read(write(first={"config": config, "overrides": {}}))
-        assert "base: m" in read.parameters["bot"]["config"]
+        assert "base: hub:m" in read.parameters["bot"]["config"]
 
 
 @pytest.mark.parametrize("text", ["- a", "a: [", "\0"])

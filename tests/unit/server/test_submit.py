@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import json
+from contextlib import nullcontext
 
 import pytest
 import yaml
@@ -13,17 +14,24 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import steadytrain.pipelines
+from steadytrain.components.report.story import RunSummary
+from steadytrain.components.report.told import as_line
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
+from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.components.shared.kubeflow.listing import pages
+from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
+from steadytrain.components.train.recovery.resubmit import describes
 from steadytrain.pipelines import cli, submit_command
 from steadytrain.pipelines.server import follow as following
-from steadytrain.pipelines.server import submission
+from steadytrain.pipelines.server import run_pods, submission
 from steadytrain.pipelines.server.follow import Step, follow
 from steadytrain.pipelines.server.upload import find_or_make, upload
 
+from support import api_server
 from support.compiled import compiled_once
+from support.kubernetes_server import kubernetes_server, node
 
 PLACE = "output=/mnt/shared"
 
@@ -107,7 +115,9 @@ def test_uploaded_version_runs_in_the_configured_experiment(kfp, submitted):
 
 
 def test_same_content_is_uploaded_once(kfp, submitted):
-    again = steadytrain.pipelines.submit("chat", [PLACE], host=kfp.address)
+    again = steadytrain.pipelines.submit(
+        "chat", [PLACE, "data.source=[hub:chats]"], host=kfp.address
+    )
     assert submitted.version.uploaded
     assert not again.version.uploaded
     assert again.version.version_id == submitted.version.version_id
@@ -117,6 +127,34 @@ def test_same_content_is_uploaded_once(kfp, submitted):
         1,
         2,
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data.source", ["tickets.jsonl"]),
+        ("data.source", ["s3://bucket/a", "/home/me/tickets.jsonl"]),
+        ("data.source", ["/mnt/steadytrain/../tickets.jsonl"]),
+        ("model.tokenizer", "~/model"),
+        ("recovery.checkpoints", "checkpoints"),
+    ],
+)
+def test_path_that_pods_do_not_share_is_rejected_by_name(field, value, kfp):
+    with pytest.raises(ConfigError) as caught:
+        steadytrain.pipelines.submit("causal-lm", {"output": "/mnt/shared", field: value})
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert problem.value == repr(value[-1] if isinstance(value, list) else value)
+    assert "/mnt/steadytrain" in problem.remedy
+    assert not kfp.all("pipelines")
+
+
+@pytest.mark.parametrize(
+    "address", ["/mnt/steadytrain/a", "/mnt/shared/a", "s3://bucket/a", "hub:a", "package:json"]
+)
+def test_address_that_pods_share_is_submitted(address):
+    settings = {"output": "/mnt/shared", "data.source": [address]}
+    assert submission.Submission.of("causal-lm", settings).config.data.source == [address]
 
 
 def test_changed_content_is_a_new_pipeline_version(kfp, tmp_path):
@@ -284,6 +322,13 @@ def test_command_shows_where_it_runs(kfp):
     assert "(uploaded)" in done.stdout
 
 
+def test_address_without_pages_gives_no_link(kfp):
+    kfp.pages = False
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address)
+    assert done.exit_code == 0
+    assert "link" not in done.stdout
+
+
 def test_json_output_is_one_object(kfp):
     kfp.script = [*SCRIPT, [("preprocess", "SUCCEEDED"), ("train", "FAILED"), ("run", "FAILED")]]
     line = ("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--run", "mine", "--json")
@@ -303,6 +348,167 @@ def test_waiting_exits_with_the_runs_outcome(kfp, state, code):
     assert done.stdout.count("preprocess: running") == 1
     assert f"preprocess: succeeded (4 s)\ntrain: pending\ntrain: {state.lower()}" in done.stdout
     assert ("failed in train" in done.stderr) == (state == "FAILED")
+
+
+def story(kfp, **told):
+    """Put a story into the log of the report's pod."""
+    kfp.logs["report-pod"] = f"KFP's launcher\n{as_line(RunSummary(**told))}\nmore\n"
+
+
+def test_waiting_ends_with_the_runs_own_story(kfp):
+    failure = StepFailed(
+        stage="preprocess", error="DataError", message="no records", remedy="add some"
+    )
+    story(kfp, state="failed", sentence="x failed in preprocess.", failure=failure)
+    kfp.script = [[("preprocess", "FAILED"), ("report", "SUCCEEDED"), ("run", "FAILED")]] * 2
+    line = ("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
+    done = command(*line)
+    assert done.exit_code == 1
+    for words in ("x failed in preprocess.", "DataError: no records", "remedy: add some"):
+        assert words in done.stderr
+    told = json.loads(command(*line, "--json").stdout)
+    assert told["summary"] == "x failed in preprocess."
+    assert told["failure"]["error"] == "DataError"
+
+
+def test_run_without_new_data_says_so(kfp):
+    story(kfp, state="unchanged", sentence="Nothing was trained. Nothing new.")
+    kfp.script = [[("detect-change", "SUCCEEDED"), ("report", "SUCCEEDED"), ("run", "SUCCEEDED")]]
+    line = ("--set", PLACE, "--host", kfp.address, "--pipeline", "retrain", "--wait")
+    done = command("submit", "causal-lm", *line)
+    assert done.exit_code == 0
+    assert "Nothing was trained. Nothing new." in done.stdout
+
+
+def resubmit(kfp, run):
+    """Submit a run again, as the exit handler of the run does."""
+    content = {key: run[key] for key in ("display_name", "experiment_id", "runtime_config")}
+    content["pipeline_version_reference"] = run["pipeline_version_reference"]
+    return kfp.create("runs", content | {"description": describes(run["run_id"])})
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
+def test_waiting_follows_resubmissions_to_the_last_outcome(kfp, monkeypatch, state, code):
+    lost = [("train", "FAILED"), ("run", "FAILED")]
+    kfp.script = [lost, lost, [("train", state), ("run", state)]]
+    asked = kfp.run
+
+    def answer(name):
+        run = asked(name)
+        if kfp.script:
+            resubmit(kfp, run)
+        return run
+
+    monkeypatch.setattr(kfp, "run", answer)
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
+    _, *later = kfp.all("runs")
+    assert done.exit_code == code
+    assert len(later) == 2
+    for run in later:
+        assert f"resubmitted as run {run['run_id']} ({kfp.address}/#/runs" in done.stdout
+
+
+@pytest.mark.parametrize(("host", "refused"), [("127.0.0.1", True), ("elsewhere", False)])
+def test_pod_that_no_node_can_hold_is_refused_before_anything_is_sent(
+    kfp, monkeypatch, tmp_path, host, refused
+):
+    with kubernetes_server() as answers:
+        answers.listing("/api/v1/nodes", node("", "24Gi"))
+        monkeypatch.setenv("KUBECONFIG", str(answers.kubeconfig(tmp_path / "kubeconfig")))
+        monkeypatch.setattr(submission, "_HERE", (host,))
+        told, sets = [], [PLACE, "compute.pods.memory=200Gi"]
+        with pytest.raises(BadInput, match="none of the 1 nodes") if refused else nullcontext():
+            steadytrain.pipelines.submit("causal-lm", sets, host=kfp.address, tell=told.append)
+    assert bool(kfp.all("runs")) != refused
+    assert refused or "none of the 1 nodes" in told[-1]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """The cluster that KUBECONFIG names."""
+    with api_server.serving() as (server, connection):
+        monkeypatch.setattr(run_pods, "connect_to_cluster", lambda: connection)
+        yield server
+
+
+def pod(name, run_id, place, *, labels=(), **status):
+    metadata = {"name": name, "labels": {PIPELINE_RUN: run_id, **dict(labels)}}
+    metadata["annotations"] = {"workflows.argoproj.io/node-name": f"p-x7k2p.root.{place}"}
+    return {"metadata": metadata, "status": {"phase": "Pending", **status}}
+
+
+def pulling(reason, message):
+    waiting = {"waiting": {"reason": reason, "message": message}}
+    return [{"image": "none.test/step:1", "state": waiting}]
+
+
+def test_waiting_shows_what_pods_wait_for_once_per_reason(kfp, cluster, submitted):
+    unscheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 3 Insufficient cpu.",
+    }
+    place = "exit-handler-1.preprocess.executor"
+    cluster.put("pods", pod("p-1", submitted.run_id, place, conditions=[unscheduled]))
+    cluster.put("pods", pod("other", "another-run", place, conditions=[unscheduled]))
+    running = [("preprocess", "RUNNING")]
+    kfp.script = [running, running, [("preprocess", "SUCCEEDED"), ("run", "SUCCEEDED")]]
+    seen = []
+    submitted.wait(lambda steps: seen.append(steps["preprocess"]))
+    assert [(step.state, step.waits_for) for step in seen] == [
+        ("RUNNING", "Unschedulable: 0/3 nodes are available: 3 Insufficient cpu."),
+        ("SUCCEEDED", ""),
+    ]
+
+
+def test_training_pods_count_for_their_step(kfp, cluster, submitted):
+    name = "causal-lm-a1-node-0-0-abcde"
+    status = {"containerStatuses": pulling("ErrImagePull", "no such host")}
+    cluster.put("pods", pod(name, submitted.run_id, "", labels={RUN: "causal-lm"}, **status))
+    kfp.script = [[("train", "RUNNING")], [("train", "FAILED"), ("run", "FAILED")]]
+    seen = []
+    submitted.wait(lambda steps: seen.append(steps["train"].waits_for))
+    assert seen == ["ErrImagePull: no such host", ""]
+
+
+def test_wrong_image_of_a_step_ends_the_wait_with_the_reason(kfp, cluster, monkeypatch):
+    monkeypatch.setattr(run_pods, "HOPELESS_SECONDS", 0.2)
+    kfp.script = [[("preprocess", "RUNNING")]] * 1000
+    asked = kfp.run
+
+    def answer(name):
+        status = {"containerStatuses": pulling("ErrImagePull", "none.test/step:1: not found")}
+        cluster.put("pods", pod("p-1", name, "preprocess.executor", **status))
+        return asked(name)
+
+    monkeypatch.setattr(kfp, "run", answer)
+    done = command("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
+    assert done.exit_code == 1
+    assert "preprocess: waits: ErrImagePull" in done.stdout
+    assert "preprocess cannot start: pod p-1, image none.test/step:1" in done.stderr
+    assert "terminate the run" in done.stderr
+    assert not [path for path in kfp.writes() if "terminate" in path]
+
+
+def test_registry_that_does_not_answer_is_given_time(cluster, submitted):
+    status = {"containerStatuses": pulling("ErrImagePull", "no such host")}
+    cluster.put("pods", pod("p-1", submitted.run_id, "preprocess.executor", **status))
+    pods = run_pods.RunPods(submitted.run_id, "", submitted.version.steps)
+    assert not pods.look().stuck
+    pods._since["p-1"] -= run_pods.HOPELESS_SECONDS + 1
+    assert not pods.look().stuck
+    pods._since["p-1"] -= run_pods.REGISTRY_SECONDS
+    assert "no such host" in pods.look().stuck
+
+
+def test_invisible_pods_are_reported_once(kfp, cluster, submitted):
+    cluster.denial = (403, {"message": "pods is forbidden", "reason": "Forbidden"})
+    told = []
+    kfp.script = [[("train", "RUNNING")], [("run", "SUCCEEDED")]]
+    assert submitted.wait(tell=told.append).succeeded
+    (line,) = told
+    assert "pods is forbidden" in line
 
 
 def test_terminal_gets_a_table(monkeypatch):

@@ -26,6 +26,7 @@ from steadytrain.pipelines.server.submission import Submission
 from steadytrain.pipelines.server.triggers import Trigger, trigger, watch
 
 from support.command import wait_for
+from support.hostile_server import answering, saying
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def compiled(request):
         },
     }
 
-    def compile_pipeline(path, pipeline, fuse):
+    def compile_pipeline(path, pipeline, fuse, resources):
         path.write_text(yaml.safe_dump(content))
         return path
 
@@ -53,12 +54,12 @@ def compiled(request):
 def what(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("a")
-    return made(tmp_path / "data", tmp_path / "output")
+    return made(tmp_path / "data", tmp_path)
 
 
 def made(source, output, **options):
     content = {"name": "bot", "output": str(output), "data": {"source": [str(source)]}}
-    content["model"] = {"base": "m"}
+    content["model"] = {"base": "hub:m"}
     return Trigger.of(Submission.of(yaml.safe_dump(content)), "retrain", **options)
 
 
@@ -79,10 +80,37 @@ def test_new_data_start_exactly_one_run(kfp, what):
     assert (first.run, first.run_id) == (run["display_name"], run["run_id"])
     assert first.url in str(first)
     assert load(run["runtime_config"]["parameters"]["config"]).run_id == first.run
-    for state in ("RUNNING", "FAILED", "SUCCEEDED"):
+    for state in ("RUNNING", "CANCELED", "SUCCEEDED"):
         end_runs(kfp, state)
         assert trigger(server, what).kind == "known"
     assert len(kfp.all("runs")) == 1
+
+
+def test_failed_run_is_started_again_for_its_data_with_the_reason(kfp, what, monkeypatch):
+    monkeypatch.setattr(triggers, "_RETRY_SECONDS", (3600.0, 0.0))
+    server = connect(kfp.address)
+    first = trigger(server, what)
+    for run in kfp.all("runs"):
+        run |= {"state": "FAILED", "error": {"message": "the disk is full\nmore"}}
+
+    waiting = trigger(server, what)
+    assert (waiting.kind, waiting.settled, len(kfp.all("runs"))) == ("failed", False, 1)
+    assert "the disk is full; it is started again after " in str(waiting)
+
+    monkeypatch.setattr(triggers, "_RETRY_SECONDS", (0.0, 0.0))
+    second = trigger(server, what)
+    assert (second.kind, second.run) == ("started", first.run)
+    assert "try 2 of 3, because it failed: the disk is full" in str(second)
+    assert trigger(server, what).kind == "known"
+    end_runs(kfp, "FAILED")
+    assert trigger(server, what).kind == "started"
+    end_runs(kfp, "FAILED")
+    given_up = trigger(server, what)
+    assert (given_up.kind, given_up.settled) == ("failed", True)
+    assert "started 3 times and is not started again" in str(given_up)
+    assert len(kfp.all("runs")) == 3
+    add(what)
+    assert trigger(server, what).kind == "started"
 
 
 def test_only_one_run_is_active_at_a_time(kfp, what):
@@ -188,6 +216,16 @@ def test_failed_start_is_retried(kfp, what):
     assert len(kfp.all("runs")) == 1
 
 
+def test_answer_without_an_id_starts_nothing_and_leaves_a_readable_state(kfp, what):
+    """Some proxies answer {} with status 200 to anything."""
+    with answering(saying(b"{}")) as address:
+        for _ in range(2):
+            with pytest.raises(ServerError, match=r"answers without .*_id"):
+                trigger(connect(address), what)
+    assert trigger(connect(kfp.address), what).kind == "started"
+    assert trigger(connect(kfp.address), what).kind == "known"
+
+
 def test_deleted_run_is_started_again(kfp, what):
     server = connect(kfp.address)
     trigger(server, what)
@@ -222,8 +260,8 @@ def test_unwatchable_or_unwritable_addresses_are_rejected(kfp, what, tmp_path):
     beside = made(what.config.data.source[0], tmp_path, state=str(tmp_path / "file" / "state"))
     with pytest.raises(StorageError, match="cannot use"):
         trigger(connect(kfp.address), beside)
-    (tmp_path / "output" / "triggers" / "bot").mkdir(parents=True)
-    (tmp_path / "output" / "triggers" / "bot" / "last.json").write_text("{}")
+    (tmp_path / "triggers" / "bot").mkdir(parents=True)
+    (tmp_path / "triggers" / "bot" / "last.json").write_text("{}")
     with pytest.raises(StorageError, match="was not written by a trigger"):
         trigger(connect(kfp.address), what)
 
@@ -260,6 +298,19 @@ def test_watcher_waits_for_an_upload_to_finish(kfp, what, monkeypatch):
     assert counts == [0, 0, 0, 1, 1]
 
 
+def test_watcher_starts_a_failed_run_again(kfp, what, monkeypatch):
+    monkeypatch.setattr(triggers, "_RETRY_SECONDS", (0.0, 0.0))
+    failures = [lambda: end_runs(kfp, "FAILED"), nothing] * 3
+    clock = Clock(monkeypatch, *[nothing] * 4, *failures, *[nothing] * 3)
+    answers = clock.watch(connect(kfp.address), what)
+    assert len(kfp.all("runs")) == len(answers) == 3
+    first, second, third, given_up = clock.told
+    assert first.startswith("started bot-")
+    assert "try 2 of 3" in second
+    assert "try 3 of 3" in third
+    assert "is not started again" in given_up
+
+
 def test_watcher_starts_the_next_run_after_the_previous_one(kfp, what, monkeypatch):
     server = connect(kfp.address)
     plan = [nothing] * 4 + [lambda: add(what)] + [nothing] * 6 + [lambda: end_runs(kfp), nothing]
@@ -273,7 +324,9 @@ def test_watcher_starts_the_next_run_after_the_previous_one(kfp, what, monkeypat
     assert [str(answer) for answer in answers] == [started, again]
 
 
-def test_for_programs_a_watcher_ends_with_the_runs_that_it_started(kfp, what, monkeypatch, capsys):
+def test_for_programs_a_watcher_ends_with_the_runs_that_it_started(
+    kfp, what, tmp_path, monkeypatch, capsys
+):
     answer = triggers.Answer("started", "bot-1", "id-1", "")
     monkeypatch.setattr(triggers, "watch", lambda *_, tell, **__: tell("text") or [answer])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -285,7 +338,10 @@ def test_for_programs_a_watcher_ends_with_the_runs_that_it_started(kfp, what, mo
         "--set",
         f"data.source={what.config.data.source}",
     ]
-    cli.app([*watched, "--output", "/mnt", "--host", kfp.address, "--json"], standalone_mode=False)
+    cli.app(
+        [*watched, "--output", str(tmp_path), "--host", kfp.address, "--json"],
+        standalone_mode=False,
+    )
     out, err = capsys.readouterr()
     assert json.loads(out) == {"started": [{"run": "bot-1", "run_id": "id-1", "link": None}]}
     assert "watching" in err

@@ -8,6 +8,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.tasks.best_metric import greater_is_better
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.registry import load_task
 from steadytrain.pipelines.plugin_checks import check_plugins
@@ -82,6 +83,7 @@ def test_unknown_metric_is_an_error_that_names_the_others(name):
     ("task", "metric", "accepted"),
     [
         ("causal_lm", "eval_perplexity", True),
+        ("sequence_classification", "macro_f1", True),
         ("multi_task", "topic_accuracy", True),
         ("multi_task", "art_accuracy", False),
         ("multi_task", "topic_loss_weight", False),
@@ -90,7 +92,7 @@ def test_unknown_metric_is_an_error_that_names_the_others(name):
     ],
 )
 def test_known_metric_is_accepted(task, metric, accepted):
-    config = config_of(task, metric, greater_is_better=True)
+    config = config_of(task, metric)
     if accepted:
         check_task(config)
     else:
@@ -98,10 +100,41 @@ def test_known_metric_is_accepted(task, metric, accepted):
             check_task(config)
 
 
-def test_metric_of_unknown_direction_is_an_error():
-    with pytest.raises(ConfigError, match=r"set training\.greater_is_better too"):
-        check_task(config_of("causal_lm", "perplexity"))
-    check_task(config_of("causal_lm", "loss"))
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in {"multi_task"}])
+def test_every_metric_of_a_task_has_a_direction(name):
+    for metric in load_task(name).metrics(config_of(name, None)):
+        assert greater_is_better(metric, None) is not None, metric
+        check_task(config_of(name, metric, **SETTINGS.get(name, {})))
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "given"),
+    [
+        ("causal_lm", "loss", True),
+        ("causal_lm", "eval_loss", True),
+        ("causal_lm", None, True),
+        ("causal_lm", "perplexity", True),
+        ("sequence_classification", "accuracy", False),
+        ("sequence_classification", "macro_f1", False),
+        ("multi_task", "topic_accuracy", False),
+        ("multi_task", "topic_loss", True),
+    ],
+)
+def test_direction_that_keeps_the_worst_model_is_an_error(task, metric, given):
+    with pytest.raises(ConfigError, match=r"would keep the worst model") as caught:
+        check_task(config_of(task, metric, greater_is_better=given))
+    (problem,) = caught.value.problems
+    assert problem.field == "training.greater_is_better"
+    assert problem.remedy == "leave it out"
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater"),
+    [("topic_loss", False), ("topic_accuracy", True), ("entropy", None), ("topic_weight", None)],
+)
+def test_direction_follows_from_the_metric(metric, greater):
+    assert greater_is_better(metric, None) is greater
+    assert greater_is_better(metric, True) is True
 
 
 @pytest.mark.parametrize(
@@ -123,3 +156,11 @@ def test_task_of_a_package_may_report_other_metrics(tmp_path, monkeypatch, name,
     else:
         with pytest.raises(BadInput, match="one of loss, accuracy, entropy"):
             check_task(config)
+
+
+def test_metric_of_unknown_direction_is_an_error(tmp_path, monkeypatch):
+    module = f"packaged_{abs(hash(tmp_path))}"
+    (tmp_path / f"{module}.py").write_text(PACKAGED)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"set training\.greater_is_better too"):
+        check_task(config_of(f"{module}:TOLD", "entropy"))

@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.preprocess.tokenizer import train_tokenizer
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
@@ -205,4 +207,8 @@ def test_scores_depend_on_the_record_alone(data):
     losses, targets = found["loss"].to_pylist(), found["targets"].to_pylist()
     assert turned["loss"].to_pylist() == pytest.approx([losses[2], losses[0]], rel=1e-5)
     assert losses[2] / targets[2] == pytest.approx(np.log(len(task.tokenizer)), abs=0.7)
-    assert 0 < scorer.baselines(records)["loss"] < np.log(len(task.tokenizer)) + 1
+    assert (
+        0
+        < point_values(Scores.of(scorer.score_baseline(records)))["loss"]
+        < np.log(len(task.tokenizer)) + 1
+    )

@@ -11,9 +11,11 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
+from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
-from steadytrain.components.tasks.scoring import class_balance, multi_task
+from steadytrain.components.tasks.scoring import class_balance, classification
 from steadytrain.components.tasks.scoring.multi_task import MultiTaskScorer
 
 from support.weight_digests import BERT
@@ -200,7 +202,10 @@ def test_part_without_validation_rows_does_not_count_in_the_mean():
 
 
 def test_baseline_is_the_most_common_label_of_each_part(monkeypatch):
-    monkeypatch.setattr(multi_task, "class_counts", lambda data: np.array([5, 1, 90, 80, 70]))
+    monkeypatch.setattr(classification, "class_counts", lambda data: np.array([5, 1, 90, 80, 70]))
     scorer = MultiTaskScorer(None, SimpleNamespace(labels=LABELS))
-    records = pa.table({"label": ["mood/bad", "mood/good", "topic/art", "topic/law"]})
-    assert scorer.baselines(records) == {"accuracy": 0.5}
+    labels = ["mood/bad", "mood/good", "topic/art", "topic/law"]
+    table = scorer.score_baseline(pa.table({"id": list("abcd"), "label": labels}))
+    assert point_values(Scores.of(table))["accuracy"] == 0.5
+    assert table["part"].to_pylist() == [0, 0, 1, 1]
+    np.testing.assert_allclose(table["probabilities"].to_pylist()[0], [6 / 8, 2 / 8, 0, 0, 0])

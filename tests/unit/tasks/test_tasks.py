@@ -187,6 +187,7 @@ def test_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, name, mo
 
     assert exported["id"].to_pylist() == records["id"].to_pylist()
     assert exported["loss"].to_pylist() == pytest.approx(logged["loss"].to_pylist(), rel=1e-5)
-    trivial = task.scorer.baselines(records)
-    assert trivial
-    assert all(math.isfinite(value) for value in trivial.values())
+    trivial = task.scorer.score_baseline(records)
+    for name in ("id", "targets", "bytes"):
+        assert trivial[name].to_pylist() == exported[name].to_pylist()
+    assert all(map(math.isfinite, trivial["loss"].to_pylist()))

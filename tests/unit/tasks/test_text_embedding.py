@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from steadytrain.components.evaluate.measure import point_values
 from steadytrain.components.evaluate.metrics import MEAN_RECIPROCAL_RANK, RECALL_AT_1
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.memory.shape import shape_of
@@ -230,7 +231,7 @@ def test_metrics_are_those_of_the_ranks(judged):
     scores, reciprocal = Scores.of(table), table["reciprocal_rank"].to_numpy()
     assert RECALL_AT_1.value(scores) == (reciprocal == 1).mean()
     assert MEAN_RECIPROCAL_RANK.value(scores) == reciprocal.mean()
-    found = scorer.baselines(records)
+    found = point_values(Scores.of(scorer.score_baseline(records)))
     assert found["recall_at_1"] == pytest.approx(1 / 8)
     assert found["loss"] == pytest.approx(np.log(8))
     assert found["mean_reciprocal_rank"] == pytest.approx(np.mean([1 / n for n in range(1, 9)]))
@@ -246,7 +247,9 @@ def test_the_baseline_is_the_model_before_training(judged, tmp_path, task):
     )
     table = scorer.score({**components, "model": base}, records)
     expected = table["loss"].to_numpy().mean()
-    assert scorer.baselines(records)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert scorer.score_baseline(records)["loss"].to_numpy().mean() == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(

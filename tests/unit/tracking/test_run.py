@@ -4,11 +4,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import AttemptStarted, Warned
 from steadytrain.components.shared.records import (
@@ -19,6 +21,7 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.tracking import (
     MlflowSink,
+    check_tracking,
     finish_run,
     log_artifacts,
     parent_run,
@@ -63,10 +66,107 @@ def test_given_run_is_continued(
 ) -> None:
     client = use_tracking(config, workspace).client
     given = client.create_run(client.create_experiment("elsewhere")).info.run_id
-    client.log_param(given, "data.task", "something else")
+    client.log_param(given, "ticket", "17")
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
     assert parent_run(config, workspace) == given
     assert client.get_run(given).data.params["name"] == "small"
+
+
+def nested_in(client: Any, run_id: str) -> list[str]:
+    run = client.get_run(run_id)
+    found = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{run_id}'")
+    return [item.info.run_id for item in found]
+
+
+def test_given_run_that_describes_another_is_kept(
+    make_config: Callable[..., RunConfig], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow would show the other run's parameters, and this run's results."""
+    config = make_config(training={"learning_rate": 0.01})
+    client = use_tracking(config, workspace).client
+    given = client.create_run(client.create_experiment("elsewhere")).info.run_id
+    client.log_param(given, "training.learning_rate", "0.5")
+    before = client.get_run(given).to_dictionary()
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    own = parent_run(config, workspace)
+    assert nested_in(client, given) == [own]
+    assert client.get_run(own).data.params["training.learning_rate"] == "0.01"
+    assert client.get_run(given).to_dictionary() == before
+    assert parent_run(config, workspace) == own
+    (warned,) = [event for event in read_events(workspace.events) if isinstance(event, Warned)]
+    assert given in warned.message
+    assert own in warned.message
+
+
+def test_given_run_belongs_to_the_first_that_reports_into_it(
+    make_config: Callable[..., RunConfig],
+    config: RunConfig,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing differs but the name. The two would share a curve."""
+    tracking = use_tracking(config, workspace)
+    given = tracking.client.create_run(tracking.experiment_id).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    assert parent_run(config, workspace) == given
+    other = make_config(tracking={"uri": tracking.uri}, output=f"{workspace.output}-other")
+    other_workspace = Workspace.of(other)
+    other_workspace.create()
+    own = parent_run(other, other_workspace)
+    assert nested_in(tracking.client, given) == [own]
+    assert parent_run(config, workspace) == given
+
+
+def test_given_run_that_was_deleted_is_refused(
+    config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = use_tracking(config, workspace)
+    given = tracking.client.create_run(tracking.experiment_id).info.run_id
+    tracking.client.delete_run(given)
+    monkeypatch.setenv("MLFLOW_RUN_ID", given)
+    with pytest.raises(BadInput, match=f"MLFLOW_RUN_ID = '{given}'.*was deleted") as refused:
+        check_tracking(config, workspace)
+    assert refused.value.remedy == (
+        f"restore it (mlflow runs restore --run-id {given}), or unset it"
+    )
+    tracking.client.restore_run(given)
+    check_tracking(config, workspace)
+
+
+def test_steps_of_a_pipeline_share_the_run_of_the_pipeline(
+    config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin of Kubeflow Pipelines nests a run for each step, and gives the step its id."""
+    tracking = use_tracking(config, workspace)
+    client = tracking.client
+    pipeline = client.create_run(tracking.experiment_id, run_name="pipeline").info.run_id
+    monkeypatch.setenv("KFP_POD_NAME", "small-x7k2-system-container-impl-1")
+    own = {}
+    for name in ("preprocess", "train", "evaluate", "register", "report"):
+        tags = {"mlflow.parentRunId": pipeline}
+        own[name] = client.create_run(tracking.experiment_id, tags=tags, run_name=name).info.run_id
+        monkeypatch.setenv("MLFLOW_RUN_ID", own[name])
+        assert parent_run(config, workspace) == pipeline
+        assert client.get_run(own[name]).data.tags["steadytrain.mlflow_run"] == pipeline
+    assert sorted(nested_in(client, pipeline)) == sorted(own.values())
+    run = client.get_run(pipeline)
+    assert run.data.params["name"] == "small"
+    links = {f"steadytrain.step_run.{name}": run_id for name, run_id in own.items()}
+    assert links.items() <= run.data.tags.items()
+    assert finish_run(config, workspace, ok=True)
+    assert client.get_run(pipeline).info.status == "FINISHED"
+    assert client.get_run(own["report"]).info.status == "RUNNING"
+
+
+def test_nested_run_that_a_user_gives_is_used(
+    config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracking = use_tracking(config, workspace)
+    outer = tracking.client.create_run(tracking.experiment_id).info.run_id
+    tags = {"mlflow.parentRunId": outer}
+    inner = tracking.client.create_run(tracking.experiment_id, tags=tags).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", inner)
+    assert parent_run(config, workspace) == inner
 
 
 def test_remembered_run_that_is_gone_is_replaced(config: RunConfig, workspace: Workspace) -> None:

@@ -49,6 +49,13 @@ def warnings(workspace: Workspace) -> list[str]:
     return [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
 
 
+def curve(config: RunConfig, workspace: Workspace, name: str) -> list[tuple[int, float]]:
+    """Return the steps and values of one of the run's own metrics, in the order of arrival."""
+    client = open_tracking(config, workspace).client
+    history = client.get_metric_history(parent_run(config, workspace), name)
+    return [(item.step, item.value) for item in history]
+
+
 class Supervised:
     """A stream like the supervisor's: the events file, and MLflow."""
 
@@ -62,6 +69,36 @@ class Supervised:
 
     def close(self) -> None:
         self.stream.close()
+
+
+def test_run_carries_one_curve_over_its_attempts(config: RunConfig, workspace: Workspace) -> None:
+    """Each attempt here has a supervisor of its own, and the second repeats two steps."""
+    for events in (
+        [started(1), *steps(1, range(1, 6)), ended(1, "failed")],
+        [started(2), *steps(2, range(4, 8)), *steps(2, [8], loss=math.nan), ended(2, "failed")],
+        [started(3), *steps(3, [8, 9]), ended(3, "finished")],
+    ):
+        run = Supervised(config, workspace)
+        run.tell(*events)
+        run.close()
+    assert curve(config, workspace, "loss") == [(step, 1 / (step + 1)) for step in range(1, 10)]
+    assert points(config, workspace, 1, "loss") == [1, 2, 3, 4, 5]
+    assert points(config, workspace, 2, "loss") == [4, 5, 6, 7, 8]
+    assert points(config, workspace, 3, "loss") == [8, 9]
+
+
+@pytest.mark.parametrize("lost", ["told", "curve"])
+def test_run_has_each_step_once_after_a_note_was_lost(
+    config: RunConfig, workspace: Workspace, lost: str
+) -> None:
+    run = Supervised(config, workspace)
+    run.tell(started(1), *steps(1, range(1, 6)))
+    run.close()
+    (workspace.tracking / parent_run(config, workspace) / lost).unlink()
+    run = Supervised(config, workspace)
+    run.tell(*steps(1, [6, 7]), ended(1, "finished"))
+    run.close()
+    assert [step for step, _ in curve(config, workspace, "loss")] == list(range(1, 8))
 
 
 def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: Workspace) -> None:

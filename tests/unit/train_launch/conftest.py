@@ -113,7 +113,7 @@ def follower(api, job, folder, monkeypatch):
     def make(**compute):
         waits = []
         made = JobFollower(api[1], job(**compute), folder, told.append, waits.append)
-        made.lines, made.waits = told, waits
+        made.told, made.waits = told, waits
         return made
 
     return make

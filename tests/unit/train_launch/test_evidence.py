@@ -14,12 +14,13 @@ import pytest
 from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.failures import classify
 from steadytrain.components.train.launch.evidence import (
-    PULL_SECONDS,
     hopeless,
     is_waiting,
     lost,
     node_of,
     refused,
+    same_wait,
+    unreachable,
     why_absent,
     why_pending,
 )
@@ -57,7 +58,7 @@ KILLED = {"exitCode": 137, "reason": "Error", "finishedAt": "2026-01-01T00:00:00
 LOST = [
     ("preemption", CAPTURED["deleted"], "was deleted"),
     ("host_oom", CAPTURED["oom_killed"], "compute.pods.memory"),
-    ("user_bug", CAPTURED["failed"], "exit status 1"),
+    ("unknown", CAPTURED["failed"], "exit status 1"),
     ("preemption", pod(phase="Failed", conditions=disrupted("PreemptionByScheduler")), "Preempt"),
     ("preemption", pod(phase="Failed", conditions=disrupted("DeletionByTaintManager")), "Taint"),
     ("preemption", pod(phase="Failed", conditions=disrupted("EvictionByEvictionAPI")), "Evict"),
@@ -179,25 +180,27 @@ def test_loss_time_is_the_end_time():
 
 
 def test_denied_image_is_reported_at_once():
-    evidence = hopeless(CAPTURED["image_denied"], 0)
+    evidence = hopeless(CAPTURED["image_denied"])
     assert evidence is not None
     assert failure_class(evidence) == "user_bug"
     assert "compute.pods.image" in evidence.remedy
 
 
-def test_unresponsive_registry_is_waited_for():
-    assert hopeless(CAPTURED["image_unreachable"], PULL_SECONDS - 1) is None
-    evidence = hopeless(CAPTURED["image_unreachable"], PULL_SECONDS + 1)
+def test_unresponsive_registry_is_no_wrong_image():
+    assert hopeless(CAPTURED["image_unreachable"]) is None
+    evidence = unreachable(CAPTURED["image_unreachable"])
     assert evidence is not None
     assert failure_class(evidence) == "pending_timeout"
     assert "no such host" in evidence.message
 
 
-@pytest.mark.parametrize("reason", ["InvalidImageName", "CreateContainerConfigError"])
+@pytest.mark.parametrize(
+    "reason", ["InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"]
+)
 def test_permanent_reason_is_reported_at_once(reason):
     waiting = {"waiting": {"reason": reason, "message": 'secret "x" not found'}}
     told = pod(containerStatuses=[{"image": "train:1", "state": waiting}])
-    evidence = hopeless(told, 0)
+    evidence = hopeless(told)
     assert evidence is not None
     assert failure_class(evidence) == "user_bug"
 
@@ -206,12 +209,50 @@ def test_secret_that_kubelet_could_not_read_yet_is_waited_for():
     message = "failed to sync secret cache: timed out waiting for the condition"
     waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
     waits = pod(containerStatuses=[{"image": "train:1", "state": waiting}])
-    assert hopeless(waits, 10_000) is None
+    assert hopeless(waits) is None
+    assert unreachable(waits) is None
     assert message in why_pending(waits)
 
 
+def image_error(reason, message):
+    waiting = {"waiting": {"reason": reason, "message": message}}
+    return why_pending(pod(containerStatuses=[{"image": "train:1", "state": waiting}]))
+
+
+LOOKUP = "dial tcp: lookup none.test on 10.96.0.10:53: "
+
+
+def test_registrys_error_and_the_backoff_after_it_are_one_reason():
+    first = image_error(
+        "ErrImagePull", f"{LOOKUP}read udp 10.0.0.7:4711->10.96.0.10:53: i/o timeout"
+    )
+    later = image_error(
+        "ErrImagePull", f"{LOOKUP}read udp 10.0.0.7:815->10.96.0.10:53: i/o timeout"
+    )
+    backoff = image_error("ImagePullBackOff", 'Back-off pulling image "none.test/train"')
+    repeats = image_error(
+        "ImagePullBackOff", f'Back-off pulling image "none.test/train": ErrImagePull: {first}'
+    )
+    for reason in (later, backoff, repeats):
+        assert same_wait(reason, first)
+    assert not same_wait(image_error("ErrImagePull", f"{LOOKUP}no such host"), first)
+    assert not same_wait(backoff, "Unschedulable: 0/3 nodes are available: 3 Insufficient cpu.")
+
+
+def test_other_number_of_nodes_is_no_other_reason():
+    three = "Unschedulable: 0/3 nodes are available: 3 Insufficient cpu."
+    assert same_wait("Unschedulable: 0/4 nodes are available: 4 Insufficient cpu.", three)
+    assert not same_wait("Unschedulable: 0/3 nodes are available: 3 Insufficient memory.", three)
+
+
+def test_image_of_an_init_container_counts():
+    told = pod(initContainerStatuses=CAPTURED["image_denied"]["status"]["containerStatuses"])
+    assert hopeless(told) is not None
+
+
 def test_pod_being_created_is_waited_for():
-    assert hopeless(CAPTURED["creating"], 10_000) is None
+    assert hopeless(CAPTURED["creating"]) is None
+    assert unreachable(CAPTURED["creating"]) is None
 
 
 def test_pending_pod_has_a_reason():

@@ -152,12 +152,14 @@ def test_pod_that_waits_too_long_is_reported_with_its_reason(api, follower, fold
     api[0].put("pods", pod(1))
     made = follower(pods={"pending_timeout_seconds": 1000})
     made.look()
-    assert (made.gone, made.lines) == (set(), ["tiny-a3 waits: Unschedulable: 0/3 nodes: no GPU"])
+    (told,) = made.told
+    assert made.gone == set()
+    assert (told.attempt, told.message) == (3, "tiny-a3 waits: Unschedulable: 0/3 nodes: no GPU")
     made._since -= 1001
     made.look()
     assert failure(folder).failure_class == "pending_timeout"
     assert "0/3 nodes: no GPU" in failure(folder).message
-    assert len(made.lines) == 1
+    assert len(made.told) == 1
 
 
 def test_volume_that_is_not_mounted_is_reported_from_the_pods_events(api, follower, folder, pod):
@@ -181,6 +183,58 @@ def test_missing_image_ends_the_attempt_at_once(api, follower, folder, pod):
     assert made.gone == {0, 1}
     assert failure(folder).failure_class == "user_bug"
     assert "compute.pods.image" in failure(folder).remedy
+
+
+def pulling(reason, message):
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def test_attempts_share_the_wait_for_a_registry_that_does_not_answer(api, follower, folder, pod):
+    made = follower(pods={"pending_timeout_seconds": 900}, recovery={"max_failures_per_class": 3})
+    for node in (0, 1):
+        api[0].put("pods", pod(node, "Pending", pulling("ErrImagePull", "a: no such host")))
+    made.look()
+    for node in made._pulling:
+        made._pulling[node] -= 299
+    made.look()
+    assert made.gone == set()
+    for node in made._pulling:
+        made._pulling[node] -= 2
+    made.look()
+    assert made.gone == {0, 1}
+    assert failure(folder).failure_class == "pending_timeout"
+    assert "no such host" in failure(folder).message
+
+
+def test_each_change_of_reason_is_reported_once_and_then_the_end_of_the_wait(api, follower, pod):
+    made = follower()
+    reasons = [
+        ("ErrImagePull", "lookup registry on 10.96.0.10:53: no such host"),
+        ("ImagePullBackOff", 'Back-off pulling image "own:1"'),
+        ("ErrImagePull", "dial tcp 10.1.1.1:443: connection refused"),
+        ("ImagePullBackOff", 'Back-off pulling image "own:1"'),
+    ]
+    for reason in reasons:
+        for node in (0, 1):
+            api[0].put("pods", pod(node, "Pending", pulling(*reason)))
+        made.look()
+        made.look()
+    for node in (0, 1):
+        api[0].put("pods", pod(node))
+    made.look()
+    made.look()
+    words = ["no such host", "connection refused", "have started"]
+    assert len(made.told) == 3
+    assert all(word in event.message for word, event in zip(words, made.told, strict=True))
+
+
+def test_two_pods_that_wait_for_different_things_are_two_reports(api, follower, pod):
+    made = follower()
+    api[0].put("pods", pod(0, "Pending", pulling("ErrImagePull", "a: no such host")))
+    api[0].put("pods", pod(1, "Pending", pulling("ErrImagePull", "a: connection refused")))
+    for _ in range(5):
+        made.look()
+    assert len(made.told) == 2
 
 
 def test_run_waits_for_a_quota_and_then_reports_it(api, follower, folder):

@@ -9,8 +9,11 @@ import pytest
 
 from steadytrain.components.shared import patience
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.attempt import Exits
-from steadytrain.components.train.launch import choose, follow, own_pod
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptSpec, Exits
+from steadytrain.components.train.launch import choose, follow, own_pod, pods
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
@@ -66,6 +69,16 @@ def test_attempt_runs_and_leaves_nothing(api, launcher, folder, capsys):
         assert attempt.exits() == {0: 0, 1: 0}
     assert capsys.readouterr().out == "first line\nlast line\n"
     assert server.names("trainjobs") == server.names("trainingruntimes") == []
+
+
+def test_attempt_waits_a_shorter_time_for_nodes_that_the_run_can_do_without(launcher, folder):
+    made = launcher(pending_timeout_seconds=60)
+    spec = AttemptSpec.load(folder.spec)
+    limits = []
+    for seconds in (None, 5.0, 300.0):
+        spec.model_copy(update={"pending_seconds": seconds}).save(folder.spec)
+        limits.append(made._job(folder).pods.pending_timeout_seconds)
+    assert limits == [60, 5, 60]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
@@ -237,3 +250,35 @@ def test_host_memory_is_the_pods_limit(launcher):
 )
 def test_device_follows_the_pods_request(launcher, pods, device):
     assert launcher(**pods).device == device
+
+
+def test_nodes_whose_pods_cannot_be_killed_are_avoided(
+    api, config, folder, pod, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pods, "SLACK_SECONDS", 0)
+    volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
+    rules = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    shown = {"image": "train:1", "volumes": volumes, "affinity": rules}
+    made = PodsLauncher(config(pods=shown, recovery={"stop_grace_seconds": 0.1}), api[1], TrainJob)
+    stuck = pod(0)
+    stuck["metadata"]["name"] = "held-by-its-kubelet"
+    stuck["spec"]["nodeName"] = "machine-7"
+    with made.start(folder):
+        api[0].put("pods", stuck)
+    events = read_events(Workspace.of(made.config).events)
+    (warned,) = (event for event in events if isinstance(event, Warned))
+    assert "not removed within" in warned.message
+    assert "held-by-its-kubelet; later attempts avoid machine-7" in warned.message
+
+    affinity = made._job(folder)._pod_template()["spec"]["affinity"]
+    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    avoided = {"key": "metadata.name", "operator": "NotIn", "values": ["machine-7"]}
+    assert term == {"matchExpressions": [zone], "matchFields": [avoided]}
+
+    with made.start(folder):
+        api[0].objects.clear()
+    assert made._job(folder)._pod_template()["spec"]["affinity"] == rules

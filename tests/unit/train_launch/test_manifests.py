@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.train.launch.evidence import node_of
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pytorchjob import PyTorchJob
@@ -302,3 +304,37 @@ def test_pods_are_distinguished_by_their_labels():
 def test_both_job_kinds_request_the_same_pods(job):
     spec, other = workers(job, nodes=1)["template"]["spec"], pod_spec(job(nodes=1))
     assert {**spec, "containers": []} == {**other, "containers": []}
+
+
+def test_configured_variables_reach_the_pods_and_secrets_stay_references(job):
+    reference = {"secretKeyRef": {"name": "proxy", "key": "password"}}
+    env = [
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+        {"name": "HTTPS_PROXY", "valueFrom": reference},
+        {"name": "AWS_ENDPOINT_URL", "value": "http://s3"},
+    ]
+    own = OwnPod(image="own:1", env=[{"name": "AWS_ENDPOINT_URL", "value": "http://other"}])
+    found = container(job(own=own, pods={"env": env}))["env"]
+    assert [item for item in found if item["name"] != "HOME"][: len(env)] == [env[2], *env[:2]]
+
+
+@pytest.mark.parametrize(
+    "name", ["HOME", "PET_NNODES", "RANK", "OMP_NUM_THREADS", "KFP_POD_NAME", "STEADYTRAIN_X"]
+)
+def test_variable_that_others_set_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=rf"'{name}': is set by steadytrain or by the cluster"):
+        load("causal-lm", {"compute.pods.env": [{"name": name, "value": "1"}]})
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ([{"name": "A"}], "either value or valueFrom"),
+        ([{"name": "A", "value": "1"}, {"name": "A", "value": "2"}], "A occurs twice"),
+        ([{"name": "HF_TOKEN", "value": "plain"}], "contains a secret"),
+        ([{"name": "A", "value": "http://me:secret@proxy"}], "contains a secret"),
+    ],
+)
+def test_variable_that_cannot_be_used_is_refused(env, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load("causal-lm", {"compute.pods.env": env})

@@ -41,6 +41,30 @@ def test_leftovers_of_the_run_are_removed(api, run):
     assert api[0].names("trainjobs") == ["elsewhere-a1"]
 
 
+def test_job_is_suspended_before_it_is_deleted(api, run):
+    assert remove_unfinished(run) == []
+    assert api[0].suspended == ["tiny-a1"]
+    changes = [call for call in api[0].calls if call[0] in ("PATCH", "DELETE")]
+    assert changes[:2] == [("PATCH", "trainjobs"), ("DELETE", "trainjobs")]
+
+
+@pytest.mark.parametrize("answers", [(403, "Forbidden"), (500, "InternalError"), None])
+def test_job_that_cannot_be_suspended_is_deleted_all_the_same(api, run, monkeypatch, answers):
+    server, _ = api
+    monkeypatch.setattr(removal, "_SUSPENDED_SECONDS", 0.1)
+    before = server.answer
+
+    def answer(method, path, body):
+        if method != "PATCH":
+            return before(method, path, body)
+        # None: the controller is away, so that the job never counts as suspended.
+        return (answers[0], {"message": "no", "reason": answers[1]}) if answers else (200, {})
+
+    monkeypatch.setattr(server, "answer", answer)
+    assert remove_unfinished(run) == []
+    assert server.names("trainjobs") == ["elsewhere-a1"]
+
+
 def test_leftovers_of_all_runs_in_a_folder_are_removed_once_their_driver_is_gone(
     api, run, tmp_path
 ):

@@ -20,6 +20,7 @@ from steadytrain.components.shared.config.schedules import (
     rate_factor,
 )
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.length import total_steps
 from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_settings,
     optimizer_tensors,
@@ -30,9 +31,9 @@ from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.loop.optim import (
     OptimizerBuilder,
     build_scheduler,
-    total_steps,
 )
 
+from support.checkpoints import stored
 from support.training import GPT2, LLAMA, VOCABULARY
 
 OURS_ALONE = {
@@ -257,7 +258,7 @@ def test_total_steps_are_computed(settings, rows, expected):
 
 
 @pytest.mark.parametrize("kind", ["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"])
-def test_optimizer_continues_from_its_saved_state_bit_for_bit(kind):
+def test_optimizer_continues_from_its_saved_state_bit_for_bit(tmp_path, kind):
     """Use one weight that is large enough for 8 bits, and one that is not."""
     training = TrainingConfig(optim=kind, learning_rate=1e-2, weight_decay=0.1)
 
@@ -276,14 +277,15 @@ def test_optimizer_continues_from_its_saved_state_bit_for_bit(kind):
     whole, begun, resumed = made(), made(), made()
     steps(*whole, range(6))
     steps(*begun, range(3))
-    restore_model(resumed[0], model_tensors(begun[0]))
     spec = optimizer_spec(kind)
-    saved = {name: tensor.clone() for name, tensor in optimizer_tensors(*begun, spec).items()}
+    state = optimizer_tensors(*begun, spec)
+    saved = stored(tmp_path, {"model": model_tensors(begun[0]), "optimizer": state})
+    restore_model(resumed[0], saved)
     restore_optimizer(*resumed, spec, saved, optimizer_settings(begun[1]))
     steps(*resumed, range(3, 6))
     weights = (model_tensors(model) for model, _ in (whole, resumed))
     assert all(one.equal(other) for one, other in zip(*map(dict.values, weights), strict=True))
-    eight_bits = any(tensor.dtype == torch.uint8 for tensor in saved.values())
+    eight_bits = any(tensor.dtype == torch.uint8 for tensor in state.values())
     assert eight_bits == (kind != "adamw_torch")
 
 

@@ -26,6 +26,7 @@ from steadytrain.components.train.loop.optim import OptimizerBuilder, layer_matr
 from steadytrain.components.train.loop.validation import validate
 
 from support import selected
+from support.checkpoints import stored
 from support.training import LLAMA, exported, losses_of, result_of, weights_digest
 
 STEPS = 20
@@ -116,7 +117,7 @@ def test_muon_without_layers_is_rejected():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_optimizer_continues_from_its_saved_state_bit_for_bit(name):
+def test_optimizer_continues_from_its_saved_state_bit_for_bit(tmp_path, name):
     training = TrainingConfig(optim=name, learning_rate=RATE, weight_decay=DECAY)
 
     def made():
@@ -126,9 +127,10 @@ def test_optimizer_continues_from_its_saved_state_bit_for_bit(name):
     whole, begun, resumed = made(), made(), made()
     take_steps(whole[0], whole[1:], range(6))
     take_steps(begun[0], begun[1:], range(3))
-    restore_model(resumed[0], model_tensors(begun[0]))
     spec = optimizer_spec(name)
-    saved = {key: tensor.clone() for key, tensor in optimizer_tensors(*begun, spec).items()}
+    state = optimizer_tensors(*begun, spec)
+    saved = stored(tmp_path, {"model": model_tensors(begun[0]), "optimizer": state})
+    restore_model(resumed[0], saved)
     restore_optimizer(*resumed, spec, saved, optimizer_settings(begun[1]))
     take_steps(resumed[0], resumed[1:], range(3, 6))
     for one, other in zip(whole[0].parameters(), resumed[0].parameters(), strict=True):

@@ -153,10 +153,6 @@ def test_deterministic_mode_trains(make_bench):
     ("sections", "message"),
     [
         (
-            {"training": {"metric_for_best_model": "perplexity"}},
-            "known whether higher or lower is better",
-        ),
-        (
             {"training": {"metric_for_best_model": "accuracy", "greater_is_better": True}},
             "the task has no such metric",
         ),

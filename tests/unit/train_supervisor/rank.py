@@ -163,6 +163,12 @@ def wait(folder: AttemptFolder) -> int:
     return 143
 
 
+def stick(folder: AttemptFolder) -> int:
+    """Read a file that is never answered (support/fuse.py). Nothing can kill this process then."""
+    (folder.path / f"waiting-{RANK}").write_text(str(os.getpid()))
+    return len(Path(os.environ["STUCK_FILE"]).read_bytes())
+
+
 def ignore(folder: AttemptFolder) -> int:
     """Hang and ignore SIGTERM, and start a process that hangs too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -239,6 +245,7 @@ ACTS = {
     "wait": wait,
     "ignore": ignore,
     "orphan": orphan,
+    "stick": stick,
     "validate": validate,
     "tell": tell,
 }

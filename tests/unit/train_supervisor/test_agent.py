@@ -96,6 +96,23 @@ def test_rank_that_never_starts_is_a_hang(make_folder, launcher):
     assert re.search(r"rank 0 silent for 2\d s, not started", failure.message)
 
 
+def test_agent_outlives_heartbeats_that_cannot_be_written(make_folder, agent, held, wait_for):
+    """While it cannot write its own, it does not judge those of its ranks."""
+    folder = make_folder(start_timeout_seconds=1)
+    for path in (folder.node(0).heartbeat, folder.heartbeat(0)):
+        path.mkdir(parents=True)
+    with held(60):
+        process = agent(folder, "wait")
+        wait_for(lambda: waiting(folder))
+        time.sleep(2.5)
+        assert process.poll() is None
+        for path in (folder.node(0).heartbeat, folder.heartbeat(0)):
+            path.rmdir()
+        process.wait(60)
+    failure = conclude(folder, Exits.load(folder.node(0).exits).statuses, None).failure
+    assert failure.failure_class is FailureClass.HANG
+
+
 def test_agent_that_is_killed_is_a_lost_node(folder, launcher, wait_for):
     with launcher("wait").start(folder) as attempt:
         wait_for(lambda: waiting(folder))

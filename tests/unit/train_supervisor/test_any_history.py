@@ -64,8 +64,14 @@ class Spent:
 
     def left(self, kind):
         """Return how many more failures a class may have. A third divergence stops the run."""
-        most = 3 if kind is FailureClass.DIVERGENCE else self.recovery.max_failures_per_class
-        return most - self.failures[kind]
+        return self.most(kind) - self.failures[kind]
+
+    def most(self, kind):
+        """Return how many failures of a class stop the run."""
+        if kind is FailureClass.DIVERGENCE:
+            return 3
+        limit = self.recovery.max_failures_per_class
+        return min(2, limit) if kind is FailureClass.UNKNOWN else limit
 
     @property
     def left_to_the_breaker(self):
@@ -86,7 +92,7 @@ def test_no_budget_is_ever_exceeded(faults, recovery, device):
         spent.take(kind, decision, saves=saves)
         assert spent.left(kind) >= 0
         assert spent.left_to_the_breaker >= 0
-        used, most = spent.failures[kind], recovery.max_failures_per_class
+        used, most = spent.failures[kind], spent.most(kind)
         if decision.action == "retry" and "retry unchanged" in decision.reason:
             assert spent.left(kind) > 0
             assert f"{used} of at most {most} in a row" in decision.reason

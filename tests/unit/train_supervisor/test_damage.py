@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade, Warned
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+
+from support.disks import small_file_system
 
 RANK = Path(__file__).with_name("rank.py")
 DIES_BEFORE_IT_DECIDES = """
@@ -57,23 +59,21 @@ def test_batch_is_skipped_even_if_the_supervisor_died_before_deciding(
     assert spec(workspace, 2).skipped_batches == (3,)
 
 
-def test_temporary_ledger_failure_does_not_end_the_run(supervisor, workspace, wait_for):
-    """A file takes the place of the ledger's folder, so the system itself refuses every write."""
+def test_temporary_ledger_failure_does_not_end_the_run(supervisor, workspace, wait_for, tmp_path):
+    """A full disk takes the place of the ledger's folder, so the system refuses every write."""
+    with small_file_system(tmp_path / "probe", "size=4k"):
+        pass  # skips where nothing can be mounted
     running = supervisor("save")
-    folder, ledger = workspace.attempts / "0001", workspace.ledger
-    away = ledger.with_name("away")
+    folder = workspace.attempts / "0001"
 
     def disturb():
         wait_for(lambda: (folder / "ready-0").exists())
         time.sleep(0.5)
-        ledger.rename(away)
-        ledger.touch()
-        (folder / "save-1").touch()
-        wait_for(lambda: any("retrying" in item.message for item in warned()))
-        (folder / "end").touch()
-        time.sleep(2)
-        ledger.unlink()
-        away.rename(ledger)
+        with small_file_system(workspace.ledger, "size=4k,nr_inodes=1"):
+            (folder / "save-1").touch()
+            wait_for(lambda: any("retrying" in item.message for item in warned()))
+            (folder / "end").touch()
+            time.sleep(2)
 
     def warned():
         return [event for event in read_events(workspace.events) if isinstance(event, Warned)]
@@ -166,3 +166,13 @@ def test_every_entry_of_the_ledger_is_among_the_events(supervisor, workspace):
     kept = [entry.event for entry in running.ledger.entries()]
     assert {type(event) for event in kept} >= {AttemptEnded, DecisionMade}
     assert all(event in told for event in kept)
+
+
+def test_foreign_checkpoint_is_refused_before_the_first_attempt(supervisor, workspace):
+    theirs = workspace.checkpoints / "step-00000500" / "pytorch_model.bin"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"weights")
+    with pytest.raises(BadInput, match="was not written by steadytrain"):
+        supervisor("finish").run()
+    assert theirs.exists()
+    assert not workspace.attempts.exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.errors import BadInput, DataError, PathTaken, StorageError
+from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.checkpoint import CheckpointDamaged
 from steadytrain.components.train.errors import CannotRecompute, CompiledCodeDamaged, Diverged
 from steadytrain.components.train.failures import FailureClass, classify
@@ -216,8 +217,8 @@ CAPTURED = [
     (captured.class_beyond_the_logits, "data", "data card"),
     (captured.not_arrow, "data", "data card"),
     (captured.not_text, "data", "data card"),
-    (captured.word_the_tokenizer_lacks, "user_bug", "traceback"),
-    (captured.shapes_that_do_not_fit, "user_bug", "traceback"),
+    (captured.word_the_tokenizer_lacks, "unknown", "traceback"),
+    (captured.shapes_that_do_not_fit, "unknown", "traceback"),
 ]
 
 # steadytrain's own errors, which include a fix.
@@ -234,7 +235,7 @@ OWN = [
     (BadInput("the model has no weights", remedy="do this"), "user_bug"),
     (CompiledCodeDamaged(Path("compiled"), ImportError("file too short")), "storage"),
 ]
-FINAL = {"data", "user_bug", "unknown"}
+FINAL = {"data", "user_bug"}
 
 
 def told_by(error):
@@ -277,6 +278,38 @@ def test_secrets_are_redacted():
     assert secret not in failure.message
     failure = classify([], {0: 1}, {0: f"Traceback (most recent call last):\nValueError: {secret}"})
     assert secret not in failure.message + failure.traceback
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "text"),
+    [
+        (ValueError("the file b\udcff.txt is empty"), "unknown", "the file b\\udcff.txt is empty"),
+        (ValueError("\x1b[31mred\0"), "unknown", "ValueError: red"),
+        (OSError(28, "No space left on device", "b\udcff"), "storage", "No space left"),
+        (Unspeakable(), "unknown", "Unspeakable: its text is unknown"),
+        (
+            ExceptionGroup("two", [ValueError("row 3"), OSError(28, "No space left on device")]),
+            "storage",
+            "two (2 sub-exceptions): ValueError: row 3; OSError: [Errno 28] No space left",
+        ),
+        (ExceptionGroup("deep", [ExceptionGroup("in", [MemoryError()])]), "host_oom", "deep"),
+        (ValueError("first " + "x" * 10**6 + " last"), "unknown", "980,011 characters left out"),
+    ],
+    ids=["surrogate", "control", "storage", "no text", "group", "nested", "long"],
+)
+def test_whatever_user_code_raises_is_reported(tmp_path, error, expected, text):
+    RankError.of(error, 0, step=5).save(tmp_path / "rank-0.error.json")
+    (found,) = AttemptFolder(tmp_path).errors()
+    failure = classify([found], {0: 1}, {})
+    assert failure.failure_class == expected
+    assert text in failure.message
+    assert len(failure.message) + len(failure.traceback) < 50_000
+    assert failure.step == 5
 
 
 def test_product_errors_keep_their_message():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from steadytrain.components.train.heartbeat import STARTING, Beat, Heartbeat, Pulse
+from steadytrain.components.shared.renewal import Pulse
+from steadytrain.components.train.heartbeat import STARTING, Beat, Heartbeat
+
+FILES = Path("/proc/self/fd")
 
 
 class Clock:
@@ -58,3 +62,63 @@ def test_suspended_observer_checks_again_before_judging(clock):
     pulse.silence(1)
     clock.now = 1000.0
     assert pulse.silence(2) == 0.0
+
+
+def test_beats_that_cannot_be_written_are_reported_once_and_end_nothing(tmp_path, clock, caplog):
+    path = tmp_path / "beat"
+    path.symlink_to("/dev/full")
+    heartbeat = Heartbeat(path, clock)
+    for step in range(1, 9):
+        clock.now += 1.0
+        heartbeat.beat("train", step)
+    assert heartbeat.refusal == "No space left on device"
+    path.unlink()  # as after a remount: the old descriptor no longer leads here
+    clock.now += 1.0
+    heartbeat.beat("train", 9)
+    assert Beat.read(path) == Beat(os.getpid(), 10, 9, "train")
+    assert heartbeat.refusal == ""
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, told
+    assert "cannot be written: No space left on device" in told[0]
+    assert "written again" in told[1]
+
+
+def test_stale_handle_is_opened_again(tmp_path, clock):
+    path = tmp_path / "beat"
+    heartbeat = Heartbeat(path, clock)
+    (opened,) = (
+        int(item.name) for item in FILES.iterdir() if item.exists() and item.samefile(path)
+    )
+    os.close(opened)
+    for step in (1, 2):
+        clock.now += 1.0
+        heartbeat.beat("train", step)
+    assert Beat.read(path).step == 2
+
+
+def test_missing_folder_ends_nothing(tmp_path, clock):
+    heartbeat = Heartbeat(tmp_path / "missing" / "beat", clock)
+    assert heartbeat.refusal == "No such file or directory"
+
+
+def test_unreadable_beat_is_no_silence(tmp_path, clock):
+    (tmp_path / "beat").symlink_to("beat")
+    with pytest.raises(OSError, match="symbolic links"):
+        Beat.read(tmp_path / "beat")
+    pulse = Pulse(clock)
+    pulse.silence("a")
+    clock.now = 5.0
+    pulse.excuse()
+    clock.now = 6.0
+    assert pulse.silence("a") == 1.0
+
+
+@pytest.mark.parametrize(
+    "put",
+    [Path.mkdir, os.mkfifo, lambda path: path.write_bytes(b"one two \xff four")],
+    ids=["folder", "pipe", "garbage"],
+)
+def test_something_else_in_the_place_of_a_beat_is_none_and_blocks_nobody(tmp_path, clock, put):
+    put(tmp_path / "beat")
+    assert Beat.read(tmp_path / "beat") is None
+    assert Heartbeat(tmp_path / "beat", clock).count == 1

@@ -342,3 +342,41 @@ def test_shrink_holds_until_the_configuration_changes_nodes(ledger):
     assert ledger.history().nodes is None
     ledger.record(shrunk(1))
     assert ledger.history().nodes == 1
+
+
+def test_events_whose_time_moved_are_known(ledger):
+    """The event stream moves times forward after the clock was set back."""
+    before = written(ledger)
+    assert ledger.repair([replace(event, time=event.time + 3600) for event in STORY]) == []
+    assert ledger.history() == before
+
+
+def test_copies_in_an_older_ledger_count_once(ledger, storage):
+    """Older versions appended moved events again, and a learning-rate scale counted twice."""
+    slower = replace(skipped(1, 7), learning_rate_scale=0.1)
+    for moved in (0, 3600):
+        Ledger(storage, run_id="tiny").record(replace(slower, time=slower.time + moved))
+    assert ledger.history().decisions == [slower]
+    assert ledger.history().learning_rate_scale == 0.1
+
+
+@pytest.mark.parametrize("lost", [{2, 5}, {3, 4}, {3, 5, 6}, set(range(1, 7))])
+def test_entries_return_to_their_places_whatever_the_clocks_say(ledger, storage, lost):
+    """One event is from a clock in the far future, and the later ones from one in the past."""
+    skewed = [replace(STORY[0], time=9e9), *(replace(e, time=1e9 - e.time) for e in STORY[1:])]
+    told = [ledger.record(event) for event in skewed]
+    before = ledger.history()
+    for number in lost:
+        (storage.folder / f"{number:08d}.json").unlink()
+    reader = Ledger(storage, run_id="tiny")
+    reader.repair(sorted(told, key=lambda event: event.time))
+    assert [entry.event for entry in reader.entries()] == skewed
+    assert reader.history() == before
+
+
+def test_entry_that_only_later_numbers_reveal_is_an_error(ledger, storage):
+    told = [ledger.record(event) for event in STORY]
+    for number in (4, 5, 6):
+        (storage.folder / f"{number:08d}.json").unlink()
+    with pytest.raises(LedgerDamaged, match=r"00000005.json is missing"):
+        Ledger(storage, run_id="tiny").repair([told[3], told[5]])

@@ -13,7 +13,7 @@ from steadytrain.components.train.recovery.policy import decide
 
 from support.decided import BUDGETED, EXACT, Run, replace_settings
 
-AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG, FailureClass.UNKNOWN]
+AT_ONCE = [FailureClass.DATA, FailureClass.USER_BUG]
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
@@ -21,7 +21,20 @@ def test_failure_that_would_repeat_stops_at_once(kind):
     assert Run().fail(kind).action == "stop"
 
 
-@pytest.mark.parametrize("kind", sorted(set(BUDGETED) - {FailureClass.PREEMPTION}))
+def test_failure_of_unknown_class_is_retried_once_without_a_new_checkpoint():
+    run = Run()
+    assert run.fail(FailureClass.UNKNOWN).action == "retry"
+    assert run.fail(FailureClass.UNKNOWN, saves=True).action == "retry"
+    last = run.fail(FailureClass.UNKNOWN)
+    assert (last.action, last.reason) == (
+        "stop",
+        "unknown 2 times in a row without a new checkpoint",
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(set(BUDGETED) - {FailureClass.PREEMPTION, FailureClass.UNKNOWN})
+)
 def test_three_failures_open_the_breaker_and_its_last_try_stops_the_run(kind):
     run = Run()
     if kind is FailureClass.CHECKPOINT_CORRUPT:
@@ -55,6 +68,46 @@ def test_missing_nodes_are_dropped_down_to_the_allowed_minimum():
 def test_node_count_that_does_not_divide_the_batch_is_skipped():
     run = Run(EXACT.model_copy(update={"min_nodes": 1}), batch=32, ranks=4, nodes=4)
     assert [run.fail(FailureClass.PENDING_TIMEOUT).nodes for _ in range(3)] == [2, 1, None]
+
+
+@pytest.fixture
+def shrunk():
+    """A run on 2 of its 4 nodes, with its retry budget unused."""
+    run = Run(EXACT.model_copy(update={"min_nodes": 1}), batch=24, ranks=8, nodes=4)
+    assert [run.fail(FailureClass.PENDING_TIMEOUT).nodes for _ in range(2)] == [3, 2]
+    return run
+
+
+def test_run_that_made_progress_on_fewer_nodes_tries_all_again(shrunk):
+    decision = shrunk.fail(FailureClass.PREEMPTION, saves=True)
+    assert (decision.action, decision.nodes) == ("retry_changed", 4)
+    assert "tries 4 nodes again instead of 2" in decision.reason
+    assert shrunk.history.grows(shrunk.history.next_attempt)
+    assert shrunk.plan.world_size == 8
+    assert shrunk.plan.global_batch_size == 24
+    assert shrunk.fail(FailureClass.NETWORK, saves=True).nodes is None
+    assert shrunk.history.nodes == 4
+
+
+def test_nodes_that_are_still_missing_cost_no_retry(shrunk):
+    for _ in range(5):
+        assert shrunk.fail(FailureClass.NETWORK, saves=True).nodes == 4
+        back = shrunk.fail(FailureClass.PENDING_TIMEOUT)
+        assert (back.nodes, back.delay_seconds) == (2, 0)
+        assert "back on 2 nodes" in back.reason
+        assert not shrunk.history.grows(shrunk.history.next_attempt)
+
+
+def test_run_without_progress_on_fewer_nodes_keeps_them(shrunk):
+    decisions = [shrunk.fail(FailureClass.NETWORK) for _ in range(3)]
+    assert [item.nodes for item in decisions] == [None, None, None]
+    assert [item.delay_seconds for item in decisions] == [2, 4, 120]
+
+
+def test_failures_on_the_way_to_all_nodes_use_the_retry_budget(shrunk):
+    assert shrunk.fail(FailureClass.NETWORK, saves=True).nodes == 4
+    assert shrunk.fail(FailureClass.PENDING_TIMEOUT).nodes == 2
+    assert shrunk.fail(FailureClass.NETWORK).delay_seconds == 4
 
 
 def test_all_nodes_are_waited_for_unless_fewer_are_allowed():

@@ -77,7 +77,7 @@ WATCHDOG = (
             1,
             'Traceback (most recent call last):\n  File "my_task.py", line 3, in loss\n'
             "    return 1 / 0\nZeroDivisionError: division by zero\n\nshutting down\n",
-            "user_bug",
+            "unknown",
             "ZeroDivisionError: division by zero",
         ),
         (
@@ -146,6 +146,59 @@ def test_earliest_echo_counts_without_a_cause():
         reported("RuntimeError", "Connection closed by peer", rank=0, time=2.0),
     ]
     assert classify(errors, {1: 1, 0: 1}, {}).rank == 1
+
+
+GONE = ("DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed.")
+UNEXPLAINED = ("RuntimeError", "something that no table knows")
+
+
+@pytest.mark.parametrize("survivor", [GONE, UNEXPLAINED, ("CUDAError", "illegal memory access")])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("Preempted", "preemption"),
+        ("Evicted", "preemption"),
+        ("NodeLost", "node_lost"),
+        ("OOMKilled", "host_oom"),
+    ],
+)
+@pytest.mark.parametrize("first", ["the cluster", "the survivor"])
+def test_what_the_cluster_states_outranks_the_survivors(survivor, kind, expected, first):
+    later = 2.0 if first == "the survivor" else 0.5
+    errors = [reported(*survivor, rank=1), reported(kind, "pod x is gone", rank=0, time=later)]
+    failure = classify(sorted(errors, key=lambda error: error.time), {1: 1}, {})
+    assert (failure.failure_class, failure.rank) == (expected, 0)
+
+
+def test_deleted_pod_outranks_a_lost_connection_but_not_an_earlier_exception():
+    """A controller deletes the other pods of a job in which one has failed."""
+    deleted = reported("PodDeleted", "pod x was deleted", rank=0, time=3.0)
+    assert classify([reported(*GONE, rank=1), deleted], {1: 1}, {}).failure_class == "preemption"
+    failure = classify([reported(*UNEXPLAINED, rank=1), deleted], {1: 1}, {})
+    assert (failure.failure_class, failure.rank) == ("unknown", 1)
+    bug = reported("BadInput", "no data", rank=1)
+    assert classify([bug, deleted], {1: 1}, {}).failure_class == "user_bug"
+
+
+def test_agent_that_does_not_stop_in_time_is_not_the_cause():
+    late = reported("AgentLost", "the agent did not stop the ranks when asked to", time=30.0)
+    bad = reported("DataError", "a shard is missing", rank=1)
+    assert classify([bad, late], {1: 1}, {}).failure_class == "data"
+    assert classify([reported(*GONE, rank=1), late], {1: 1}, {}).failure_class == "node_lost"
+
+
+def test_unexplained_exception_outranks_the_lost_connections_that_follow_it():
+    errors = [reported(*GONE, rank=0), reported(*UNEXPLAINED, rank=1, time=2.0)]
+    failure = classify(errors, {0: 1, 1: 1}, {})
+    assert (failure.failure_class, failure.rank) == ("unknown", 1)
+
+
+def test_own_sigterm_of_a_survivor_is_an_echo():
+    lost = reported("NodeLost", "pod x is on a node that is lost", rank=0, time=9.0)
+    failure = classify([lost], {1: -15}, {})
+    assert (failure.failure_class, failure.rank) == ("node_lost", 0)
+    crashed = classify([reported(*UNEXPLAINED, rank=0)], {1: 143}, {})
+    assert (crashed.failure_class, crashed.rank) == ("unknown", 0)
 
 
 def test_no_evidence_is_unknown():

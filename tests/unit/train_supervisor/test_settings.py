@@ -37,6 +37,7 @@ REFUSED = {
         "config": {"model_type": "gpt2"},
         "tokenizer": "hub:other",
         "vocab_size": 9000,
+        "export_dtype": "float32",
     },
     "training": {
         "global_batch_size": 16,
@@ -103,6 +104,7 @@ ACCEPTED = {
         "hang_timeout_seconds": 7.0,
         "start_timeout_seconds": 7.0,
         "lease_seconds": 7.0,
+        "server_wait_seconds": 7.0,
         "spike_threshold": 7.0,
         "spike_window": 7,
     },

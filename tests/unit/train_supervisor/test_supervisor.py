@@ -311,7 +311,7 @@ def test_ledger_accepts_entries_after_a_lost_lease(supervisor, workspace):
     for _ in range(2):
         supervisor("crash").run()
     shutil.rmtree(workspace.lease)
-    assert supervisor("finish").run().attempts == 3
+    assert supervisor("finish").run().attempts == 5
     assert supervisor("finish").ledger.history().attempts[-1].ended.outcome == "finished"
 
 
@@ -330,4 +330,4 @@ def test_logging_intervals_may_change(supervisor):
     running.config = running.config.model_copy(
         update={"training": training, "run": running.config.run_id}
     )
-    assert running.run().attempts == 2
+    assert running.run().attempts == 3

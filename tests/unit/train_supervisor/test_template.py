@@ -86,7 +86,7 @@ def test_failed_import_is_reported(module, folder):
         assert run(launcher, folder) == {}
     assert "nothing_of_that_name" in folder.node(0).log.read_text()
     failure = conclude(folder, {}, None).failure
-    assert failure.failure_class is FailureClass.USER_BUG
+    assert failure.failure_class is FailureClass.UNKNOWN
     assert "ModuleNotFoundError" in failure.message
     assert "nothing_of_that_name" in failure.message
     assert failure.traceback.startswith("Traceback")

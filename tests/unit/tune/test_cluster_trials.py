@@ -147,4 +147,4 @@ def test_trials_are_where_the_configuration_says(api, study, config, monkeypatch
     made = trials_for(study, config, print)
     assert isinstance(made, kind)
     if in_pod:
-        assert made.seconds == 35
+        assert made.seconds == 95

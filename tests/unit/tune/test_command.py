@@ -125,6 +125,10 @@ def test_dry_run_shows_rungs_budget_cost_and_three_trials_and_writes_nothing(fol
 
 def test_cost_of_a_tiny_study_is_not_shown_as_nothing(folder):
     tiny = ("--set", "tune.budget.trials=1", "--set", "compute.price_per_hour=0.01")
+    # The estimate is for this machine, which may have no GPU.
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    for name, value in {**sizes, "vocab_size": 600}.items():
+        tiny += ("--set", f"model.config.{name}={value}")
     shown = steadytrain("tiny.yaml", "--dry-run", *tiny)
     assert re.search(r"^cost +.*, less than \$0\.01 \(formula\)$", shown, re.MULTILINE)
     assert "about 0 s" not in shown

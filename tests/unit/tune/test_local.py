@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.tune.trials import connection
+from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.tune.trials import connection, local
 from steadytrain.components.tune.trials.base import TrialState, Validation
 from steadytrain.components.tune.trials.local import local_trials
 from steadytrain.components.tune.trials.place import TrialFolder, trials_of
@@ -144,6 +146,24 @@ def test_discard_that_was_interrupted_is_finished_by_the_next_driver(tmp_path, c
     assert list(place.path.iterdir()) == [place.record]
 
 
+def test_server_that_hangs_does_not_keep_the_driver_from_stopping_a_trial(
+    tmp_path, config, monkeypatch
+):
+    monkeypatch.setattr(TrialFolder, "stop_seconds", 0.1)
+    monkeypatch.setattr(local, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_LEAVE_SECONDS", 0.1)
+    trials = local_trials(tmp_path)
+    trials.attach()
+    trials.train(0, config(), 4)
+    (server,) = processes_of(trials_of(tmp_path))
+    server.suspend()
+
+    trials.stop(0)
+
+    assert not processes_of(trials_of(tmp_path))
+    trials.close()
+
+
 def test_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path, config, monkeypatch):
     monkeypatch.setattr(connection, "_PROGRAM", "steadytrain.no_such_program")
     trials = local_trials(tmp_path)
@@ -155,3 +175,26 @@ def test_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path, confi
     assert str(log) in error.value.remedy
     assert "no_such_program" in log.read_text()
     trials.close()
+
+
+def test_servers_that_die_without_progress_end_the_study(tmp_path, config, monkeypatch):
+    """On a full disk, every next server would die too."""
+    trials = local_trials(tmp_path)
+    trials.attach()
+    monkeypatch.setattr(local, "start_server", lambda *_: DeadServer())
+    trials.train(0, config(), 4)
+    with pytest.raises(SteadytrainError, match="ended 10 times without another step"):
+        trials.stop(0)
+
+
+class DeadServer:
+    """A server that has greeted, and then died."""
+
+    running: ClassVar = {}
+    given_up: ClassVar = {}
+
+    def say(self, _):
+        pass
+
+    def messages(self, _):
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 
 import boto3
@@ -12,8 +14,10 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
 from steadytrain.components.tune.driver import driving
-from steadytrain.components.tune.log import FileLog, ObjectLog
+from steadytrain.components.tune.log import FileLog, MemoryLog, ObjectLog
+from steadytrain.components.tune.results import summary
 from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.base import TrialState, Validation
 
 from support.synthetic_trials import SPACE
 
@@ -159,3 +163,46 @@ def test_study_on_s3_has_one_driver_and_keeps_its_records(monkeypatch, tmp_path)
             assert Study(config, log).history.trials == study.history.trials
         names = S3Storage("s3://studies/all").list()
         assert any(name.endswith("record-00000002.json") for name in names)
+
+
+ODD = [None, "x", -1, 1.5, True, [], [1], {}, {"a": []}, [["x", {}]], [[1, {"loss": "y"}]], [[1]]]
+
+
+def test_wrong_types_with_right_checksums_are_damage_and_no_defect(tmp_path):
+    config = load("causal-lm", {"tune.space": SPACE, "training.max_steps": 90})
+    log = MemoryLog()
+    study = Study(config, log)
+    first = study.next()
+    seen = (Validation(first.until, {"loss": 1.0}),)
+    study.report(first.number, TrialState("paused", first.until, seen, 3.0))
+    second = study.next()
+    study.fail(second.number, "user_bug", "why")
+    reached = 0
+    for index, record in enumerate(log.records):
+        for field in record.keys() - {"config"}:
+            for value in ODD:
+                changed = [*log.records[:index], {**record, field: value}]
+                with contextlib.suppress(BadInput):
+                    again = Study(config, MemoryLog(changed))
+                    assert json.dumps(summary(again))
+                    reached += 1
+    assert reached < len(ODD) * len(log.records)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("until", "30", "until: Input should be a valid integer"),
+        ("params", [1], "params: Input should be a valid dictionary"),
+        ("params", {"training.learning_rate": "fast"}, "training.learning_rate = 'fast'"),
+        ("kind", "restarted", "restarted"),
+    ],
+)
+def test_message_names_the_field_of_a_wrong_record(field, value, says):
+    config = load("causal-lm", {"tune.space": SPACE, "training.max_steps": 90})
+    log = MemoryLog()
+    Study(config, log).next()
+    log.records[-1] = {**log.records[-1], field: value}
+    with pytest.raises(BadInput, match="log is damaged") as caught:
+        Study(config, log)
+    assert says in caught.value.message

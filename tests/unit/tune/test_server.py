@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import AttemptEnded
+from steadytrain.components.train.agent.processes import MARK, processes_of
 from steadytrain.components.tune.trials.connection import greeted
 from steadytrain.components.tune.trials.curve import read_curve
 from steadytrain.components.tune.trials.place import TrialFolder, trials_of
@@ -18,6 +24,9 @@ from steadytrain.components.tune.trials.process import report_failure
 from steadytrain.components.tune.trials.server import Server
 from steadytrain.components.tune.trials.slots import Slot
 
+from support.disks import fill, small_file_system
+
+KILL = os.kill
 SLOTS = (Slot(1, ("0",)), Slot(1, ("1",)))
 
 
@@ -51,6 +60,7 @@ class Study:
         server = Server(folder, listener, SLOTS, linger)
         monkeypatch.setattr(server, "_start", self._start)
         monkeypatch.setattr(os, "kill", self._kill)
+        monkeypatch.setattr(TrialFolder, "stop_seconds", 60.0)
         self.thread = threading.Thread(target=server.run, daemon=True)
         self.thread.start()
 
@@ -62,6 +72,14 @@ class Study:
         assert number == signal.SIGTERM
         for process in self.made:
             process.status = 143
+
+    def finish(self, index):
+        """End a process whose trial has finished, as its files then say."""
+        with contextlib.closing(
+            TrialFolder(self.folder, self.made[index].number).workspace.stream("train")
+        ) as events:
+            events.emit(AttemptEnded(attempt=1, outcome="finished", step=8))
+        self.made[index].status = 0
 
     def connect(self):
         found = greeted(trials_of(self.folder))
@@ -91,7 +109,7 @@ def test_trials_wait_for_a_free_slot_and_get_its_devices(study):
         driver.say({"train": number, "until": 8})
     until(lambda: len(study.made) == 2)
     assert [process.slot.gpus for process in study.made] == [("0",), ("1",)]
-    study.made[1].status = 0
+    study.finish(1)
     assert until(lambda: driver.messages(0.1)) == [1]
     until(lambda: len(study.made) == 3)
     assert (study.made[2].number, study.made[2].slot.gpus) == (2, ("1",))
@@ -114,7 +132,7 @@ def test_next_driver_hears_which_trials_are_running(study):
     second = study.connect()
     assert second.running == {3: 8}
     assert first.messages(1) is None, "the server has left the first one"
-    study.made[0].status = 0
+    study.finish(0)
     assert until(lambda: second.messages(0.1)) == [3]
 
 
@@ -133,7 +151,7 @@ def test_trial_without_room_on_the_cluster_waits_until_another_makes_room(study)
     study.made[2].status = 0
     time.sleep(0.1)
     assert len(study.made) == 3
-    study.made[0].status = 0
+    study.finish(0)
     assert until(lambda: driver.messages(0.1)) == [0]
     until(lambda: len(study.made) == 5)
     assert {process.number for process in study.made[3:]} == {1, 2}
@@ -157,7 +175,7 @@ def test_trial_starts_again_if_the_others_ended_while_it_had_no_room(study):
     for number in (0, 1):
         driver.say({"train": number, "until": 5})
     until(lambda: len(study.made) == 2)
-    study.made[1].status = 0
+    study.finish(1)
     assert until(lambda: driver.messages(0.01)) == [1]
     fail(study.folder, 0, "PendingTimeout")
     study.made[0].status = 0
@@ -177,7 +195,28 @@ def test_process_that_dies_again_and_again_fails_the_trial(study):
     assert len(study.made) == 3
     found = read_curve(TrialFolder(study.folder, 0).workspace.events).state(running=False)
     assert (found.condition, found.failure) == ("failed", "node_lost")
-    assert "died 3 times in a row without a new checkpoint" in found.error
+    assert "ended 3 times in a row without a new checkpoint or a result" in found.error
+
+
+def test_trial_that_cannot_write_how_it_ended_fails_the_study(tmp_path, monkeypatch):
+    """On a full disk, a trial's process ends without a trace, and so would every next one."""
+    with small_file_system(tmp_path / "disk", "size=4m") as disk:
+        study = Study(disk / "study", monkeypatch)
+        driver = study.connect()
+        driver.say({"train": 0, "until": 8})
+        until(lambda: study.made)
+        fill(disk)
+        for times in (1, 2, 3):
+            until(lambda times=times: len(study.made) == times)
+            study.made[-1].status = 0
+        assert until(lambda: driver.messages(0.1)) == [0]
+        failure, error = driver.given_up[0]
+        assert failure == "storage"
+        assert "no space left on the disk of" in error
+        time.sleep(0.1)
+        assert len(study.made) == 3
+        driver.say({"close": True})
+        study.thread.join(10)
 
 
 def test_trial_that_is_stopped_is_not_started_again(study):
@@ -188,6 +227,55 @@ def test_trial_that_is_stopped_is_not_started_again(study):
     driver.say({"stop": 7})
     assert until(lambda: driver.messages(0.1)) == [0]
     assert len(study.made) == 1
+
+
+DEAF = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if sys.argv[1:]:
+    # A rank, which is in a session of its own.
+    subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+print("deaf", flush=True)
+time.sleep(600)
+"""
+
+
+class DeafStudy(Study):
+    """The processes of its trials are real, and ignore SIGTERM."""
+
+    def _start(self, trial, slot):
+        place = TrialFolder(self.folder, trial.number)
+        place.path.mkdir(parents=True)
+        log = place.path / "log"
+        with log.open("ab") as output:
+            command = [sys.executable, "-c", DEAF, DEAF]
+            marked = os.environ | {MARK: str(place.path / "attempt")}
+            process = subprocess.Popen(command, env=marked, stdout=output)
+        until(lambda: log.read_text().count("deaf") == 2)
+        self.made.append(process)
+        return process
+
+    def _kill(self, pid, number):
+        KILL(pid, number)
+
+
+def test_trial_that_ignores_the_request_to_stop_is_killed_with_its_ranks(tmp_path, monkeypatch):
+    study = DeafStudy(tmp_path, monkeypatch)
+    monkeypatch.setattr(TrialFolder, "stop_seconds", 0.5)
+    place = TrialFolder(tmp_path, 0)
+    driver = study.connect()
+    driver.say({"train": 0, "until": 8})
+    until(lambda: study.made)
+    assert len(processes_of(place.path)) == 2
+
+    driver.say({"stop": 0})
+
+    assert until(lambda: driver.messages(0.1)) == [0]
+    assert not processes_of(place.path)
+    (warning,) = read_events(place.workspace.events)
+    assert "did not stop within 0.5 s and was killed" in warning.message
+    driver.say({"close": True})
+    study.thread.join(10)
 
 
 def test_waiting_trial_is_stopped_without_a_process(study):

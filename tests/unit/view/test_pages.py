@@ -218,7 +218,7 @@ def test_damaged_files_are_shown_as_far_as_they_are_whole(client, trained):
 def test_run_is_running_while_a_process_holds_it(client, trained):
     with hold(LocalStorage(trained.workspace.lease), run_id="first", seconds=30.0):
         assert ">running</span>" in get(client, "/")
-        assert "first is in train" in get(client, "/runs/first")
+        assert "first is running: train is done" in get(client, "/runs/first")
     assert ">running</span>" not in get(client, "/")
 
 

@@ -16,6 +16,7 @@ from steadytrain.pipelines.view import source as sources
 from steadytrain.pipelines.view.app import application, news
 from steadytrain.pipelines.view.board import Board
 from steadytrain.pipelines.view.library import Library
+from steadytrain.pipelines.view.reader import LARGEST_CONFIG, full
 from steadytrain.pipelines.view.source import Folder, Stamp, open_source
 
 from support.s3 import make_bucket, moto_server
@@ -227,3 +228,14 @@ def test_missing_object_is_empty(output, make_run, copy):
     remote._listed = {"first": {"gone": Stamp(5, 0.0)}}
     remote._until = float("inf")
     assert remote.read("first", "gone") == b""
+
+
+def test_huge_configuration_is_cut_with_a_note(tmp_path):
+    folder = tmp_path / "runs" / "big"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_bytes(b"name: big\n" + b"# more\n" * 200_000)
+    facts = full(open_source(str(tmp_path)), "big", [])
+    assert len(facts.config_text) <= LARGEST_CONFIG
+    assert facts.config == {}
+    (note,) = facts.unreadable
+    assert "config.yaml is larger than" in note

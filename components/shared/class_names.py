@@ -1,0 +1,57 @@
+"""Names of classes: their order, and which of them are the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+from unicodedata import normalize
+
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+_UNNAMED: Final = re.compile(r"LABEL_([0-9]+)")
+"""What Transformers calls a class without a name."""
+_SHOWN: Final = 12
+_CHARACTERS: Final = 80
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Return labels sorted: as numbers if all are whole numbers, otherwise as text."""
+    found = sorted(labels)
+    if all(_NUMBER.fullmatch(label) for label in found):
+        found.sort(key=int)
+    return found
+
+
+def folded(label: str) -> str:
+    """Return a label without its case, white space and Unicode form."""
+    return "".join(normalize("NFKC", label).casefold().split())
+
+
+def named(labels: Sequence[str]) -> bool:
+    """Return whether a model's classes have names of their own."""
+    return not all(map(_UNNAMED.fullmatch, labels))
+
+
+def places_of(labels: Sequence[str], names: Sequence[str]) -> list[int] | None:
+    """Return where each label is among other names of the same classes; None if they are not.
+
+    Case, white space and Unicode form count only if labels differ in nothing else. LABEL_3 is 3.
+    """
+    ours, theirs = _keys(labels), _keys(names)
+    if len(set(map(folded, ours))) == len(ours) and len(set(map(folded, theirs))) == len(theirs):
+        ours, theirs = [*map(folded, ours)], [*map(folded, theirs)]
+    if len(ours) != len(theirs) or set(ours) != set(theirs):
+        return None
+    places = {name: place for place, name in enumerate(theirs)}
+    return [places[name] for name in ours]
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Return labels as text, shortened: a few of many."""
+    shown = [label[:_CHARACTERS] for label in labels[:_SHOWN]]
+    return ", ".join(shown) + (f" and {len(labels) - _SHOWN:,} more" if labels[_SHOWN:] else "")
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    found = [_UNNAMED.fullmatch(name) for name in names]
+    return [item[1] for item in found if item] if all(found) else list(names)

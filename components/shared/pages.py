@@ -1,0 +1,44 @@
+"""All pages of a list on a server, with an end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+from steadytrain.components.shared.errors import SteadytrainError
+
+T = TypeVar("T")
+
+MOST_PAGES: Final = 1000
+SECONDS: Final = 600.0
+"""Longest time for all pages."""
+
+
+def all_pages(
+    fetch: Callable[[str], tuple[Iterable[T], str]],
+    what: str,
+    error: type[SteadytrainError],
+) -> Iterator[T]:
+    """Yield every item of a list.
+
+    Args:
+        fetch: returns the items of the page with a token, and the next page's token. "" is the
+            token of the first page, and the one after the last.
+        what: the items' name, for messages.
+        error: raised if the list does not end: the server repeats a page, has more than MOST_PAGES,
+            or takes longer than SECONDS.
+    """
+    token, seen, end = "", {""}, time.monotonic() + SECONDS
+    while True:
+        items, token = fetch(token)
+        yield from items
+        if not token:
+            return
+        if token in seen or len(seen) >= MOST_PAGES or time.monotonic() > end:
+            raise error(
+                f"the server {'repeats a page' if token in seen else 'has ever more pages'} of its "
+                f"{what}, so its list never ends",
+                remedy="look for a proxy that caches the server's answers, or upgrade the server",
+            )
+        seen.add(token)

@@ -1,0 +1,78 @@
+"""The MLflow run that MLFLOW_RUN_ID names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from steadytrain.components.shared.cluster import POD_VARIABLE
+from steadytrain.components.shared.errors import BadInput
+
+PARENT: Final = "mlflow.parentRunId"
+"""MLflow's tag of a nested run: the id of the run above it."""
+OWNER: Final = "steadytrain.owner"
+"""Tag of a given run: the identity of the run that reports into it."""
+
+
+def given_id() -> str:
+    """Return MLFLOW_RUN_ID; "" if it is not set."""
+    return os.environ.get("MLFLOW_RUN_ID", "")
+
+
+def given_run(client: Any, store: str) -> Any | None:
+    """Return the run to report into; None if MLFLOW_RUN_ID is not set.
+
+    In a step of Kubeflow Pipelines, MLFLOW_RUN_ID may be the step's own run, which its MLflow
+    plugin nests in that of the pipeline. One training has many steps, so it is the pipeline's.
+
+    Args:
+        client: MLflow's client.
+        store: address of the store, for messages.
+
+    Raises:
+        BadInput: the store has no such run, or it was deleted.
+        MlflowException: the store cannot be used.
+    """
+    if not given_id():
+        return None
+    run = _run(client, given_id(), f"MLFLOW_RUN_ID = {given_id()!r}", store)
+    above = run.data.tags.get(PARENT, "")
+    if not above or not os.environ.get(POD_VARIABLE):
+        return run
+    return _run(client, above, f"{above!r}, in which MLFLOW_RUN_ID is nested", store)
+
+
+def is_of_another(run: Any, owner: str, params: Mapping[str, str]) -> bool:
+    """Return whether a given run describes something else. MLflow never changes a parameter.
+
+    Args:
+        run: the given run.
+        owner: the identity of the run that wants to report into it.
+        params: the parameters of that run.
+    """
+    owned = run.data.tags.get(OWNER, "")
+    if owned:
+        return bool(owned != owner)
+    known = run.data.params
+    return any(known.get(name, text) != text for name, text in params.items())
+
+
+def _run(client: Any, run_id: str, what: str, store: str) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise BadInput(
+            f"{what}: {store} has no such run",
+            remedy="unset it, or point tracking.uri or MLFLOW_TRACKING_URI at the run's store",
+        ) from error
+    if run.info.lifecycle_stage == "deleted":
+        raise BadInput(
+            f"{what}: this run of {store} was deleted",
+            remedy=f"restore it (mlflow runs restore --run-id {run_id}), or unset it",
+        )
+    return run

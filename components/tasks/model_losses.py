@@ -1,0 +1,135 @@
+"""Fields of a model's configuration that act only inside Transformers' own loss.
+
+Training computes the loss itself, so such a field would do nothing. The router loss of a mixture of
+experts is added as Transformers adds it. Every other such field is rejected by name. A test
+compares the families below with the code of the installed Transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+ROUTER_LOSS: Final = frozenset(
+    {
+        "dbrx",
+        "deepseek_v4",
+        "doge",
+        "ernie4_5_moe",
+        "flex_olmo",
+        "flint",
+        "gpt_oss",
+        "granitemoe",
+        "granitemoe_swa",
+        "granitemoehybrid",
+        "granitemoeshared",
+        "jamba",
+        "jetmoe",
+        "laguna",
+        "mellum",
+        "minimax",
+        "minimax_m2",
+        "minimax_m3_vl_text",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen4_exp",
+        "qwen4_exp_text",
+    }
+)
+"""Families whose causal language model adds the load balance of its experts to its loss."""
+Z_LOSS: Final = frozenset({"bamba"})
+"""Families whose causal language model adds the squared log-sum-exp of its logits to its loss."""
+NGRAM_LOSS: Final = frozenset({"prophetnet"})
+"""Families whose causal language model predicts several tokens ahead, in its loss alone."""
+
+_LANGUAGE: Final = ("causal_lm", "supervised_finetuning", "denoising")
+_CLASSES: Final = ("sequence_classification", "multi_task")
+_OTHERS: Final = ("preference", "masked_lm", "text_embedding")
+ROUTER_COEFFICIENTS: Final = ("router_aux_loss_coef", "aux_loss_coef")
+"""Names of the router loss's coefficient in Transformers' models."""
+ROUTER_ON: Final = "output_router_logits"
+"""The field that turns the router loss on."""
+_AHEAD: Final = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_loss_scaling_factor")
+_SINGLE: Final = "single_label_classification"
+_LEAVE_OUT: Final = "leave it out"
+
+
+@dataclass(frozen=True)
+class Ineffective:
+    """A field that would do nothing, with its value, the reason and the fix."""
+
+    name: str
+    value: object
+    why: str
+    remedy: str = _LEAVE_OUT
+
+
+def ineffective_fields(
+    fields: Mapping[str, Any], task: str, *, given: bool
+) -> Iterator[Ineffective]:
+    """Yield the fields that Transformers' loss would use, and the loss of a built-in task does not.
+
+    A task of another package may use them itself, so it yields none for those.
+
+    Args:
+        fields: of Transformers' configuration of the model.
+        given: whether the user wrote them. A saved config.json lists defaults too.
+    """
+    if task not in (*_LANGUAGE, *_CLASSES, *_OTHERS):
+        return
+    inner = fields.get("text_config")
+    fields = {**fields, **(inner if isinstance(inner, Mapping) else {})}
+    yield from _router(fields, task, given=given)
+    yield from _classes(fields, task, given=given)
+    if task in _CLASSES or task not in (*_LANGUAGE, "preference"):
+        return
+    family = fields.get("model_type")
+    if family in Z_LOSS and fields.get("z_loss_coefficient"):
+        name = "z_loss_coefficient"
+        why = f"the loss of data.task {task} has no such part"
+        yield Ineffective(name, fields[name], why, "set it to 0")
+    if family in NGRAM_LOSS and not (fields.get("disable_ngram_loss") and fields.get("eps") == 0):
+        why = "the loss of its family predicts several tokens ahead and smooths the targets"
+        remedy = "use another model, or set disable_ngram_loss: true and eps: 0"
+        yield Ineffective("model_type", family, why, remedy)
+    for name in _AHEAD if given else ():
+        if fields.get(name):
+            yield Ineffective(name, fields[name], "layers that predict further ahead do not train")
+
+
+def _router(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[Ineffective]:
+    family, on = fields.get("model_type"), fields.get(ROUTER_ON)
+    known = family in ROUTER_LOSS
+    if on and known and task not in _LANGUAGE and (given or task == "preference"):
+        why = f"the loss of data.task {task} does not include the router loss"
+        yield Ineffective(ROUTER_ON, on, why, "set it to false")
+    for name in ROUTER_COEFFICIENTS if given else ():
+        if name not in fields:
+            continue
+        if not known or task not in _LANGUAGE:
+            why = f"a {family} model has no router loss with data.task {task}"
+            yield Ineffective(name, fields[name], why)
+        elif not on:
+            why = f"the router loss counts only with {ROUTER_ON}"
+            yield Ineffective(name, fields[name], why, f"set {ROUTER_ON}: true, or leave it out")
+
+
+def _classes(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[Ineffective]:
+    kind = fields.get("problem_type")
+    if kind is not None and (kind != _SINGLE if task in _CLASSES else given):
+        why = (
+            f"data.task {task} trains on one label of each record"
+            if task in _CLASSES
+            else f"data.task {task} has no classes"
+        )
+        yield Ineffective("problem_type", kind, why)
+    for name in ("id2label", "label2id") if given else ():
+        if name in fields:
+            yield Ineffective(name, fields[name], "the classes are those of the data")

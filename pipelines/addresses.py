@@ -1,0 +1,120 @@
+"""Check the addresses of a configuration: what a run reads must be where the run is."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from steadytrain.components.preprocess.sources import check_source
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.base import is_local
+from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.shared.lm_tasks import is_file
+from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.pipelines.attached import MOUNT_PATH
+
+_PACKAGE: Final = "package:"
+
+
+def check_here(config: RunConfig) -> list[str]:
+    """Check that the local files and the packages that a run reads are on this machine.
+
+    Other addresses are not opened. What lies on a cluster's volume is not checked where the volume
+    is not mounted, and packages are not on a machine without torch, which trains nothing.
+
+    Returns:
+        A remark for each address that was not checked for one of these reasons.
+
+    Raises:
+        ConfigError: with every address that has nothing.
+    """
+    problems, remarks = list[Problem](), list[str]()
+    mounted, trains = Path(MOUNT_PATH).is_dir(), importlib.util.find_spec("torch") is not None
+    for field, address in inputs(config):
+        if is_local(address) and _is_below(address, MOUNT_PATH) and not mounted:
+            remarks.append(f"{field} = {address} is not checked: {MOUNT_PATH} is not mounted here")
+            continue
+        if not is_local(address) and not address.startswith(_PACKAGE):
+            continue
+        try:
+            _check(field, address, config)
+        except BadInput as error:
+            if address.startswith(_PACKAGE) and not trains:
+                remarks.append(f"{field}: {error.message}; where the run trains, it must be")
+            else:
+                message = error.message.removeprefix(f"{field} = {address!r}: ")
+                problems.append(Problem(field, repr(address), message, error.remedy))
+    if problems:
+        raise ConfigError(problems)
+    return remarks
+
+
+def check_submitted(config: RunConfig) -> None:
+    """Check that pods can reach the local addresses of a configuration.
+
+    Raises:
+        ConfigError: with every address of a file or folder that is not on the shared volume.
+    """
+    problems = [
+        Problem(
+            field,
+            repr(address),
+            "is a path on this machine, which pods do not share",
+            f"copy it to the shared volume, and name it there ({MOUNT_PATH}/...), or use an s3:// "
+            "address" + (" or hub:NAME" if read else ""),
+        )
+        for read, found in ((True, inputs(config)), (False, _outputs(config)))
+        for field, address in found
+        if is_local(address)
+        and not any(_is_below(address, place) for place in (MOUNT_PATH, config.output))
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check(field: str, address: str, config: RunConfig) -> None:
+    if field.startswith("data."):
+        check_source(address)
+    elif field != "evaluation.tasks":
+        resolve_model(address, config)
+    elif not Path(address).is_file():
+        raise BadInput("no such file", remedy="give the path of a YAML file that exists")
+
+
+def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield what a run reads: the field and the address."""
+    data, training = config.data, config.training
+    if data.parts:
+        for name, part in data.parts.items():
+            yield from ((f"data.parts.{name}.source", address) for address in part.source)
+    else:
+        yield from (("data.source", address) for address in data.source)
+    for field, found in (
+        ("model.base", config.model.base),
+        ("model.tokenizer", config.model.tokenizer),
+        ("training.distillation.teacher", training.distillation.teacher),
+        ("training.curriculum.model", training.curriculum.model),
+    ):
+        if found:
+            yield field, found
+    for task in config.evaluation.tasks:
+        if is_file(task):
+            yield "evaluation.tasks", task
+
+
+def _outputs(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield what the steps share besides `output`: the field and the address."""
+    for field, found in (
+        ("recovery.checkpoints", config.recovery.checkpoints),
+        ("registry.lock", config.registry.lock),
+        ("tune.log", config.tune.log),
+    ):
+        if found:
+            yield field, found
+
+
+def _is_below(address: str, folder: str) -> bool:
+    path = PurePosixPath(address)
+    return path.is_relative_to(folder) and ".." not in path.parts
