@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -54,7 +55,7 @@ class Lines:
         try:
             return as_row(STRICT_JSON.decode(text))
         except (ValueError, RecursionError) as error:
-            return Defect("bad_format", f"not JSON: {error}")
+            return Defect("bad_format", f"{not_json(error)}: {error}")
 
 
 @dataclass
@@ -153,3 +154,11 @@ def as_row(value: Any) -> Mapping[str, Any] | Defect:
     if isinstance(value, dict | Defect):
         return value
     return Defect("wrong_type", f"a {type(value).__name__}, not an object with fields")
+
+
+def not_json(error: Exception) -> str:
+    """Return what is wrong with a text that cannot be decoded as JSON.
+
+    Valid JSON can also be too much for Python: numbers of thousands of digits, and deep nesting.
+    """
+    return "not JSON" if isinstance(error, json.JSONDecodeError) else "JSON beyond Python's limits"

@@ -29,6 +29,7 @@ from steadytrain.components.preprocess.chunks import (
     Lines,
     Rows,
     as_row,
+    not_json,
 )
 from steadytrain.components.preprocess.columnar import COLUMNAR
 from steadytrain.components.preprocess.delimited import LINE_LIMIT, DelimitedRows
@@ -42,7 +43,7 @@ CHUNK_ROWS: Final = 4096
 UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How such a text begins."""
 
-_SEPARATORS = re.compile(r"[\s,\[]*")
+_SEPARATORS = re.compile(r"[\s,]*")
 
 
 def wanted(files: list[SourceFile], address: str, data: DataConfig) -> list[tuple[SourceFile, str]]:
@@ -176,32 +177,39 @@ def _read_json(file: SourceFile, scratch: Path, _: DataConfig) -> Iterator[Chunk
 
 
 def _json_values(name: str, stream: Stream) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
-    """Yield the values of a list, or consecutive values, numbered from 1."""
+    """Yield the items of lists, and consecutive values, numbered from 1."""
     text, _ = _text(stream, None)
-    decoder, pending, number, ended = STRICT_JSON, "", 0, False
-    position, opened = 0, 0
+    pending, position, number, ended, inside = "", 0, 0, False, False
     while True:
-        after = _SEPARATORS.match(pending, position).end()  # type: ignore[union-attr]
-        opened += pending.count("[", position, after)
-        position = after
+        position = _SEPARATORS.match(pending, position).end()  # type: ignore[union-attr]
+        if pending[position : position + 1] == ("]" if inside else "["):
+            inside, position = not inside, position + 1
+            continue
         try:
-            value, end = decoder.raw_decode(pending, position)
+            value, end = STRICT_JSON.raw_decode(pending, position)
             # A number could continue in the next block.
             if end == len(pending) and not ended:
                 raise json.JSONDecodeError("unfinished", pending, end)
         except (ValueError, RecursionError) as error:
             pending, position = pending[position:], 0
-            block = text.read(CHUNK_BYTES) if len(pending) <= LINE_LIMIT else ""
-            if block or not ended:
+            if not ended and len(pending) > LINE_LIMIT:
+                raise DataError(
+                    f"{name}: record {number + 1} does not end within {LINE_LIMIT} characters: "
+                    f"{error}",
+                    remedy="fix the file; if there is an object around the list of records, write "
+                    "the list alone, or one record on each line (data.format jsonl)",
+                ) from error
+            if not ended:
+                block = text.read(CHUNK_BYTES)
                 pending, ended = pending + block, not block
                 continue
-            if pending.strip(" \t\r\n]"):
+            if pending:
                 raise DataError(
-                    f"{name}: not JSON after record {number}: {error}",
+                    f"{name}: {not_json(error)} after record {number}: {error}",
                     remedy="fix the file or fetch it again; if each line is a record, set "
                     "data.format to jsonl, which quarantines bad lines one by one",
                 ) from error
-            if opened != pending.count("]"):
+            if inside:
                 raise DataError(
                     f"{name}: the list is not closed after record {number}, so the rest is missing",
                     remedy="fetch or write the file again",

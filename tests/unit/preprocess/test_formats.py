@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 from steadytrain.components.preprocess import formats
+from steadytrain.components.preprocess.chunks import Lines
 from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.config import DataConfig
@@ -113,6 +114,52 @@ def test_truncated_json_names_the_record(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('[{"text": "a"}, {"text": ')
     with pytest.raises(DataError, match="not JSON after record 1"):
         read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("chunk", [3, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('[["a", 1], ["b", 2]]', ["wrong_type"] * 2),
+        ('["a"]\n["b"]\n', ["wrong_type"] * 2),
+        ("[[], [[]], [{}]]", ["wrong_type"] * 3),
+        ('[{"text": "a"}]\n[{"text": "b"}]', [{"text": "a"}, {"text": "b"}]),
+        ("[]", []),
+    ],
+)
+def test_json_of_another_shape_is_still_json(
+    tmp_path: Path, content: str, expected: list[Any], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "CHUNK_BYTES", chunk)
+    (tmp_path / "x.json").write_text(content)
+    assert [row for _, row in read(tmp_path / "x.json")] == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}]', "not JSON after record 1"),
+        ('[{"text": "a"}', "the list is not closed after record 1"),
+        ("[1, " + "1" * 5000 + "]", "JSON beyond Python's limits after record 1"),
+        ('{"data": ["' + "x" * 300 + '"]}', "record 1 does not end within 100 characters"),
+    ],
+)
+def test_json_that_cannot_be_read_is_called_what_it_is(
+    tmp_path: Path, content: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "within" in message:
+        monkeypatch.setattr(formats, "LINE_LIMIT", 100)
+        monkeypatch.setattr(formats, "CHUNK_BYTES", 64)
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "x.json")
+
+
+def test_lines_beyond_the_limits_of_python_are_not_called_not_json() -> None:
+    content = b'{"n": ' + b"1" * 5000 + b'}\n{"n": \n'
+    details = [str(row) for _, _, row in Lines("x", 1, content, plain=False).rows()]
+    assert "JSON beyond Python's limits: Exceeds the limit" in details[0]
+    assert "not JSON: Expecting value" in details[1]
 
 
 def test_csv_rows_with_extra_fields_are_defects(tmp_path: Path) -> None:
