@@ -62,7 +62,7 @@ def validate(
     config = chosen.config
     Workspace.of(config)  # rejects an output that cannot be a folder
     check_plugins(config)
-    for remark in (*_kernel_remarks(config), *_step_remarks(config)):
+    for remark in (*_kernel_remarks(config), *_step_remarks(config), *_gate_remarks(config)):
         typer.echo(remark, err=True)
     if explain:
         _show(explained(explain, chosen), as_json=as_json)
@@ -118,3 +118,14 @@ def _step_remarks(config: RunConfig) -> Iterable[str]:
 
     training = config.training
     return without_effect(training, None, training.max_steps) if training.max_steps > 0 else ()
+
+
+def _gate_remarks(config: RunConfig) -> Iterator[str]:
+    """Yield why the gate can never decide, which is no error where nothing is to be promoted."""
+    most, needed = config.evaluation.max_examples, config.gate.min_units
+    if most is not None and most < needed:
+        yield (
+            f"evaluation.max_examples = {most}: fewer than gate.min_units = {needed}, so the gate "
+            "can never decide, and promotes nothing; raise evaluation.max_examples, or lower "
+            "gate.min_units"
+        )

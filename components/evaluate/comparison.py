@@ -96,7 +96,7 @@ class Candidate:
         metric = self.config.gate.metric or self.scores.metric
         if metric not in values:
             raise BadInput(
-                f"gate.metric = {metric!r}: the model's value of it is not finite",
+                f"gate.metric = {metric!r}: the model has no finite value of it",
                 remedy="choose a metric that applies to this task and its documents",
             )
         gate = self._gate(metric, earlier)

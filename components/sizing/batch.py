@@ -33,9 +33,8 @@ class BatchPlan:
     def fields(self) -> Mapping[str, Any]:
         """The configuration fields that the plan sets."""
         own = self.settings
-        alone = self.world_size == 1 and own.strategy == REPLICATED
         return {
-            "compute.strategy": "single" if alone else own.strategy,
+            "compute.strategy": own.strategy_on(self.world_size),
             "compute.offload": own.offload,
             "training.gradient_checkpointing": own.gradient_checkpointing,
             "training.micro_batch_size": own.micro_batch_size,

@@ -266,8 +266,19 @@ class Task:
 
         They belong to the training part. So a task that replaces it does not inherit them.
         """
-        found = self.training.metrics if isinstance(self.training, Late) else None
-        return found(config) if found else None
+        return _declared(self.training, config)
+
+    def test_metrics(self, config: RunConfig) -> Sequence[str] | None:
+        """Return which of steadytrain's metrics of the test side apply; None if unknown.
+
+        They belong to the scorer. A package's metric reads whatever the scorer gives it.
+        """
+        return _declared(self.scorer, config)
+
+
+def _declared(part: Callable[..., Any], config: RunConfig) -> Sequence[str] | None:
+    found = part.metrics if isinstance(part, Late) else None
+    return found(config) if found else None
 
 
 @dataclass(frozen=True)
@@ -300,6 +311,7 @@ def late(address: str, *, metrics: Callable[[RunConfig], Sequence[str]] | None =
     Args:
         metrics: of a training part: the names of its validation metrics, by the configuration, its
             `metric` first. With them, a wrong `training.metric_for_best_model` is an error before
-            anything starts; without them, when training begins.
+            anything starts; without them, when training begins. Of a scorer: those of steadytrain's
+            metrics that apply to its scores, for `gate.metric` and `gate.floors` in the same way.
     """
     return Late(address, metrics)

@@ -24,6 +24,18 @@ def _language_metrics(_: RunConfig) -> Sequence[str]:
     return "loss", "perplexity"
 
 
+def _only_loss(_: RunConfig) -> Sequence[str]:
+    return ("loss",)
+
+
+def _text_metrics(_: RunConfig) -> Sequence[str]:
+    return "bits_per_byte", "loss", "perplexity"
+
+
+def _tested_class_metrics(_: RunConfig) -> Sequence[str]:
+    return "accuracy", "auroc", "ece", "loss", "macro_f1"
+
+
 def _preference_metrics(_: RunConfig) -> Sequence[str]:
     return "loss", "preference_accuracy", "preference_margin"
 
@@ -46,7 +58,7 @@ def _part_metrics(config: RunConfig) -> Sequence[str]:
 CAUSAL_LM: Final = Task(
     encoder=PlainTextEncoder,
     training=late(f"{_TASKS}.causal_lm:CausalLanguageModel", metrics=_language_metrics),
-    scorer=late(f"{_TASKS}.scoring.language:LanguageScorer"),
+    scorer=late(f"{_TASKS}.scoring.language:LanguageScorer", metrics=_text_metrics),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
     objectives=frozenset({"distillation", "contrastive", "r_drop", "focal_loss", "adversarial"}),
@@ -59,7 +71,7 @@ DENOISING: Final = replace(
     CAUSAL_LM,
     encoder=DenoisedTextEncoder,
     training=late(f"{_TASKS}.denoising:Denoising", metrics=_language_metrics),
-    scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer"),
+    scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer", metrics=_only_loss),
     objectives=CAUSAL_LM.objectives | {"denoising"},
     cuttable=False,
     targets=lambda training: training.denoising.targets,
@@ -67,7 +79,7 @@ DENOISING: Final = replace(
 PREFERENCE: Final = Task(
     encoder=PreferenceEncoder,
     training=late(f"{_TASKS}.preference:PreferenceTraining", metrics=_preference_metrics),
-    scorer=late(f"{_TASKS}.scoring.preference:PreferenceScorer"),
+    scorer=late(f"{_TASKS}.scoring.preference:PreferenceScorer", metrics=_preference_metrics),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,
     objectives=frozenset({"dpo"}),
@@ -77,7 +89,7 @@ PREFERENCE: Final = Task(
 MASKED_LM: Final = Task(
     encoder=MaskedTextEncoder,
     training=late(f"{_TASKS}.masked_lm:MaskedLanguageModel", metrics=_language_metrics),
-    scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer"),
+    scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer", metrics=_only_loss),
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
     objectives=frozenset({"masking", "adversarial"}),
     grades=True,
@@ -86,7 +98,7 @@ MASKED_LM: Final = Task(
 TEXT_EMBEDDING: Final = Task(
     encoder=TextPairEncoder,
     training=late(f"{_TASKS}.text_embedding:TextEmbedding", metrics=_retrieval_metrics),
-    scorer=late(f"{_TASKS}.scoring.retrieval:RetrievalScorer"),
+    scorer=late(f"{_TASKS}.scoring.retrieval:RetrievalScorer", metrics=_retrieval_metrics),
     packager=late(f"{_TASKS}.text_embedding:TextEmbeddingPackager"),
     objectives=frozenset({"batch_contrastive"}),
     sequences=2,
@@ -97,7 +109,9 @@ SEQUENCE_CLASSIFICATION: Final = Task(
     training=late(
         f"{_TASKS}.sequence_classification:SequenceClassification", metrics=_class_metrics
     ),
-    scorer=late(f"{_TASKS}.scoring.classification:ClassificationScorer"),
+    scorer=late(
+        f"{_TASKS}.scoring.classification:ClassificationScorer", metrics=_tested_class_metrics
+    ),
     packager=late(f"{_TASKS}.sequence_classification:ClassifierPackager"),
     objectives=frozenset(
         {
@@ -117,7 +131,7 @@ SEQUENCE_CLASSIFICATION: Final = Task(
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,
     training=late(f"{_TASKS}.multi_task:MultiTaskClassification", metrics=_part_metrics),
-    scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer"),
+    scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer", metrics=_tested_class_metrics),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
     objectives=frozenset(
         {"multi_task", "r_drop", "focal_loss", "class_weights", "adversarial", "augmentation"}

@@ -10,6 +10,7 @@ from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.shared.plugins import METRICS, is_ours
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
 from steadytrain.components.tasks.model_losses import ineffective_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
@@ -40,6 +41,7 @@ def check_task(config: RunConfig) -> None:
         *_data(config),
         *_model(config),
         *_evaluation(config),
+        *_gate(config),
     ]
     if found:
         raise ConfigError(found)
@@ -191,3 +193,15 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
             f"lm-eval's tasks are for language models, and data.task is {task}",
             "leave them out",
         )
+
+
+def _gate(config: RunConfig) -> Iterator[Problem]:
+    """Yield the metrics that the gate would not find, if the task declares those it has."""
+    task, gate = config.data.task, config.gate
+    asked = [("gate.metric", gate.metric), *(("gate.floors", name) for name in gate.floors)]
+    ours = [(field, name) for field, name in asked if name and is_ours(METRICS, name)]
+    known = load_task(task).test_metrics(config) if ours else None
+    for field, name in ours:
+        if known is not None and name not in known:
+            why = f"data.task {task} has no such metric of the test side"
+            yield Problem(field, repr(name), why, f"one of {', '.join(known)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import re
 import subprocess
 import sys
 
@@ -18,9 +20,12 @@ from steadytrain.components.shared.records import (
     GateRecord,
     RegistrationRecord,
 )
+from steadytrain.components.shared.workspace import Workspace
 
-from support.command import Command, wait_for
+from support.command import TINY_MODEL, TINY_RUN, Command, wait_for
 from support.plugins import install_example
+from support.snippets import ROOT, blocks
+from support.training import losses_of
 
 FEATURES = ["age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6"]
 BAD = [{**dict.fromkeys(FEATURES, 0.0), "progression": "high"}, {"age": 1.0}]
@@ -182,3 +187,29 @@ def test_without_the_package_the_task_is_unknown(folder):
     assert refused.code == 2
     assert "no installed package has regression in steadytrain.tasks" in refused.err
     assert "causal_lm" in refused.err
+
+
+@pytest.mark.long
+def test_documented_loss_trains_to_its_end(steadytrain):
+    """The command of the page, in the folder of its module, on less data and a small model."""
+    page = ROOT / "docs" / "extending.md"
+    (module,) = (item.text for item in blocks("python") if "class HalfTheLoss" in item.text)
+    (name,) = re.findall(r"--set data\.task=(\w+):HalfTheLoss", page.read_text("utf-8"))
+    (steadytrain.output.parent / f"{name}.py").write_text(module)
+    kinds = ("json", "email", "logging", "importlib")
+    done = steadytrain.run(
+        "sequence-classification",
+        f"data.task={name}:HalfTheLoss",
+        f"data.source=[{','.join(f'package:stdlib/{kind}' for kind in kinds)}]",
+        "model.base=null",
+        "model.config.model_type=bert",
+        *(item for item in TINY_MODEL if "key_value" not in item),
+        *TINY_RUN,
+    )
+    assert done.code == 0, done.out + done.err
+    assert record(done, "promote", RegistrationRecord).champion
+    (run,) = done.runs
+    losses = losses_of(Workspace(done.output, run.name))
+    assert sorted(losses) == list(range(1, 7))
+    # A model with random weights gives each class the same chance.
+    assert losses[1] == pytest.approx(math.log(len(kinds)) / 2, abs=0.1)

@@ -135,7 +135,7 @@ def coded(folder, code):
     [
         (
             "return {'acc': float('nan')}",
-            "gate.metric = 'choosing/acc': .* value of it is not finite",
+            "gate.metric = 'choosing/acc': .* no finite value of it",
         ),
         ("raise KeyError('lost')", "choosing cannot be run by lm-eval: KeyError: 'lost'"),
     ],

@@ -66,11 +66,13 @@ def test_validate_shows_the_whole_configuration():
 
 def test_validate_names_settings_that_cannot_act():
     sets = ["max_steps=20", "eval_steps=10", "early_stopping_patience=3", "warmup_steps=50"]
-    done = steadytrain("validate", "causal-lm", *(f"--set=training.{item}" for item in sets))
+    few = "--set=evaluation.max_examples=29"
+    done = steadytrain("validate", "causal-lm", few, *(f"--set=training.{item}" for item in sets))
     assert done.returncode == 0
     assert "training.early_stopping_patience = 3: with training.eval_steps 10" in done.stderr
     assert "training.warmup_steps = 50: training has 20 steps" in done.stderr
     assert "training side" not in done.stderr
+    assert "evaluation.max_examples = 29: fewer than gate.min_units = 30" in done.stderr
 
 
 def test_schema_is_json_schema():

@@ -16,6 +16,7 @@ from steadytrain.components.tasks.scoring.classification import (
     score_classification,
 )
 
+from support.declared import assert_declared
 from support.tiny import TEXTS, make_classifier
 
 LABELS = ["code", "prose"]
@@ -37,6 +38,7 @@ def test_scores_are_independent_of_batches(tokenizer):
     model = make_classifier(tokenizer, LABELS)
     table = records(["code", "prose", "code", "prose", "code"])
     scores = score(model, tokenizer, table)
+    assert_declared("sequence_classification", scores)
     for row, record in enumerate(table.to_pylist()):
         inputs = tokenizer(record["text"], truncation=True, max_length=64, return_tensors="pt")
         with torch.inference_mode():

@@ -15,6 +15,7 @@ from steadytrain.components.tasks.encoding.tokens import encode_chat, load_token
 from steadytrain.components.tasks.scoring import language
 from steadytrain.components.tasks.scoring.language import score_frequencies, score_language
 
+from support.declared import assert_declared
 from support.tiny import TEXTS, make_language_model
 
 CHAT = [
@@ -106,6 +107,8 @@ def test_tokenizers_that_differ_give_the_same_bytes(tokenizer, bytes_tokenizer):
 
 def test_score_columns_match_the_contract(tokenizer):
     scores = score(make_language_model("llama", len(tokenizer)), tokenizer, text_records())
+    for task in ("causal_lm", "supervised_finetuning"):
+        assert_declared(task, scores)
     assert scores.column_names == ["id", "group", "slice", "loss", "targets", "bytes"]
     assert scores["id"].to_pylist() == [f"id-{index}" for index in range(len(TEXTS))]
     assert scores["group"].to_pylist() == [None] * len(TEXTS)

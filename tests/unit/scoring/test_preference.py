@@ -16,6 +16,7 @@ from steadytrain.components.tasks.encoding.preference import PreferenceEncoder, 
 from steadytrain.components.tasks.preference import PreferenceTraining
 from steadytrain.components.tasks.scoring.preference import PreferenceScorer
 
+from support.declared import assert_declared
 from support.tiny import make_language_model
 from support.training import write_data
 
@@ -52,6 +53,7 @@ def test_scores_are_those_of_training(judged, tokenizer, tmp_path):
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     table = PreferenceScorer(config, data).score({"model": model, "tokenizer": tokenizer}, records)
+    assert_declared("preference", table)
     scores = Scores.of(table)
     encoded = PreferenceRows(tmp_path / "data" / "tokenizer", 96).encode(
         [Content(text) for text in records["pair"].to_pylist()]

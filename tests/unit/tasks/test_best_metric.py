@@ -164,3 +164,42 @@ def test_metric_of_unknown_direction_is_an_error(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"set training\.greater_is_better too"):
         check_task(config_of(f"{module}:TOLD", "entropy"))
+
+
+@pytest.mark.parametrize(
+    ("task", "gate", "field"),
+    [
+        ("sequence_classification", {"metric": "perplexity"}, "gate.metric"),
+        ("masked_lm", {"metric": "bits_per_byte"}, "gate.metric"),
+        ("causal_lm", {"floors": {"loss": 9, "accuracy": 0.5}}, "gate.floors"),
+        ("causal_lm", {"metric": "perplexity", "floors": {"bits_per_byte": 9}}, ""),
+        ("sequence_classification", {"metric": "macro_f1"}, ""),
+        # The scorer is the packaged task's own, so its metrics are known only when it scores.
+        ("scored_elsewhere:TASK", {"metric": "perplexity"}, ""),
+    ],
+)
+def test_metric_of_the_gate_that_the_task_lacks_is_an_error(
+    tmp_path, monkeypatch, task, gate, field
+):
+    code = "from dataclasses import replace\nfrom steadytrain.components.tasks.base import late\n"
+    code += "from steadytrain.components.tasks.built_in import CAUSAL_LM\n"
+    code += "TASK = replace(CAUSAL_LM, scorer=late('any:Scorer'))\n"
+    (tmp_path / "scored_elsewhere.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = from_mapping(
+        {
+            "name": "any",
+            "data": {"source": ["a"], "task": task},
+            "model": {"base": "b"},
+            "gate": gate,
+        }
+    )
+    if not field:
+        check_task(config)
+        return
+    with pytest.raises(ConfigError, match="has no such metric of the test side") as caught:
+        check_task(config)
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert problem.remedy.startswith("one of ")
+    assert "loss" in problem.remedy

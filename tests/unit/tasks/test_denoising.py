@@ -23,6 +23,7 @@ from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.denoising import DenoisingScorer
 from steadytrain.components.tasks.span_corruption import SpanCorruption
 
+from support.declared import assert_declared
 from support.training import LLAMA, VOCABULARY, write_data, write_shard, write_tokenizer
 
 LENGTH = 64
@@ -203,6 +204,7 @@ def test_scores_depend_on_the_record_alone(data):
     components = {"model": model, "tokenizer": task.tokenizer}
     scorer = DenoisingScorer(task.config, task.data)
     found = scorer.score(components, records)
+    assert_declared("denoising", found)
     turned = scorer.score(components, records.take([2, 0]))
     losses, targets = found["loss"].to_pylist(), found["targets"].to_pylist()
     assert turned["loss"].to_pylist() == pytest.approx([losses[2], losses[0]], rel=1e-5)

@@ -26,6 +26,7 @@ from steadytrain.components.tasks.scoring.masked import MaskedScorer
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.order import RowOrder
 
+from support.declared import assert_declared
 from support.training import VOCABULARY, write_data, write_tokenizer
 from support.weight_digests import BERT
 
@@ -204,6 +205,7 @@ def test_scores_depend_on_the_record_alone(task):
     records = pa.table({"id": ["a", "b", "c"], "text": TEXTS})
     components = {"model": model, "tokenizer": task.tokenizer}
     found = MaskedScorer(task.config, task.data).score(components, records)
+    assert_declared("masked_lm", found)
     one = task.config.model_copy(
         update={"evaluation": task.config.evaluation.model_copy(update={"batch_size": 1})}
     )

@@ -18,6 +18,7 @@ from steadytrain.components.tasks.multi_task import MultiTaskClassification
 from steadytrain.components.tasks.scoring import class_balance, classification
 from steadytrain.components.tasks.scoring.multi_task import MultiTaskScorer
 
+from support.declared import assert_declared
 from support.weight_digests import BERT
 
 LABELS = ["mood/bad", "mood/good", "topic/art", "topic/law", "topic/sport"]
@@ -206,6 +207,7 @@ def test_baseline_is_the_most_common_label_of_each_part(monkeypatch):
     scorer = MultiTaskScorer(None, SimpleNamespace(labels=LABELS))
     labels = ["mood/bad", "mood/good", "topic/art", "topic/law"]
     table = scorer.score_baseline(pa.table({"id": list("abcd"), "label": labels}))
+    assert_declared("multi_task", table)
     assert point_values(Scores.of(table))["accuracy"] == 0.5
     assert table["part"].to_pylist() == [0, 0, 1, 1]
     np.testing.assert_allclose(table["probabilities"].to_pylist()[0], [6 / 8, 2 / 8, 0, 0, 0])

@@ -29,6 +29,7 @@ from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.scoring.retrieval import RetrievalScorer
 from steadytrain.components.tasks.text_embedding import TextEmbedding, TextEmbeddingPackager
 
+from support.declared import assert_declared
 from support.training import LLAMA, write_data, write_shard
 from support.weight_digests import BERT
 
@@ -228,6 +229,7 @@ def test_scores_depend_on_the_record_alone(judged):
 def test_metrics_are_those_of_the_ranks(judged):
     scorer, components, records = judged
     table = scorer.score(components, records)
+    assert_declared("text_embedding", table)
     scores, reciprocal = Scores.of(table), table["reciprocal_rank"].to_numpy()
     assert RECALL_AT_1.value(scores) == (reciprocal == 1).mean()
     assert MEAN_RECIPROCAL_RANK.value(scores) == reciprocal.mean()

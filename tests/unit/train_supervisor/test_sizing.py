@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from mlflow.store.entities import PagedList
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.events.types import DecisionMade
+from steadytrain.components.shared.events.types import AttemptStarted, DecisionMade
+from steadytrain.components.shared.tracking.lineage import PLAN, log_lineage
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.sizing import Sizing
 
@@ -109,6 +114,35 @@ def test_each_part_of_a_plan_has_its_reason(config, data):
     told = reasons(sized(config, data, ranks=2, **strategy), History())
     assert told["compute.strategy"] == ("zero1", "set by you")
     assert told["training.save_steps"] == ("7", "set by you")
+
+
+@pytest.mark.parametrize("device", [H100, "GPU"], ids=["planned", "derived"])
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "told"),
+    [(1, "auto", "single"), (2, "auto", "ddp"), (2, "zero1", "zero1")],
+)
+def test_lineage_names_the_strategy_that_the_report_shows(
+    config, data, device, ranks, strategy, told
+):
+    sizing = sized(config, data, device, ranks, training=WIDE, compute={"strategy": strategy})
+    begun = AttemptStarted(
+        attempt=1,
+        world_size=ranks,
+        batch=sizing.plan(History()).settings,
+        gradient_accumulation_steps=1,
+    )
+    workspace = Workspace.of(sizing.config)
+    workspace.create()
+    workspace.stream("train").emit(begun)
+    tags = {}
+    client = SimpleNamespace(
+        set_tag=lambda run, name, value: tags.update({name: value}),
+        search_logged_models=lambda *places, **query: PagedList([], None),
+    )
+    tracking = SimpleNamespace(client=client, experiment_id="1")
+    log_lineage(tracking, "run", sizing.config, workspace)
+    assert reasons(sizing, History())["compute.strategy"][0] == told
+    assert json.loads(tags[PLAN])["strategy"] == told
 
 
 def test_change_after_a_failure_names_the_failure(config, data):
