@@ -98,7 +98,7 @@ def unpaired(first: Scores, second: Scores) -> str:
             f"{len(second.id):,}, of which {shared:,} are the same)"
         )
     if not np.array_equal(first.units, second.units):
-        return "the examples are grouped differently (data.columns.group)"
+        return "the examples are grouped differently (data.columns.group, data.group_by_prompt)"
     if first.classes and second.classes:
         one, other = first.classes, second.classes
         if one.probabilities.shape != other.probabilities.shape:

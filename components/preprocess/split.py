@@ -28,6 +28,11 @@ def content_id(content: str) -> bytes:
     return hashlib.sha256(normalize("NFC", content).encode()).digest()[:ID_BYTES]
 
 
+def hashed(group: str) -> str:
+    """Return a short name for a group, such as that of all answers to a prompt."""
+    return content_id(group).hex()
+
+
 def identity_in(part: str, identity: bytes) -> bytes:
     """Return the identity of a record of a part: a text may be in several parts, as in one."""
     return hashlib.sha256(part.encode() + b"\0" + identity).digest()[:ID_BYTES]
@@ -57,5 +62,6 @@ def split_digest(data: DataConfig) -> str:
         [
             *(data.split_salt, data.validation_share, data.test_share),
             groups or data.columns.group,
+            *([] if data.group_by_prompt else ["prompts"]),
         ]
     )

@@ -139,9 +139,18 @@ def check_sides(documents: Mapping[Side, int], data: DataConfig, counts: Mapping
                 f"the {side} side of the split is empty: there are {sum(documents.values())} "
                 f"usable records{', and left out are ' if because else ''}{because}",
                 remedy=f"{_NEAR_ADVICE if near else ''}give more data, raise "
-                "data.validation_share or data.test_share, or set another data.split_salt; with "
-                "data.columns.group there must be many groups",
+                "data.validation_share or data.test_share, or set another data.split_salt"
+                f"{_group_advice(data)}",
             )
+
+
+def _group_advice(data: DataConfig) -> str:
+    if data.grouped_by and not data.columns.group:
+        return (
+            "; all answers to one prompt are on one side, so there must be many prompts: if an "
+            "instruction is the prompt of all records, set data.group_by_prompt to false"
+        )
+    return "; with data.columns.group there must be many groups"
 
 
 def _trained_labels(

@@ -7,15 +7,22 @@ good, and does not count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steadytrain.components.preprocess.split import content_id
+from steadytrain.components.preprocess.split import content_id, hashed
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
-from steadytrain.components.tasks.encoding.fields import Defect, name_of, number_of, utf8_size
+from steadytrain.components.tasks.encoding.fields import (
+    NAME_BYTES,
+    Defect,
+    name_of,
+    number_of,
+    utf8_size,
+)
 
 JUDGED_REMEDY: Final = (
     "keep the good records only, and drop or rename the column; if it is only for information, "
@@ -64,10 +71,14 @@ def check(
     size = utf8_size(content.text)
     if size > data.max_record_bytes:
         raise Defect("too_long", f"{size} bytes, {data.max_record_bytes} allowed")
-    group = name_of(row, columns.group) if columns.group else None
+    group = name_of(row, columns.group, limit=math.inf) if columns.group else None
     named = name_of(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
     if columns.group and group is None:
         raise Defect("missing_field", f"{columns.group} (the group) is absent or null")
+    if group is None and data.group_by_prompt and content.prompt is not None:
+        group = hashed(" ".join(content.prompt.split()))
+    elif group is not None and utf8_size(group) > NAME_BYTES:
+        group = hashed(group)
     hard = number_of(row, difficulty) if difficulty else None
     return Checked(
         content_id(content.text), content.text, content.label, group, data.part or named, hard

@@ -21,7 +21,7 @@ class CrossValidationConfig(Section):
         ge=2,
         le=100,
         description="Folds into which the training side is divided: stratified by label, and "
-        "with the records of a data.columns.group together.",
+        "with the records of a data.columns.group, or of a prompt, together.",
     )
     fold: int | None = Field(
         None,

@@ -34,6 +34,9 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
 MULTI_TASK: Final = "multi_task"
 """The task that learns several data sets."""
 
+ANSWERING: Final = ("supervised_finetuning", "preference", "text_embedding")
+"""The tasks whose records are a prompt and what answers it."""
+
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Source = Annotated[list[Address], Field(min_length=1)]
 
@@ -76,8 +79,9 @@ class Columns(Section):
     label: str = Field("label", description="Column with the class of the text.")
     group: str | None = Field(
         None,
-        description="Column with a group name. Records of the same group go to the same side "
-        "of the split. None means no groups.",
+        description="Column with a group name of any length. Records of the same group go to the "
+        "same side of the split. None means no groups, or one for each prompt "
+        "(data.group_by_prompt).",
     )
     slice: str | None = Field(
         None,
@@ -237,6 +241,12 @@ class DataConfig(Section):
     split_salt: str = Field(
         "steadytrain", description="Salt of the split. A different salt gives a different split."
     )
+    group_by_prompt: bool = Field(
+        True,
+        description="Whether all answers to one prompt go to the same side of the split, in chats "
+        "and pairs without data.columns.group. The prompt is what comes before the first answer, "
+        "without system messages; case counts, white space does not.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -265,6 +275,27 @@ class DataConfig(Section):
                 "leave it out",
             )
         return self
+
+    @model_validator(mode="after")
+    def _prompts_group(self) -> DataConfig:
+        if not self.group_by_prompt:
+            ours = plugins.is_ours(plugins.TASKS, self.task)
+            why = (
+                f"data.columns.group is {self.columns.group!r}, which groups instead"
+                if self.columns.group
+                else f"records of {self.task} have no prompt"
+                if ours and self.task not in ANSWERING
+                else ""
+            )
+            if why:
+                raise at_odds("data.group_by_prompt", False, why, "leave it out")
+        return self
+
+    @property
+    def grouped_by(self) -> str:
+        """What the records of a group share: a column, "prompt", or "" if there are no groups."""
+        prompt = "prompt" if self.group_by_prompt and self.task in ANSWERING else ""
+        return self.columns.group or prompt
 
     @model_validator(mode="after")
     def _parts_are_read(self) -> DataConfig:

@@ -93,8 +93,8 @@ class GateConfig(Section):
         30,
         ge=2,
         description="Independent test examples that a decision needs (groups of "
-        "data.columns.group count once). With fewer, the gate leaves the candidate undecided, and "
-        "does not promote it.",
+        "data.columns.group, and answers to one prompt, count once). With fewer, the gate "
+        "leaves the candidate undecided, and does not promote it.",
     )
     beat_baseline: bool = Field(
         True,

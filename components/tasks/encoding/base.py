@@ -24,10 +24,13 @@ class Content:
     text: everything that the model learns from, as text, such as JSON. It is the record's identity:
         records with the same text are duplicates, and it decides the side of the split.
     label: the class; None if the task has no classes.
+    prompt: what answers to one prompt share. They go to one side of the split. None if the record
+        is no answer to anything.
     """
 
     text: str
     label: str | None = None
+    prompt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

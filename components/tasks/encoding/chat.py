@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +52,16 @@ def said(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(message["content"] for message in messages if message["role"] != "system")
 
 
+def opening(messages: Sequence[Mapping[str, str]]) -> str | None:
+    """Return what the others say before the first answer; None if nobody asks anything.
+
+    Conversations that go on in different ways share it. System messages and a greeting by the
+    assistant are left out: many chats have the same.
+    """
+    asked = dropwhile(lambda message: message["role"] in ("system", "assistant"), messages)
+    return said([*takewhile(lambda message: message["role"] != "assistant", asked)]) or None
+
+
 @dataclass(frozen=True)
 class ChatEncoder:
     """Records with a conversation, or with a prompt and its completion."""
@@ -84,7 +95,8 @@ class ChatEncoder:
             messages = [message_of(item) for item in turns_of(value, columns.messages)]
             if not any(item["role"] == "assistant" for item in messages):
                 raise Defect("bad_messages", "the assistant says nothing")
-        return Content(json.dumps(messages, ensure_ascii=False, separators=(",", ":")))
+        text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+        return Content(text, prompt=opening(messages))
 
     def check_unjudged(self, row: Mapping[str, Any], used: Container[str | None]) -> None:
         """Check that no column says that a record may be bad.

@@ -30,7 +30,7 @@ such as 1_000."""
 _SCORE: Final = re.compile(r"(score|reward|rating)s?", re.IGNORECASE)
 _VERDICTS: Final = ("true", "false", "0", "1", "-1", "+1")
 NAME_BYTES: Final = 1024
-"""Limit for a label, group or slice, because reports show it and it is held in memory."""
+"""Limit for a label or slice, because reports show it and it is held in memory."""
 
 
 class Defect(Exception):
@@ -72,8 +72,11 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
     return value
 
 
-def name_of(row: Mapping[str, Any], column: str) -> str | None:
+def name_of(row: Mapping[str, Any], column: str, *, limit: float = NAME_BYTES) -> str | None:
     """Return a name (a label, group or slice) from text or a whole number; None if it is null.
+
+    Args:
+        limit: bytes that it may have.
 
     Raises:
         Defect: it is something else, or too long.
@@ -85,8 +88,8 @@ def name_of(row: Mapping[str, Any], column: str) -> str | None:
         detail = f"{column} is {type(value).__name__}, not text or a whole number"
         raise Defect("wrong_type", detail)
     name = str(value)
-    if len(name) > NAME_BYTES or utf8_size(name) > NAME_BYTES:
-        raise Defect("too_long", f"{column} has more than {NAME_BYTES} bytes")
+    if len(name) > limit or utf8_size(name) > limit:
+        raise Defect("too_long", f"{column} has more than {limit} bytes")
     return name
 
 

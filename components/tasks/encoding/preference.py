@@ -22,7 +22,13 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.chat import ChatEncoder, message_of, said, turns_of
+from steadytrain.components.tasks.encoding.chat import (
+    ChatEncoder,
+    message_of,
+    opening,
+    said,
+    turns_of,
+)
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
 from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
 
@@ -97,7 +103,8 @@ class PreferenceEncoder:
                 f"{columns.prompt} is not what {columns.chosen} and {columns.rejected} begin with",
             )
         content = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        return Content(json.dumps(content, ensure_ascii=False, separators=(",", ":")))
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        return Content(text, prompt=opening(prompt))
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         contents: list[Any] = records["content"].to_pylist()

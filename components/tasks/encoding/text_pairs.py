@@ -65,7 +65,8 @@ class TextPairEncoder:
         pair = [columns.prompt, columns.completion]
         wanted = pair if any(row.get(name) is not None for name in pair) else [columns.text]
         texts = [text_of(row, name) for name in wanted]
-        return Content(json.dumps(texts, ensure_ascii=False, separators=(",", ":")))
+        text = json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+        return Content(text, prompt=texts[0] if texts[1:] else None)
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         contents: list[Any] = records["content"].to_pylist()

@@ -33,7 +33,7 @@ def outline(config: RunConfig, steps: int | None, cost: str, folds: FoldSizes) -
         cost: the estimated cost in words.
     """
     chosen, budget, names = config.cross_validation, config.tune.budget, configurations(config)
-    group = config.data.columns.group
+    group = config.data.grouped_by
     by = [
         *(["stratified by label"] if open_encoder(config.data).labeled else []),
         *([f"grouped by {group}"] if group else []),
