@@ -232,7 +232,7 @@ def test_repeated_decision_uses_the_evaluated_model(trained):
     config = trained("first", 0.8)
     evaluate(config)
     register(config)
-    whole(trained("between", 0.5))
+    assert whole(trained("between", 0.7)).champion
     trained("first", 0.2)
     with pytest.raises(BadInput, match="evaluates a different model"):
         promote(config)

@@ -160,9 +160,9 @@ class Frozen:
 
 def test_paused_s3_holder_is_stopped_before_it_acts(bucket, monkeypatch):
     monkeypatch.setattr(module, "Renewed", Frozen)
-    with lease(bucket, "x", expiry_seconds=0.2) as check:
+    with lease(bucket, "x", expiry_seconds=3) as check:
         check()
-        time.sleep(0.11)
+        time.sleep(1.6)
         with pytest.raises(StorageError, match=r"was not renewed for .* and expires after"):
             check()
         with lease(bucket, "x", wait_seconds=30) as theirs:
