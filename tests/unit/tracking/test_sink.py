@@ -186,7 +186,7 @@ def test_every_outcome_has_a_status(
 
 
 def test_more_points_than_mlflow_takes_at_once(config: RunConfig, workspace: Workspace) -> None:
-    run = Supervised(config, workspace)
+    run = Supervised(config, workspace, close_seconds=120)  # 3,000 points on a busy machine
     run.tell(started(1), *steps(1, range(1500)))
     run.close()
     assert points(config, workspace, 1, "loss") == list(range(1500))
