@@ -18,6 +18,8 @@ _DENIED = re.compile(
 )
 _PULLING = {"ErrImagePull", "ImagePullBackOff"}
 _NUMBERS = re.compile(r"\d+")
+_POD_NAME = re.compile(r'(?<=\bpods )"[^"]*"')
+"""In the message about a pod that was not created. Each try has another random name."""
 _IMAGE = "image"
 _WRONG = {
     "InvalidImageName",
@@ -130,7 +132,8 @@ def why_pending(pod: Manifest) -> str:
 def same_wait(reason: str, before: str) -> bool:
     """Return whether a reason only repeats an earlier one.
 
-    A registry's error and the back-off after it alternate, and numbers of nodes and ports change.
+    A registry's error and the back-off after it alternate; numbers of nodes and ports change, and
+    so does the name of a pod that is over quota.
     """
     now, then = _essence(reason), _essence(before)
     # A back-off may not repeat its cause.
@@ -196,7 +199,7 @@ def _essence(reason: str) -> str:
         # The last part is the cause, such as "no such host".
         _, found, cause = message.rpartition(": ")
         return f"{_IMAGE}: {_NUMBERS.sub('#', cause)}" if found else _IMAGE
-    return _NUMBERS.sub("#", reason)
+    return _NUMBERS.sub("#", _POD_NAME.sub("#", reason))
 
 
 def _wrote_too_much(message: str) -> bool:

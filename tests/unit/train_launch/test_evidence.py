@@ -245,6 +245,15 @@ def test_other_number_of_nodes_is_no_other_reason():
     assert not same_wait("Unschedulable: 0/3 nodes are available: 3 Insufficient memory.", three)
 
 
+def test_other_name_of_a_pod_over_quota_is_no_other_reason():
+    first, next_try = (
+        f'Error creating: pods "run-a1-node-0-0-{name}" is forbidden: exceeded quota: no-gpus'
+        for name in ("7hx2k", "qk9zd")
+    )
+    assert same_wait(next_try, first)
+    assert not same_wait(next_try.replace("no-gpus", "one-trial"), first)
+
+
 def test_image_of_an_init_container_counts():
     told = pod(initContainerStatuses=CAPTURED["image_denied"]["status"]["containerStatuses"])
     assert hopeless(told) is not None
