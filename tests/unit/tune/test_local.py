@@ -9,6 +9,8 @@ import pytest
 
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.events.stream import Follower
+from steadytrain.components.shared.events.types import PodsPending, Warned
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.trials import connection, local
 from steadytrain.components.tune.trials.base import TrialState, Validation
@@ -49,6 +51,18 @@ def test_trial_keeps_the_threads_that_it_began_with(tmp_path, config):
 
 def test_trials_run_is_named_after_study_and_number(tmp_path):
     assert TrialFolder(tmp_path / "tiny-1a2b3c4d", 3).run == "tiny-1a2b3c4d-0003"
+
+
+def test_what_a_trial_waits_for_and_warns_of_reaches_the_driver(tmp_path):
+    place = TrialFolder(tmp_path, 3)
+    place.workspace.create()
+    stream = place.workspace.stream("supervisor")
+    stream.emit(PodsPending(attempt=1, job="small-0003-a1", reason="exceeded quota: memory"))
+    stream.emit(Warned(stage="train", message="slow disk"))
+    stream.close()
+    said = []
+    local._Followed(Follower(place.workspace.events), said.append, since=0).state()
+    assert said == ["small-0003-a1 waits: exceeded quota: memory", "slow disk"]
 
 
 def test_studies_with_unusual_names_have_runs_with_valid_names_of_their_own(tmp_path, config):
