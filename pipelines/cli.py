@@ -83,10 +83,14 @@ def compile_(
     windows that end before the task does, images without a version, KFP's cache, secrets in
     parameters, tasks without limits.
     """
+    from steadytrain.components.shared.config.pipeline import PipelineConfig
     from steadytrain.pipelines.compile import compile_pipeline
 
     path = compile_pipeline(
-        output, lambda finding: typer.echo(str(finding), err=True), pipeline=pipeline, fuse=fuse
+        output,
+        lambda finding: typer.echo(str(finding), err=True),
+        pipeline=pipeline,
+        shape=PipelineConfig(fuse=fuse),
     )
     typer.echo(f"wrote {path}")
 

@@ -6,16 +6,16 @@ import contextlib
 import importlib
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
-from steadytrain.components.shared.config.pipeline import StepName, StepResources
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.written import write_asked
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
+from steadytrain.pipelines.shape import USUAL, shaped
 
 Pipeline = Literal["finetune", "retrain", "tune", "cross-validate"]
 
@@ -25,8 +25,7 @@ def compile_pipeline(
     tell: Callable[[Finding], object] = lambda _: None,
     *,
     pipeline: Pipeline = "finetune",
-    fuse: bool = False,
-    resources: Mapping[StepName, StepResources] = MappingProxyType({}),
+    shape: PipelineConfig = USUAL,
 ) -> Path:
     """Compile a pipeline and write it as YAML. Every run writes identical bytes.
 
@@ -35,8 +34,7 @@ def compile_pipeline(
         tell: called with each warning: something unwise on a server, although nothing breaks.
         pipeline: the main pipeline, the one that looks for new data first, the one that tunes, or
             the one that cross-validates.
-        fuse: whether one step does everything after training.
-        resources: as in `pipeline.resources`.
+        shape: how it is split into pods, and what they reserve.
 
     Raises:
         UnsafePipeline: the pipeline would break on a server; nothing is written.
@@ -48,12 +46,9 @@ def compile_pipeline(
         warnings.simplefilter("ignore", DeprecationWarning)
         from kfp import compiler
 
-        from steadytrain.pipelines.finetune import fused
-        from steadytrain.pipelines.resources import requested
-
         name = pipeline.replace("-", "_")
         module = importlib.import_module(f"steadytrain.pipelines.{name}")
-        with fused(fuse), requested(resources):
+        with shaped(shape):
             dag = module.pipeline(getattr(module, name))
 
     with _temporary_folder() as folder:

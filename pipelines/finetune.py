@@ -1,8 +1,6 @@
 """The main pipeline: preprocess, train, evaluate and gate, register, promote, then report."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
@@ -15,6 +13,7 @@ from steadytrain.components.train.component import train
 from steadytrain.pipelines.attachments import attach
 from steadytrain.pipelines.parameters import with_parameters
 from steadytrain.pipelines.resources import limit
+from steadytrain.pipelines.shape import current
 
 
 def step(task: dsl.PipelineTask, title: str, volume: str) -> dsl.PipelineTask:
@@ -22,20 +21,6 @@ def step(task: dsl.PipelineTask, title: str, volume: str) -> dsl.PipelineTask:
     # KFP's cache decides before our code runs, and knows neither the data nor its age. Steps decide
     # about reuse themselves (components/shared/reuse.py).
     return attach(limit(task), volume).set_display_name(title).set_caching_options(False)
-
-
-_fused: ContextVar[bool] = ContextVar("fused", default=False)
-
-
-@contextlib.contextmanager
-def fused(fuse: bool) -> Iterator[None]:
-    """Set whether pipelines built within the block do everything after training in one step."""
-    # A context variable, since KFP calls a pipeline's function only with the pipeline's parameters.
-    token = _fused.set(fuse)
-    try:
-        yield
-    finally:
-        _fused.reset(token)
 
 
 def train_and_evaluate(parameters: Mapping[str, Any], volume: str) -> None:
@@ -48,7 +33,7 @@ def train_and_evaluate(parameters: Mapping[str, Any], volume: str) -> None:
 
 def judge(resolved: Any, data: Any, model: Any, volume: str) -> None:
     """Add the steps from a trained model to the champion to the pipeline that is being built."""
-    if _fused.get():
+    if current().fuse:
         done = evaluate_and_register(resolved=resolved, data=data, model=model)
         step(done, "Evaluate, gate, register", volume)
         return

@@ -174,7 +174,7 @@ def _execute(
 def _command(config: RunConfig, workspace: Workspace) -> list[str]:
     folder = workspace.logs
     folder.mkdir(parents=True, exist_ok=True)
-    pipeline = compile_pipeline(folder / "pipeline.yaml", fuse=config.pipeline.fuse)
+    pipeline = compile_pipeline(folder / "pipeline.yaml", shape=config.pipeline)
     parameters = folder / "parameters.json"
     stated = to_parameters(config, run=workspace.run_id)
     parameters.write_text(json.dumps(stated), encoding="utf-8")

@@ -11,15 +11,14 @@ pipeline again, which continues from the completed work.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from kfp import dsl
 
-from steadytrain.components.shared.config.pipeline import StepName, StepResources
+from steadytrain.components.shared.config.pipeline import StepResources
+from steadytrain.pipelines.shape import current
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +50,10 @@ SIZES: Final[Mapping[str, Size]] = {
 model."""
 
 
-_requested: ContextVar[Mapping[StepName, StepResources]] = ContextVar("requested", default={})  # noqa: B039  nothing writes to it
-
-
-@contextlib.contextmanager
-def requested(resources: Mapping[StepName, StepResources]) -> Iterator[None]:
-    """Set what steps of pipelines that are built within the block reserve, if not the usual."""
-    # A context variable, since KFP calls a pipeline's function only with the pipeline's parameters.
-    token = _requested.set(resources)
-    try:
-        yield
-    finally:
-        _requested.reset(token)
-
-
 def limit(task: dsl.PipelineTask) -> dsl.PipelineTask:
     """Set a task's requests and limits to those of its step. kfp.local ignores them."""
     size = SIZES.get(task.name, LIGHT)
-    own = _requested.get().get(task.name, StepResources())
+    own = current().resources.get(task.name, StepResources())
     cpu, memory = own.cpu or size.cpu_request, own.memory or size.memory_request
     task.set_cpu_request(cpu).set_cpu_limit(_larger(cpu, size.cpu_limit))
     return task.set_memory_request(memory).set_memory_limit(_larger(memory, size.memory_limit))

@@ -21,7 +21,7 @@ from steadytrain.pipelines.server.declared import (
     read_schedules,
 )
 from steadytrain.pipelines.server.schedules import Change, Desired, carry_out, plan, present
-from steadytrain.pipelines.server.submission import Submission, shape_of
+from steadytrain.pipelines.server.submission import Submission
 from steadytrain.pipelines.server.upload import Version, look_up, upload
 
 _Shape = tuple[Pipeline, str]
@@ -76,10 +76,10 @@ class Declaration:
         versions: dict[_Shape, Version] = {}
         for shape in {self._shape(schedule) for schedule in self.file.schedules}:
             name, text = shape
-            how = shape_of(PipelineConfig.model_validate_json(text))
+            pods = PipelineConfig.model_validate_json(text)
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "pipeline.yaml")
-                compile_pipeline(path, tell, pipeline=name, **how)
+                compile_pipeline(path, tell, pipeline=name, shape=pods)
                 versions[shape] = upload(server, path) if uploading else look_up(server, path)
         return plan(self._wanted(versions), present(server), self.file.name)
 

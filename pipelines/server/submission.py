@@ -14,7 +14,6 @@ import kfp_server_api
 from steadytrain.components.shared.cluster import Refused, Unreachable
 from steadytrain.components.shared.cluster import connect as connect_to_cluster
 from steadytrain.components.shared.config import RunConfig, load, to_parameters
-from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import IN_CLUSTER, Server, connect
 from steadytrain.components.shared.quantities import size
@@ -199,7 +198,7 @@ def submit(
     ).in_callers_trace()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
-        compile_pipeline(path, tell, pipeline=pipeline, **shape_of(submission.config.pipeline))
+        compile_pipeline(path, tell, pipeline=pipeline, shape=submission.config.pipeline)
         server = connect(host, namespace)
         _check_pods(submission.config, server, tell)
         version = upload(server, path)
@@ -226,11 +225,6 @@ def _check_pods(config: RunConfig, server: Server, tell: Callable[[object], obje
     tell(f"in the cluster that KUBECONFIG names, {found}")
 
 
-def shape_of(pipeline: PipelineConfig) -> dict[str, Any]:
-    """Return the arguments of `compile_pipeline` that a configuration decides."""
-    return {"fuse": pipeline.fuse, "resources": pipeline.resources}
-
-
 def start(server: Server, submission: Submission, version: Version) -> SubmittedRun:
     """Start a run of an uploaded version."""
     name = submission.config.run_id
@@ -253,7 +247,7 @@ def outline(
     """Return lines on what `submit` would send. Sends nothing and contacts no server."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
-        compile_pipeline(path, tell, pipeline=pipeline, **shape_of(submission.config.pipeline))
+        compile_pipeline(path, tell, pipeline=pipeline, shape=submission.config.pipeline)
         version, uploaded = version_name(path), path.stat().st_size
     rest = {
         "pipeline root": submission.pipeline_root,

@@ -35,7 +35,7 @@ from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.server.follow import ENDED
-from steadytrain.pipelines.server.submission import Submission, shape_of, start
+from steadytrain.pipelines.server.submission import Submission, start
 from steadytrain.pipelines.server.upload import upload
 
 _LOCK_SECONDS: Final = EXPIRY_SECONDS + 30.0
@@ -255,7 +255,7 @@ def _start(server: Server, what: Trigger, run: str) -> str:
     submission = dataclasses.replace(what.submission, config=config)
     with tempfile.TemporaryDirectory() as folder:
         path = compile_pipeline(
-            Path(folder, "pipeline.yaml"), pipeline=what.pipeline, **shape_of(config.pipeline)
+            Path(folder, "pipeline.yaml"), pipeline=what.pipeline, shape=config.pipeline
         )
         version = upload(server, path)
     return start(server, submission, version).run_id

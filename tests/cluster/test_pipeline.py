@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import pytest
 
 from steadytrain.components.shared.config import load, to_parameters
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.lint import read_pipeline
@@ -76,7 +77,9 @@ def test_cross_validation_dag_scores_every_fold_and_registers_nothing(cluster, t
 
 
 def test_tuning_dag_registers_the_best_of_its_trials(cluster, mlflow, tmp_path):
-    path = compile_pipeline(tmp_path / "tune.yaml", pipeline="tune", fuse=True)
+    path = compile_pipeline(
+        tmp_path / "tune.yaml", pipeline="tune", shape=PipelineConfig(fuse=True)
+    )
     walker = Walker(cluster, *read_pipeline(path), job=str(uuid.uuid4()))
     rates = "tune.space={training.learning_rate: {choices: [1e-3, 1e-2]}}"
     study = ("tune.budget.trials=2", "tune.pruner=none", "tune.seeds=1", "name=tuned")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from steadytrain.components.shared.config.pipeline import StepName, StepResources
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 
@@ -17,7 +17,7 @@ def _compiled(pipeline: Pipeline, fuse: bool) -> tuple[bytes, tuple[Finding, ...
     told: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
-        compile_pipeline(path, told.append, pipeline=pipeline, fuse=fuse)
+        compile_pipeline(path, told.append, pipeline=pipeline, shape=PipelineConfig(fuse=fuse))
         return path.read_bytes(), tuple(told)
 
 
@@ -26,13 +26,12 @@ def compiled_once(
     tell: Callable[[Finding], object],
     *,
     pipeline: Pipeline,
-    fuse: bool,
-    resources: Mapping[StepName, StepResources],
+    shape: PipelineConfig,
 ) -> Path:
     """Do what `compile_pipeline` does, but compile each pipeline only once per process."""
-    if resources:
-        return compile_pipeline(path, tell, pipeline=pipeline, fuse=fuse, resources=resources)
-    content, told = _compiled(pipeline, fuse)
+    if shape.resources:
+        return compile_pipeline(path, tell, pipeline=pipeline, shape=shape)
+    content, told = _compiled(pipeline, shape.fuse)
     path.write_bytes(content)
     for finding in told:
         tell(finding)

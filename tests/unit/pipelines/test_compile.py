@@ -14,6 +14,7 @@ from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.report.component import report
 from steadytrain.components.shared.config.parameters import PARAMETERS
+from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.tune.component import report as report_study
 from steadytrain.pipelines.attached import (
     METRICS_LABEL,
@@ -123,7 +124,7 @@ def test_steps_that_resolve_the_configuration_take_every_parameter(component):
 
 
 def test_fused_pipeline_has_four_executors(tmp_path, spec):
-    path = compile_pipeline(tmp_path / "fused.yaml", fuse=True)
+    path = compile_pipeline(tmp_path / "fused.yaml", shape=PipelineConfig(fuse=True))
     fused = next(yaml.safe_load_all(path.read_text()))
     assert fused["deploymentSpec"]["executors"].keys() == {
         "exec-preprocess",
@@ -206,7 +207,9 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
 )
 def test_each_step_gets_only_its_own_secret_keys(tmp_path, pipeline, fuse):
     """Keys are passed by reference, and each key may be missing."""
-    path = compile_pipeline(tmp_path / "pipeline.yaml", pipeline=pipeline, fuse=fuse)
+    path = compile_pipeline(
+        tmp_path / "pipeline.yaml", pipeline=pipeline, shape=PipelineConfig(fuse=fuse)
+    )
     _, platform = yaml.safe_load_all(path.read_text())
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for label, item in executors.items():

@@ -201,8 +201,7 @@ def test_every_executor_has_limits(tmp_path):
 
 def test_steps_reserve_what_the_configuration_says(tmp_path):
     given = load("causal-lm", ["pipeline.resources={train: {cpu: 24, memory: 3Gi}}"])
-    wanted = given.pipeline.resources
-    path = compile_pipeline(tmp_path / "pipeline.yaml", resources=wanted)
+    path = compile_pipeline(tmp_path / "pipeline.yaml", shape=given.pipeline)
     spec, _ = read_pipeline(path)
     executors = spec["deploymentSpec"]["executors"]
     train = executors["exec-train"]["container"]["resources"]

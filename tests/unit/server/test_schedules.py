@@ -52,7 +52,7 @@ def compiled():
         },
     }
 
-    def compile_pipeline(path, tell, pipeline, fuse, resources):
+    def compile_pipeline(path, tell, pipeline, shape):
         named = {"pipelineInfo": {"name": f"steadytrain-{pipeline}"}}
         path.write_text(yaml.safe_dump(content | named))
         return path

@@ -41,7 +41,7 @@ def compiled(request):
         },
     }
 
-    def compile_pipeline(path, pipeline, fuse, resources):
+    def compile_pipeline(path, pipeline, shape):
         path.write_text(yaml.safe_dump(content))
         return path
 
