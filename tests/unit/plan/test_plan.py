@@ -246,17 +246,22 @@ def test_user_price_covers_the_whole_cluster(make_plan):
     assert plan.offer.usd.high == pytest.approx(3 * plan.offer.hours.high)
 
 
-def test_steps_come_from_the_prepared_data(configure):
-    config = configure(training__max_steps=-1, training__num_train_epochs=2)
-    side = SideRecord(shards=[], rows=1000, documents=3000, tokens=700_000)
+def prepared(config, side, folder):
+    """Save a record of prepared data with three such sides."""
     DataRecord(
-        folder="data",
+        folder=folder,
         fingerprint="f",
         task="supervised_finetuning",
         sides={"train": side, "validation": side, "test": side},
         test_records="",
         split_digest="s",
     ).save(Workspace.of(config).record("preprocess"))
+
+
+def test_steps_come_from_the_prepared_data(configure):
+    config = configure(training__max_steps=-1, training__num_train_epochs=2)
+    side = SideRecord(shards=[], rows=1000, documents=3000, tokens=700_000)
+    prepared(config, side, "data")
     plan = plan_training(config, all_gpus(), find_gpu("h100"))
     assert plan.length.steps == 63
     assert plan.length.tokens == pytest.approx(63 * 32 * 700)
@@ -266,14 +271,7 @@ def test_steps_come_from_the_prepared_data(configure):
 def test_plan_says_what_the_prepared_data_leave_out(configure, tmp_path):
     config = configure()
     side = SideRecord(shards=[], rows=100, documents=300, tokens=70_000)
-    DataRecord(
-        folder=str(tmp_path),
-        fingerprint="f",
-        task="supervised_finetuning",
-        sides={"train": side, "validation": side, "test": side},
-        test_records="",
-        split_digest="s",
-    ).save(Workspace.of(config).record("preprocess"))
+    prepared(config, side, str(tmp_path))
     expected = []
     for count in (0, 51):
         card = {"duplicates": {"near_duplicate": count}, "near_duplicate_threshold": 0.9}
