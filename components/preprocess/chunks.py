@@ -85,13 +85,15 @@ class Table:
 
     def rows(self) -> Iterator[Row]:
         try:
-            rows: Iterable[Mapping[str, Any] | Defect] = self.batch.to_pylist()
+            rows: Iterable[dict[str, Any]] = self.batch.to_pylist()
         except _NO_VALUE:
             rows = map(self._row, range(self.batch.num_rows))
+        lists = [field.name for field in self.batch.schema if pa.types.is_list(field.type)]
         for line, row in enumerate(rows, start=self.first):
+            row.update({name: _without_nulls(dict.get(row, name)) for name in lists})
             yield self.source, line, row
 
-    def _row(self, index: int) -> Mapping[str, Any]:
+    def _row(self, index: int) -> dict[str, Any]:
         row: dict[str, Any] = {}
         unreadable: dict[str, Defect] = {}
         for name, column in zip(self.batch.schema.names, self.batch.columns, strict=True):
@@ -102,6 +104,17 @@ class Table:
                 detail = f"{name} is a value that Python does not have: {error}"
                 unreadable[name] = Defect("bad_format", detail)
         return PartlyReadable(row, unreadable) if unreadable else row
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out the null fields of mappings in a list.
+
+    A column has one type, so each mapping has the fields of all others, such as the arguments of
+    calls to other tools.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 class PartlyReadable(dict[str, Any]):

@@ -62,6 +62,11 @@ class Columns(Section):
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
     )
+    tools: str = Field(
+        "tools",
+        description="Column with the tools that a conversation may call: a list of JSON schemas. "
+        "It may be absent.",
+    )
     prompt: str = Field(
         "prompt",
         description="Column with the text before the completion, which does not count in the loss. "

@@ -22,17 +22,20 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.chat import (
-    ChatEncoder,
+from steadytrain.components.tasks.encoding.chat import ChatEncoder
+from steadytrain.components.tasks.encoding.fields import Defect, text_of
+from steadytrain.components.tasks.encoding.messages import (
+    Message,
     message_of,
     opening,
     said,
+    texts_of,
+    tools_of,
     turns_of,
+    written,
 )
-from steadytrain.components.tasks.encoding.fields import Defect, text_of
 from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
 
-Messages = list[dict[str, str]]
 ANSWERS: Final = ("chosen", "rejected")
 _COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_ids": pa.list_(pa.int32()),
@@ -43,12 +46,13 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
 
 def _texts(content: str) -> Sequence[str]:
     pair = json.loads(content)
-    return [message["content"] for part in ("prompt", *ANSWERS) for message in pair[part]]
+    messages = [message for part in ("prompt", *ANSWERS) for message in pair[part]]
+    return [text for message in messages for text in texts_of(message)]
 
 
 def _prompt_and_answers(content: str) -> tuple[str, ...]:
     """Return what is said in the prompt without the system, and in each answer."""
-    pair: dict[str, Messages] = json.loads(content)
+    pair = json.loads(content)
     return tuple(said(pair[part]) for part in ("prompt", *ANSWERS))
 
 
@@ -102,9 +106,10 @@ class PreferenceEncoder:
                 "prompt_mismatch",
                 f"{columns.prompt} is not what {columns.chosen} and {columns.rejected} begin with",
             )
-        content = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-        return Content(text, prompt=opening(prompt))
+        content: dict[str, Any] = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        if tools := tools_of(row.get(columns.tools), columns.tools):
+            content["tools"] = tools
+        return Content(written(content), prompt=opening(prompt))
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         contents: list[Any] = records["content"].to_pylist()
@@ -158,9 +163,9 @@ def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:
     Raises:
         BadInput: the chat template rejects the messages.
     """
-    pair: dict[str, Messages] = json.loads(content)
-    prompt = pair["prompt"]
-    return [encode_chat(tokenizer, [*prompt, *pair[name]], len(prompt)) for name in ANSWERS]
+    pair = json.loads(content)
+    prompt, tools = pair["prompt"], pair.get("tools", ())
+    return [encode_chat(tokenizer, [*prompt, *pair[name]], tools, len(prompt)) for name in ANSWERS]
 
 
 def truncated(document: Encoded, length: int) -> Encoded:
@@ -168,7 +173,7 @@ def truncated(document: Encoded, length: int) -> Encoded:
     return Encoded(document.input_ids[:length], document.targets[:length])
 
 
-def _said(row: Mapping[str, Any], column: str, role: str) -> Messages:
+def _said(row: Mapping[str, Any], column: str, role: str) -> list[Message]:
     """Return a column's messages; text is one message of a role."""
     value = row.get(column)
     if value is None or isinstance(value, str):
@@ -176,11 +181,11 @@ def _said(row: Mapping[str, Any], column: str, role: str) -> Messages:
     return [message_of(item) for item in turns_of(value, column)]
 
 
-def _alike(both: tuple[Mapping[str, str], Mapping[str, str]]) -> bool:
+def _alike(both: tuple[Message, Message]) -> bool:
     return both[0] == both[1]
 
 
-def _whole_prompt(prompt: Messages, shared: Messages) -> Messages:
+def _whole_prompt(prompt: list[Message], shared: list[Message]) -> list[Message]:
     """Return the prompt of two whole conversations; nothing if they do not include the prompt.
 
     Args:
@@ -195,11 +200,11 @@ def _whole_prompt(prompt: Messages, shared: Messages) -> Messages:
     return shared if found else []
 
 
-def _compared(messages: Messages) -> list[tuple[str, str]]:
-    return [(message["role"], message["content"].strip()) for message in messages]
+def _compared(messages: list[Message]) -> list[Message]:
+    return [{**message, "content": (message["content"] or "").strip()} for message in messages]
 
 
-def _is_whole(answer: Messages, prompt: Messages) -> bool:
+def _is_whole(answer: list[Message], prompt: list[Message]) -> bool:
     """Return whether an answer cannot follow the prompt, since it begins with one of its own."""
     first = answer[0]["role"]
-    return first == "system" or first == "user" == prompt[-1]["role"]
+    return bool(first == "system" or first == "user" == prompt[-1]["role"])

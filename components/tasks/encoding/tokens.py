@@ -7,10 +7,8 @@ targets it was trained on. Nothing here needs torch.
 from __future__ import annotations
 
 import functools
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +16,8 @@ from steadytrain.components.shared.bounded import bounded
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.encoding.growth import check_growth
-from steadytrain.components.tasks.encoding.spans import content_spans
-
-Message = Mapping[str, str]
-"""One turn of a chat: `role` and `content`."""
-
-DEFAULT_CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-"""For tokenizers without a template. A turn ends with the end-of-text token."""
-
-
-_OWN_CHARACTERS = 4096
-"""Characters that a template may add to each message."""
-_MARK = re.compile("\ue000([0-9]+)\ue001")
+from steadytrain.components.tasks.encoding.messages import chat_of, learned_in, scored_in
+from steadytrain.components.tasks.encoding.printed import print_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +27,13 @@ class Encoded:
     input_ids: the tokens.
     targets: same length; 1 if the token is predicted from those before it.
     ends: tokens that end a turn of the assistant.
+    left_out: by key of a message, how often the chat template does not print its value.
     """
 
     input_ids: list[int]
     targets: list[int]
     ends: frozenset[int] = field(default=frozenset(), compare=False)
+    left_out: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def load_tokenizer(folder: Path, field: str = "") -> Any:
@@ -127,25 +112,32 @@ def _plain_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in encodings]
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message], first: int = 0) -> Encoded:
+def encode_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), first: int = 0
+) -> Encoded:
     """Encode a chat with the tokenizer's own template, or DEFAULT_CHAT_TEMPLATE if it has none.
 
-    Targets are the tokens of the assistant's messages, including the end of each turn.
+    Targets are the tokens of the assistant's messages: thoughts, content, calls, and the end of
+    each turn.
 
     Args:
+        messages: as `message_of` returns them.
+        tools: JSON schemas of the tools that the assistant may call.
         first: index of the first message that may have targets.
 
     Raises:
-        BadInput: the template rejects these messages, or does not print all of their content.
+        BadInput: the template rejects these messages, or does not print all that they say.
     """
+    if not tokenizer.chat_template:
+        _end_of_text(tokenizer)
+    learned = {index for index in learned_in(messages) if index >= first}
     # Import this first, so that the import does not count toward the limits.
     import transformers.utils.chat_template_utils  # noqa: F401
 
     with bounded("the tokenizer's chat template"):
-        text = _render(tokenizer, messages)
-        spans = _assistant_spans(tokenizer, messages, text, first)
+        printed = print_chat(tokenizer, messages, tools, learned)
     encoded = tokenizer(
-        text,
+        printed.text,
         add_special_tokens=False,
         return_offsets_mapping=True,
         return_attention_mask=False,
@@ -154,7 +146,8 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message], first: int = 0) -> 
     )
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    return _chosen(text, spans, ids, offsets, special)
+    chosen = _chosen(printed.text, printed.spans, ids, offsets, special)
+    return replace(chosen, left_out=printed.left_out)
 
 
 def windows(encoded: Encoded, length: int) -> list[Encoded]:
@@ -177,7 +170,7 @@ def windows(encoded: Encoded, length: int) -> list[Encoded]:
 def encode_record(tokenizer: Any, record: Mapping[str, Any]) -> Encoded:
     """Encode a raw record with `messages` (a list, or its JSON) or `text`."""
     if record.get("messages") is not None:
-        return encode_chat(tokenizer, _messages(record))
+        return encode_chat(tokenizer, *chat_of(record["messages"]))
     return encode_text(tokenizer, record["text"])
 
 
@@ -187,7 +180,8 @@ def scored_text(record: Mapping[str, Any]) -> str:
     For a chat, it is what the assistant says. Otherwise it is the whole text.
     """
     if record.get("messages") is not None:
-        return "".join(item["content"] for item in _messages(record) if item["role"] == "assistant")
+        messages, _ = chat_of(record["messages"])
+        return "".join(scored_in(messages))
     text: str = record["text"]
     return text
 
@@ -195,12 +189,6 @@ def scored_text(record: Mapping[str, Any]) -> str:
 def scored_bytes(record: Mapping[str, Any]) -> int:
     """Return the number of UTF-8 bytes in `scored_text`."""
     return len(scored_text(record).encode())
-
-
-def _messages(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    messages = record["messages"]
-    loaded: list[dict[str, str]] = json.loads(messages) if isinstance(messages, str) else messages
-    return loaded
 
 
 def text_ends(tokenizer: Any) -> tuple[int, int]:
@@ -221,65 +209,6 @@ def _end_of_text(tokenizer: Any) -> int:
             remedy="use the tokenizer of a causal language model, or set its eos_token",
         )
     return end
-
-
-def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
-    template = None if tokenizer.chat_template else DEFAULT_CHAT_TEMPLATE
-    if template:
-        _end_of_text(tokenizer)
-    try:
-        text = str(
-            tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, chat_template=template
-            )
-        )
-    except MemoryError:
-        raise
-    except Exception as error:
-        # A template can raise anything: Jinja errors to reject messages, other errors from bugs.
-        raise BadInput(
-            f"the tokenizer's chat template rejects the messages: {error}",
-            remedy="check the roles and their order, or use another chat template",
-        ) from error
-    said = sum(len(message["content"]) for message in messages)
-    allowed = 8 * said + _OWN_CHARACTERS * len(messages) + (1 << 20)
-    if len(text) > allowed:
-        raise BadInput(
-            f"the tokenizer's chat template makes {len(text)} characters of {said}",
-            remedy="use another chat template",
-        )
-    return text
-
-
-def _assistant_spans(
-    tokenizer: Any, messages: Sequence[Message], text: str, first: int
-) -> list[tuple[int, int]]:
-    """Return the positions of the assistant's contents in the rendered text, from `first` on.
-
-    This renders the template again with marks in place of the contents. What is between the marks
-    is the template's own; the rest of `text` is the contents.
-    """
-    marked = [{**item, "content": f"\ue000{index}\ue001"} for index, item in enumerate(messages)]
-    own = _MARK.split(_render(tokenizer, marked))
-    # A template may reorder messages, such as print the system message within the last turn.
-    order = list(map(int, own[1::2]))
-    own = own[::2]
-    if sorted(order) == list(range(len(messages))):
-        contents = [messages[index]["content"] for index in order]
-        spans = content_spans(own, contents, text)
-        if spans:
-            pairs = zip(order, spans, strict=True)
-            return [
-                span
-                for index, span in pairs
-                if index >= first and messages[index]["role"] == "assistant"
-            ]
-    raise BadInput(
-        "the tokenizer's chat template rewrites the messages or leaves part of them out, so "
-        "some of the assistant's text could not be predicted",
-        remedy="use a chat template that prints each message's content once and in full, apart "
-        "from white space at its ends",
-    )
 
 
 def _chosen(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.messages import chat_of
 from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.scoring.table import longest
 
@@ -133,7 +133,6 @@ def _example(records: pa.Table) -> str:
     """Return the beginning of a record, or of its first message if it is a chat."""
     first = records.slice(0, 1).to_pylist()[0]
     if first.get("messages") is not None:
-        messages = first["messages"]
-        messages = json.loads(messages) if isinstance(messages, str) else messages
-        return redact(messages[0]["content"])[:_EXAMPLE_CHARACTERS]
+        messages, _ = chat_of(first["messages"])
+        return redact(messages[0]["content"] or "")[:_EXAMPLE_CHARACTERS]
     return redact(first["text"])[:_EXAMPLE_CHARACTERS]

@@ -1,0 +1,237 @@
+"""Read the messages of a conversation: check them, and write each in one form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile, takewhile
+from typing import Any, Final
+
+from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
+
+Message = dict[str, Any]
+"""A turn: `role`, `content` (may be None with calls), and if they are not empty, REASONING[0],
+`tool_calls`, `tool_call_id` and `name`."""
+
+ROLES: Final = ("system", "user", "assistant", "tool")
+_SYSTEM: Final = ("system", "developer")
+REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names of the key with what the assistant thinks before it speaks. Messages here have the
+first."""
+
+
+def chat_of(value: Any) -> tuple[list[Message], list[Any]]:
+    """Return the messages and the tools of a conversation, or of its JSON.
+
+    It is a list of messages, or a mapping that has `messages` and `tools`.
+    """
+    chat = json.loads(value) if isinstance(value, str) else value
+    return (chat["messages"], chat["tools"]) if isinstance(chat, Mapping) else (chat, [])
+
+
+def written(chat: Any) -> str:
+    """Return canonical JSON.
+
+    Raises:
+        Defect: it has a value that JSON does not have.
+    """
+    try:
+        return json.dumps(chat, ensure_ascii=False, separators=(",", ":"), default=_refused)
+    except RecursionError as error:
+        raise Defect("wrong_type", "a chat is nested too deeply") from error
+
+
+def _refused(value: Any) -> Any:
+    raise (
+        value
+        if isinstance(value, Defect)
+        else Defect("wrong_type", f"a chat has {value!r:.80}, which JSON does not have")
+    )
+
+
+def said(messages: Sequence[Message]) -> str:
+    """Return what is said in messages, except by the system."""
+    asked = (message for message in messages if message["role"] not in _SYSTEM)
+    return "\n".join(text for message in asked for text in texts_of(message))
+
+
+def opening(messages: Sequence[Message]) -> str | None:
+    """Return what the others say before the first answer; None if nobody asks anything.
+
+    Conversations that go on in different ways share it. System messages and a greeting by the
+    assistant are left out: many chats have the same.
+    """
+    asked = dropwhile(lambda message: message["role"] in (*_SYSTEM, "assistant"), messages)
+    return said([*takewhile(lambda message: message["role"] != "assistant", asked)]) or None
+
+
+def texts_of(message: Message) -> Iterator[str]:
+    """Yield what is said in a message: thoughts, content, and calls."""
+    if REASONING[0] in message:
+        yield message[REASONING[0]]
+    if message["content"] is not None:
+        yield message["content"]
+    for call in message.get("tool_calls", ()):
+        yield call["function"]["name"]
+        yield from _leaves(call["function"]["arguments"])
+
+
+def learned_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the indices of the messages that the model learns."""
+    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def scored_in(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the texts of the messages that the model learns.
+
+    Thoughts before the last user message do not count, since most templates do not print them.
+    """
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    for index in learned_in(messages):
+        message = messages[index]
+        if index < max(users, default=0):
+            message = {key: value for key, value in message.items() if key != REASONING[0]}
+        yield from texts_of(message)
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Yield keys and values as any style of calls prints them."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value if isinstance(value, str) else json.dumps(value)
+
+
+def turns_of(value: Any, column: str) -> list[Any]:
+    """Return the messages in a column, a list or its JSON, unchecked.
+
+    Raises:
+        Defect: there are none.
+    """
+    found = _list_of(value, column, "bad_messages")
+    if not found:
+        raise Defect("empty_field", f"{column} is empty")
+    return found
+
+
+def tools_of(value: Any, column: str) -> list[Any]:
+    """Return the tools in a column, a list of JSON schemas or its JSON. Null is none.
+
+    Raises:
+        Defect: it is something else.
+    """
+    found = [] if value is None or value == "" else _list_of(value, column, "wrong_type")
+    for tool in found:
+        if not _name_of(tool):
+            raise Defect("wrong_type", f"{column} has {tool!r:.80}, not a schema with a name")
+    return found
+
+
+def tool_names(tools: Sequence[Any]) -> list[str]:
+    """Return the names of tools that `tools_of` returned."""
+    return [_name_of(tool) for tool in tools]
+
+
+def _name_of(tool: Any) -> str:
+    """Return the name in a schema, or "" if there is none."""
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def _list_of(value: Any, column: str, reason: str) -> list[Any]:
+    if isinstance(value, str):
+        try:
+            value = STRICT_JSON.decode(value)
+        except (ValueError, RecursionError) as error:
+            raise Defect(reason, f"{column} is text that is not JSON") from error
+    if value is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    if not isinstance(value, list):
+        raise Defect("wrong_type", f"{column} is {type(value).__name__}, not a list")
+    return value
+
+
+def message_of(item: Any) -> Message:
+    """Return a message in the form of this module.
+
+    Raises:
+        Defect: it has no usable role and content.
+    """
+    if not isinstance(item, Mapping) or not item.keys() & {"content", "tool_calls"}:
+        raise Defect("bad_messages", "a message is not a mapping with role and content")
+    role, calls = item.get("role"), _calls_of(item)
+    if role not in (*ROLES, *_SYSTEM):
+        raise Defect("bad_messages", f"role {str(role)[:40]!r} is not one of {', '.join(ROLES)}")
+    message: Message = {"role": role, "content": _content_of(item, calls)}
+    more = {
+        REASONING[0]: _thoughts_of(item),
+        "tool_calls": calls,
+        **{key: item.get(key) for key in ("tool_call_id", "name")},
+    }
+    message |= {key: value for key, value in more.items() if value}
+    if role != "assistant" and message.keys() & {REASONING[0], "tool_calls"}:
+        raise Defect("bad_messages", f"only the assistant has calls and thoughts, not the {role}")
+    if role == "assistant" and not "".join(texts_of(message)).strip():
+        raise Defect("bad_messages", "the assistant says nothing")
+    return message
+
+
+def _thoughts_of(item: Mapping[str, Any]) -> str:
+    """Return what the assistant thinks before it speaks, or ""."""
+    found = {item[key] for key in REASONING if isinstance(item.get(key), str)} - {""}
+    if len(found) > 1:
+        raise Defect("bad_messages", f"{', '.join(REASONING)} differ in one message")
+    return found.pop() if found else ""
+
+
+def _content_of(item: Mapping[str, Any], calls: Sequence[Any]) -> str | None:
+    """Return the text of a content, which may be a list of parts."""
+    content = item.get("content")
+    if isinstance(content, list):
+        return "".join(map(_part_of, content))
+    if isinstance(content, str) or (content is None and calls):
+        return content
+    raise Defect("wrong_type", f"content is {type(content).__name__}, not text")
+
+
+def _part_of(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text") if kind == "text" else None
+    if not isinstance(text, str):
+        raise Defect("wrong_type", f"content has a part of type {str(kind)[:40]!r}, not text")
+    return text
+
+
+def _calls_of(item: Mapping[str, Any]) -> list[Any]:
+    """Return the calls of a message, each as Transformers passes it to a chat template."""
+    if item.get("function_call"):
+        raise Defect("bad_messages", "function_call is not read: write it as tool_calls")
+    given = item.get("tool_calls")
+    return [_call_of(call) for call in _list_of(given, "tool_calls", "wrong_type")] if given else []
+
+
+def _call_of(call: Any) -> Any:
+    name = _name_of(call)
+    if not name:
+        raise Defect("wrong_type", f"tool_calls has {call!r:.80}, not a call with a name")
+    inner = call.get("function", call)
+    arguments = inner.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = STRICT_JSON.decode(arguments)
+        except (ValueError, RecursionError) as error:
+            raise Defect("wrong_type", f"the arguments of {name[:80]} are not JSON") from error
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise Defect("wrong_type", f"the arguments of {name[:80]} are no JSON object")
+    outer = {} if inner is call else call
+    return {"type": "function", **outer, "function": {"name": name, "arguments": arguments}}

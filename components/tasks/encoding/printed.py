@@ -1,0 +1,363 @@
+"""Print a conversation with a chat template, and find what the assistant says in the text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.messages import REASONING, Message, tool_names
+from steadytrain.components.tasks.encoding.spans import Span, content_spans
+
+DEFAULT_CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""For tokenizers without a template. A turn ends with the end-of-text token."""
+
+_OWN_CHARACTERS: Final = 4096
+"""Characters that a template may add to each message."""
+_MARK: Final = re.compile("\ue000([0-9]+)\ue001")
+_THOUGHTS: Final = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A conversation as text.
+
+    spans: what the assistant says in it, in order, each without the token that ends the turn.
+    left_out: by key, the number of messages of which the template does not print it.
+    """
+
+    text: str
+    spans: list[Span]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+class _Rejected(BadInput):
+    """The template raises an error."""
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A text in a message, which a template prints in full or not at all.
+
+    message: index of the message.
+    arguments: those of a call, whose name the text is.
+    """
+
+    message: int
+    key: str
+    text: str
+    arguments: Any = None
+
+
+def print_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], wanted: set[int]
+) -> Printed:
+    """Print a conversation.
+
+    Args:
+        wanted: indices of the assistant's messages whose spans are returned.
+
+    Raises:
+        BadInput: the template rejects the messages, or does not print all that they say.
+    """
+    template, failures = _Template(tokenizer, tools), list[BadInput]()
+    for form in template.forms(messages):
+        try:
+            return _Conversation(template, form).printed(wanted)
+        except BadInput as error:
+            failures.append(error)
+    # A form that was printed tells more than one that the template rejects.
+    raise next((error for error in failures if not isinstance(error, _Rejected)), failures[0])
+
+
+@dataclass(frozen=True)
+class _Template:
+    """A chat template, with the tools that it prints."""
+
+    tokenizer: Any
+    tools: Sequence[Any]
+
+    @cached_property
+    def added(self) -> list[str]:
+        """Tokens that are not pieces of text, long ones first."""
+        found = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        return sorted(found | set(self.tokenizer.all_special_tokens), key=len, reverse=True)
+
+    @cached_property
+    def reasoning(self) -> str:
+        """The name under which the template reads thoughts, or ""."""
+        return next(filter(self._reads, REASONING), "")
+
+    def _reads(self, name: str) -> bool:
+        """Return whether the template reads a key of a message, or compares with a name."""
+        given = self.tokenizer.chat_template
+        source = given and self.tokenizer.get_chat_template(None, list(self.tools) or None)
+        return re.search(rf"\.{name}\b|(['\"]){name}\1", source or "") is not None
+
+    def forms(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Message]]:
+        """Yield forms of the same messages, beginning with the usual one."""
+        usual = [self._named(message) for message in messages]
+        yield usual
+        thoughts = [self._thoughts_apart(message) for message in usual]
+        if thoughts != usual:
+            yield thoughts
+        if any("tool_calls" in message for message in usual):
+            for content in (None, ""):
+                for text in (False, True):
+                    form = [_with_calls(message, content, text=text) for message in usual]
+                    if form != usual:
+                        yield form
+
+    def _named(self, message: Mapping[str, Any]) -> Message:
+        """Return a message with the role and the key of thoughts that the template reads."""
+        named = {key: value for key, value in message.items() if key != "train"}
+        if named["role"] == "developer" and not self._reads("developer"):
+            named["role"] = "system"
+        if REASONING[0] in named:
+            if not self.reasoning:
+                raise BadInput(
+                    f"the tokenizer's chat template does not print {REASONING[0]}",
+                    remedy="use a chat template that does, or leave the key out",
+                )
+            named[self.reasoning] = named.pop(REASONING[0])
+        return named
+
+    def _thoughts_apart(self, message: Message) -> Message:
+        """Move thoughts at the beginning of a content to the key that the template reads."""
+        found = _THOUGHTS.match(message["content"] or "")
+        if message["role"] != "assistant" or not found or not self.reasoning:
+            return message
+        apart = {**message, "content": message["content"][found.end() :]}
+        if found[1].strip() and self.reasoning not in message:
+            apart[self.reasoning] = found[1].strip("\n")
+        return apart
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        template = None if self.tokenizer.chat_template else DEFAULT_CHAT_TEMPLATE
+        try:
+            text = str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(self.tools) or None,
+                    tokenize=False,
+                    chat_template=template,
+                    **options,
+                )
+            )
+        except MemoryError:
+            raise
+        except Exception as error:
+            # A template can raise anything: Jinja errors to reject messages, other errors from
+            # bugs.
+            raise _Rejected(
+                f"the tokenizer's chat template rejects the messages: {error}",
+                remedy="check the roles and their order, or use another chat template",
+            ) from error
+        said = _size(messages, self.tools)
+        allowed = 8 * said + _OWN_CHARACTERS * len(messages) + (1 << 20)
+        if len(text) > allowed:
+            raise BadInput(
+                f"the tokenizer's chat template makes {len(text)} characters of {said}",
+                remedy="use another chat template",
+            )
+        return text
+
+
+def _with_calls(message: Message, content: str | None, *, text: bool) -> Message:
+    """Return a message with other content if it has only calls.
+
+    Args:
+        text: whether the arguments of calls are JSON instead of a mapping.
+    """
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _json(call) if text else given}}
+        for call in message["tool_calls"]
+        for given in (call["function"]["arguments"],)
+    ]
+    only = not (message["content"] or "").strip()
+    return {**message, "content": content if only else message["content"], "tool_calls": calls}
+
+
+def _json(call: Any) -> str:
+    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
+
+
+def _size(messages: Sequence[Message], tools: Sequence[Any]) -> int:
+    """Return the characters of what the messages and tools say."""
+    more = [message for message in messages if len(message) > 2]
+    rest = len(json.dumps([more, list(tools)])) if more or tools else 0
+    return rest + sum(len(message["content"] or "") for message in messages)
+
+
+class _Conversation:
+    """A conversation, printed once as it is, and once with marks in place of what is said.
+
+    What is between the marks is the template's own. The rest of the text is what is said.
+    """
+
+    def __init__(self, template: _Template, messages: Sequence[Message]) -> None:
+        self._template, self._messages = template, messages
+        self._text = template.render(messages)
+        self._leaves: list[_Leaf] = []
+        self._marked = [self._mark(*item) for item in enumerate(messages)]
+        own = _MARK.split(template.render(self._marked))
+        # A template may reorder messages, such as print the system message within the last turn.
+        self._own, self._order = own[::2], list(map(int, own[1::2]))
+        self._place = {leaf: place for place, leaf in reversed(list(enumerate(self._order)))}
+        self._prompts: dict[int, list[str]] = {}
+
+    def _mark(self, index: int, message: Message) -> Message:
+        def mark(key: str, text: str, arguments: Any = None) -> str:
+            self._leaves.append(_Leaf(index, key, text, arguments))
+            return f"\ue000{len(self._leaves) - 1}\ue001"
+
+        marked, reasoning = dict(message), self._template.reasoning if len(message) > 2 else ""
+        if reasoning in message:
+            marked[reasoning] = mark(REASONING[0], message[reasoning])
+        if "tool_calls" not in message or (message["content"] or "").strip():
+            marked["content"] = mark("content", message["content"])
+        if "tool_calls" in message:
+            marked["tool_calls"] = [
+                {**call, "function": {**inner, "name": mark("tool_calls", *inner.values())}}
+                for call in message["tool_calls"]
+                for inner in (call["function"],)
+            ]
+        if "name" in message and message["role"] != "tool":
+            marked["name"] = mark("name", message["name"])
+        return marked
+
+    def printed(self, wanted: set[int]) -> Printed:
+        """Return the text, and the spans of some of the assistant's messages."""
+        left_out = self._left_out()
+        contents = [self._leaves[leaf].text for leaf in self._order]
+        spans = content_spans(self._own, contents, self._text)
+        if not spans:
+            raise _rewritten()
+        places: dict[int, list[int]] = {}
+        for leaf, place in sorted(self._place.items(), key=lambda item: item[1]):
+            if self._leaves[leaf].key != "name":
+                places.setdefault(self._leaves[leaf].message, []).append(place)
+        found = [self._span(i, each, spans) for i, each in places.items() if i in wanted]
+        return Printed(self._text, found, left_out)
+
+    def _left_out(self) -> Counter[str]:
+        """Count the thoughts and names that the template does not print.
+
+        Raises:
+            BadInput: it does not print what is said, or prints it twice.
+        """
+        left_out = Counter[str]()
+        times = Counter(self._order)
+        for number, leaf in enumerate(self._leaves):
+            if number not in times and leaf.key in ("name", REASONING[0]):
+                left_out[leaf.key] += 1
+            elif number not in times or (times[number] > 1 and leaf.key in ("content", *REASONING)):
+                raise _rewritten()
+            elif leaf.key == "tool_calls":
+                _check_arguments(leaf, self._own[self._place[number] + 1])
+        own = "".join(self._own)
+        for name in tool_names(self._template.tools):
+            if name not in own:
+                raise BadInput(
+                    f"the tokenizer's chat template does not print the tool {name[:80]!r}",
+                    remedy="use a chat template that prints the tools",
+                )
+        return left_out
+
+    def _span(self, index: int, places: Sequence[int], spans: Sequence[Span]) -> Span:
+        """Return what the assistant says in a message, whose leaves are at these places."""
+        first, last = places[0], places[-1]
+        if len(places) <= last - first:
+            raise _rewritten()
+        start, end = spans[first][0], spans[last][1]
+        if self._leaves[self._order[first]].key != "content":
+            thinks = self._leaves[self._order[first]].key == REASONING[0]
+            start -= len(self._own[first]) - self._prompt(index, first, thinks=thinks)
+        if self._leaves[self._order[last]].key != "content":
+            end += self._tail(index, last)
+        return start, end
+
+    def _prompt(self, index: int, place: int, *, thinks: bool) -> int:
+        """Return how much of what is printed before a message the model is given to answer."""
+        own = self._own[place]
+        # Without thoughts, some templates print empty ones, and give them with the prompt.
+        for options in [{}] if thinks else [{"enable_thinking": False}, {}]:
+            known = self._prompts.setdefault(len(options), [])
+            for prompt in known:
+                if own.startswith(prompt):
+                    return len(prompt)
+            prompt = self._ending(index, place, add_generation_prompt=True, **options)
+            if own.startswith(prompt):
+                known.append(prompt)
+                return len(prompt)
+        # The prompt may begin an answer that this message does not give, such as thoughts.
+        before = self._ending(index, place)
+        if not own.startswith(before):
+            raise _unclear(index)
+        borders = re.finditer("|".join([*map(re.escape, self._template.added), r"\s"]), prompt)
+        ends = (border.end() for border in borders)
+        return max(len(before), *(end for end in ends if own.startswith(prompt[:end])), 0)
+
+    def _tail(self, index: int, place: int) -> int:
+        """Return the length of what the template prints after a message's last leaf.
+
+        The token that ends the turn does not count.
+        """
+        own = self._own[place + 1]
+        tail = self._ending(index + 1, place + 1).rstrip()
+        if not own.startswith(tail):
+            raise _unclear(index)
+        end = next(filter(tail.endswith, self._template.added), "")
+        return len(tail) - len(end)
+
+    def _ending(self, count: int, place: int, **options: Any) -> str:
+        """Return what is printed last for the first messages, after the leaf before `place`."""
+        own = _MARK.split(self._template.render(self._marked[:count], **options))
+        if own[1::2][-1:] != [str(leaf) for leaf in self._order[:place][-1:]]:
+            raise _unclear(count)
+        return own[-1]
+
+
+def _check_arguments(call: _Leaf, after: str) -> None:
+    """Check that the arguments of a call are printed after its name, as JSON or one by one."""
+    given = call.arguments
+    printed = (
+        given in after
+        if isinstance(given, str)
+        else all(key in after for key in given) and (not given or repr(given) not in after)
+    )
+    if not printed:
+        raise BadInput(
+            f"the tokenizer's chat template does not print the arguments of {call.text[:80]} as "
+            "JSON",
+            remedy="use a chat template that prints tool calls",
+        )
+
+
+def _rewritten() -> BadInput:
+    return BadInput(
+        "the tokenizer's chat template rewrites the messages or leaves part of them out, so "
+        "some of the assistant's text could not be predicted",
+        remedy="use a chat template that prints each message's content once and in full, apart "
+        "from white space at its ends",
+    )
+
+
+def _unclear(index: int) -> BadInput:
+    return BadInput(
+        f"the tokenizer's chat template prints message {index + 1} in another way when others "
+        "follow it, so where the turn of the assistant begins or ends is unclear",
+        remedy="use a chat template that prints each message in one way",
+    )

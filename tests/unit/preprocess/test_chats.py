@@ -1,0 +1,108 @@
+"""Conversations with tools, thoughts and marked turns, from files to prepared rows."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.preprocess.folds import read_table
+from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.step import run
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.tasks.encoding.chat import ChatEncoder
+from steadytrain.components.tasks.encoding.preference import PreferenceEncoder, encode_pair
+from steadytrain.components.tasks.encoding.tokens import encode_record, load_tokenizer
+
+from support.data import sentence, write_jsonl
+from support.templates import FAMILIES, family_tokenizer, plain
+
+
+def schema(name, field):
+    parameters = {"type": "object", "properties": {field: {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [schema("weather", "city"), schema("clock", "zone")]
+
+
+def chat(seed, **more):
+    """Return a chat with a call of one of two tools, which take different arguments."""
+    name, field = [("weather", "city"), ("clock", "zone")][seed % 2]
+    function = {"name": name, "arguments": {field: sentence(seed, 2)}}
+    call = {"id": f"call{seed:05}", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": sentence(seed + 1000, 5)},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": sentence(seed + 2000, 3), "tool_call_id": call["id"]},
+        {"role": "assistant", "content": sentence(seed + 3000, 4), **more},
+    ]
+    return {"messages": messages, "tools": TOOLS}
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    """A folder with the tokenizer of a model that takes tools and thoughts."""
+    tokenizer = family_tokenizer()
+    tokenizer.chat_template = plain(FAMILIES["qwen3"])
+    tokenizer.save_pretrained(tmp_path / "tokens")
+    return tmp_path / "tokens"
+
+
+def contents(path):
+    data = DataConfig(source=[str(path)])
+    rows = [
+        row for part in find_inputs(data).chunks(data, path.parent) for _, _, row in part.rows()
+    ]
+    return [json.loads(ChatEncoder(data).read(row).text) for row in rows]
+
+
+def test_columns_of_one_type_hold_the_same_chats_as_lines(tmp_path):
+    """In Parquet, each call has the arguments of all tools, null but for its own."""
+    chats = [chat(seed) for seed in range(4)]
+    pq.write_table(pa.Table.from_pylist(chats), tmp_path / "chats.parquet")
+    assert contents(tmp_path / "chats.parquet") == chats
+    assert contents(write_jsonl(tmp_path / "chats.jsonl", chats)) == chats
+
+
+def test_calls_are_prepared_and_scored_as_they_are_encoded(tmp_path, tokens, configure):
+    source = write_jsonl(tmp_path / "chats.jsonl", (chat(seed) for seed in range(60)))
+    model = {"config": {"model_type": "gpt2"}, "tokenizer": str(tokens)}
+    found = run(configure(source, task="supervised_finetuning", sequence_length=512, model=model))
+    tokenizer = load_tokenizer(found.path(found.tokenizer))
+    held_out = read_table(found.path(found.test_records)).to_pylist()
+    encoded = [encode_record(tokenizer, record) for record in held_out]
+    targets = sum(sum(document.targets) for document in encoded)
+    assert found.sides["test"].target_tokens == targets
+    assert tokenizer.convert_ids_to_tokens(found.turn_ends) == ["<|im_end|>"]
+    learned = tokenizer.decode(
+        [
+            token
+            for one in encoded
+            for token, target in zip(one.input_ids, one.targets, strict=True)
+            if target
+        ]
+    )
+    assert learned.count("<tool_call>") == len(held_out) > 5
+
+
+def test_pairs_have_tools(tokens):
+    record = chat(3)
+    answers = {
+        "chosen": record["messages"],
+        "rejected": [*record["messages"][:3], {"role": "assistant", "content": "no"}],
+    }
+    content = PreferenceEncoder(DataConfig(source=["x"], task="preference")).read(
+        {**answers, "tools": TOOLS}
+    )
+    tokenizer = load_tokenizer(tokens)
+    chosen, rejected = encode_pair(tokenizer, content.text)
+    for document, messages in ((chosen, answers["chosen"]), (rejected, answers["rejected"])):
+        whole = tokenizer.apply_chat_template(messages, tools=TOOLS, return_dict=False)
+        assert document.input_ids == whole
+    said = [
+        token for token, target in zip(rejected.input_ids, rejected.targets, strict=True) if target
+    ]
+    assert tokenizer.decode(said) == "no<|im_end|>"

@@ -1,0 +1,260 @@
+"""Layouts of conversations with the templates of model families, against Transformers' masks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.messages import chat_of, message_of, scored_in
+from steadytrain.components.tasks.encoding.tokens import encode_chat
+
+from support.templates import FAMILIES, family_tokenizer, plain
+
+
+def schema(name, *fields):
+    properties = {field: {"type": "string"} for field in fields}
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def call(number, name, **arguments):
+    function = {"name": name, "arguments": arguments}
+    return {"type": "function", "id": f"call{number:05}", "function": function}
+
+
+def turn(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def result(number, content):
+    return turn("tool", content, tool_call_id=f"call{number:05}", name="weather")
+
+
+TOOLS = [schema("weather", "city"), schema("clock")]
+SYSTEM, ASK, ANSWER = turn("system", "be brief"), turn("user", "and Rome?"), turn("assistant", "so")
+CALLED = [
+    turn("user", "how is Paris?"),
+    turn("assistant", None, tool_calls=[call(1, "weather", city="Paris")]),
+    result(1, "sunny"),
+    turn("assistant", "It is sunny."),
+]
+THOUGHT = turn("assistant", "It rains.", reasoning_content="Rome is wet.")
+LAYOUTS = {
+    "single turn": ([ASK, ANSWER], []),
+    "multi turn": ([ASK, turn("assistant", " a\nb "), ASK, ANSWER], []),
+    "system": ([SYSTEM, ASK, ANSWER], []),
+    "tools without calls": ([ASK, ANSWER], TOOLS),
+    "call": (CALLED, TOOLS),
+    "call, content and arguments": (
+        [*CALLED[:1], {**CALLED[1], "content": "Let me see."}, *CALLED[2:]],
+        TOOLS,
+    ),
+    "calls in both turns": (
+        [*CALLED, ASK, {**CALLED[1], "tool_calls": [call(2, "clock")]}, result(2, "5"), ANSWER],
+        TOOLS,
+    ),
+    "parallel calls": (
+        [
+            ASK,
+            {**CALLED[1], "tool_calls": [call(1, "weather", city='Rome, "é"'), call(2, "clock")]},
+            result(1, "wet"),
+            result(2, "noon"),
+            ANSWER,
+        ],
+        TOOLS,
+    ),
+    "ends with a call": (CALLED[:2], TOOLS),
+    "reasoning": ([ASK, THOUGHT], []),
+    "reasoning in both turns": ([ASK, THOUGHT, ASK, THOUGHT], []),
+    "reasoning and call": (
+        [CALLED[0], {**CALLED[1], "reasoning_content": "Ask."}, CALLED[2], THOUGHT, ASK, ANSWER],
+        TOOLS,
+    ),
+}
+NO_TOOLS = dict.fromkeys([name for name, (_, tools) in LAYOUTS.items() if tools], "")
+NO_THOUGHTS = dict.fromkeys([name for name in LAYOUTS if "reasoning" in name], "")
+REFUSED = {
+    "chatml": NO_THOUGHTS,
+    "llama2": NO_TOOLS | NO_THOUGHTS,
+    "llama3": NO_THOUGHTS
+    | dict.fromkeys(["parallel calls", "call, content and arguments"], "one call, no content"),
+    "gemma": NO_TOOLS | NO_THOUGHTS | {"system": "no such role"},
+    "phi": NO_TOOLS | NO_THOUGHTS,
+    "mistral": NO_THOUGHTS
+    | {"system": "no such role", "call, content and arguments": "it drops the content"},
+    "zephyr": NO_TOOLS | NO_THOUGHTS,
+    "qwen3": {},
+    "deepseek": NO_THOUGHTS,
+    "channels": {"parallel calls": "one call", "call, content and arguments": "no content"},
+}
+"""What a template cannot print, by family."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return family_tokenizer()
+
+
+def encoded(tokenizer, template, messages, tools=()):
+    tokenizer.chat_template = template
+    return encode_chat(tokenizer, [message_of(message) for message in messages], tools)
+
+
+def learned(tokenizer, found, mask=None):
+    pairs = zip(found.input_ids, mask or found.targets, strict=True)
+    return tokenizer.decode([token for token, target in pairs if target])
+
+
+def of_transformers(tokenizer, template, messages, tools):
+    """Return tokens and mask, with messages as the family takes them."""
+    renamed = [
+        {("thinking" if "thinking" in template and key == "reasoning_content" else key): value
+         for key, value in message.items()}
+        for message in messages
+    ]  # fmt: skip
+    if "+ c.function.arguments" in template:
+        renamed = json.loads(json.dumps(renamed))
+        for each in (c["function"] for m in renamed for c in m.get("tool_calls", ())):
+            each["arguments"] = json.dumps(each["arguments"], ensure_ascii=False)
+    return tokenizer.apply_chat_template(
+        renamed,
+        tools=tools or None,
+        chat_template=template,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_and_targets_are_those_of_transformers(tokenizer, family, layout):
+    """The family's own template, against Transformers with the same one and `generation` tags.
+
+    Empty thoughts are the one exception: Transformers' mask has them, but whoever asks for an
+    answer without thoughts gives them with the prompt (`enable_thinking=False`), so that a model
+    which learned them would print them twice, and would learn not to think.
+    """
+    template, (messages, tools) = FAMILIES[family], LAYOUTS[layout]
+    if layout in REFUSED[family]:
+        with pytest.raises(BadInput, match="chat template"):
+            encoded(tokenizer, plain(template), messages, tools)
+        return
+    found = encoded(tokenizer, plain(template), messages, tools)
+    theirs = of_transformers(tokenizer, template, messages, tools)
+    assert found.input_ids == theirs["input_ids"]
+    expected = learned(tokenizer, found, theirs["assistant_masks"])
+    assert learned(tokenizer, found) == expected.replace("<think>\n\n</think>\n\n", "")
+    if family != "qwen3":
+        assert found.targets == theirs["assistant_masks"]
+    assert any(found.targets)
+
+
+def test_thoughts_that_a_template_forgets_are_counted(tokenizer):
+    messages, _ = LAYOUTS["reasoning in both turns"]
+    found = encoded(tokenizer, plain(FAMILIES["qwen3"]), messages)
+    assert learned(tokenizer, found) == (
+        "It rains.<|im_end|><think>\nRome is wet.\n</think>\n\nIt rains.<|im_end|>"
+    )
+    assert found.left_out == {"reasoning_content": 1}
+    both = encoded(tokenizer, plain(FAMILIES["channels"]), messages)
+    assert not both.left_out
+    assert encoded(
+        tokenizer, plain(FAMILIES["phi"]), [{**ASK, "name": "Ann"}, ANSWER]
+    ).left_out == {"name": 1}
+
+
+def test_thoughts_in_the_content_are_those_of_the_key(tokenizer):
+    """Transformers prints both alike with this template."""
+    inline = turn("assistant", "<think>\nRome is wet.\n</think>\n\nIt rains.")
+    template = plain(FAMILIES["qwen3"])
+    assert encoded(tokenizer, template, [ASK, inline]) == encoded(
+        tokenizer, template, [ASK, THOUGHT]
+    )
+    with pytest.raises(BadInput, match="leaves part of them out"):
+        encoded(tokenizer, template.replace("reasoning_content", "other"), [ASK, inline])
+
+
+FORMS = {
+    "arguments as JSON": [call(1, "weather", city="Paris")["function"]],
+    "a call without its envelope": [{"name": "weather", "arguments": '{"city":"Paris"}'}],
+    "all calls as JSON": json.dumps(CALLED[1]["tool_calls"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ["chatml", "deepseek"])
+def test_forms_of_a_call_have_the_same_tokens(tokenizer, family, form):
+    template = plain(FAMILIES[family])
+    other = [CALLED[0], {"role": "assistant", "tool_calls": FORMS[form]}, *CALLED[2:]]
+    assert encoded(tokenizer, template, other, TOOLS) == encoded(tokenizer, template, CALLED, TOOLS)
+
+
+@pytest.mark.parametrize("role", ["developer", "system"])
+def test_the_developer_is_the_system_where_the_template_knows_only_that(tokenizer, role):
+    template = plain(FAMILIES["chatml"])
+    found = encoded(tokenizer, template, [turn(role, "be brief"), ASK, ANSWER])
+    assert found == encoded(tokenizer, template, [SYSTEM, ASK, ANSWER])
+    knows = template.replace("m.role == 'tool'", "m.role == 'tool' or m.role == 'developer'")
+    found = encoded(tokenizer, knows, [turn(role, "be brief"), ASK, ANSWER])
+    assert ("<tool_response>\nbe brief" in tokenizer.decode(found.input_ids)) == (role != "system")
+
+
+def test_parts_of_a_content_are_one_text(tokenizer):
+    parts = [{"type": "text", "text": "and "}, {"text": "Ro", "type": "text"}, "me?"]
+    template = FAMILIES["gemma"]
+    found = encoded(tokenizer, plain(template), [turn("user", parts), ANSWER])
+    assert found == encoded(tokenizer, plain(template), [ASK, ANSWER])
+    alone = [turn("user", [{"type": "text", "text": "and Rome?"}]), ANSWER]
+    assert found.input_ids == of_transformers(tokenizer, template, alone, [])["input_ids"]
+
+
+def test_arguments_are_printed_as_json_or_the_template_is_refused(tokenizer):
+    template, given = plain(FAMILIES["chatml"]), "{{ c.function.arguments | tojson }}"
+    expected = encoded(tokenizer, template, CALLED, TOOLS)
+    as_python = template.replace(given, "{{ c.function.arguments }}")
+    assert encoded(tokenizer, as_python, CALLED, TOOLS) == expected
+    with pytest.raises(BadInput, match="does not print the arguments of weather"):
+        encoded(tokenizer, template.replace(given, ""), CALLED, TOOLS)
+
+
+def test_a_turn_whose_end_depends_on_what_follows_is_refused(tokenizer):
+    template = plain(FAMILIES["chatml"])
+    ends = template.replace("{% endif %}<|im_end|>", "{% endif %}{{ loop.last }}<|im_end|>", 1)
+    with pytest.raises(BadInput, match="in another way when others follow it"):
+        encoded(tokenizer, ends, CALLED, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("message", "detail"),
+    [
+        (turn("assistant", None), "content is NoneType"),
+        (turn("user", None, tool_calls=[call(1, "weather")]), "only the assistant has calls"),
+        (turn("user", "a", thinking="b"), "only the assistant has calls and thoughts"),
+        (turn("assistant", "a", thinking="b", reasoning="c"), "differ in one message"),
+        (turn("assistant", None, tool_calls=[{"function": {}}]), "not a call with a name"),
+        (
+            turn("assistant", None, tool_calls=[{"name": "a", "arguments": "{"}]),
+            "of a are not JSON",
+        ),
+        (turn("assistant", None, tool_calls=[{"name": "a", "arguments": [1]}]), "no JSON object"),
+        (turn("assistant", None, tool_calls=3), "tool_calls is int, not a list"),
+        (turn("assistant", "a", function_call={"name": "b"}), "write it as tool_calls"),
+        (turn("user", [{"type": "image_url", "image_url": "x"}]), "part of type 'image_url'"),
+        (turn("user", [{"type": "text"}]), "part of type 'text', not text"),
+        (turn("user", [3]), "part of type 'int'"),
+    ],
+)
+def test_a_message_that_cannot_be_used_is_a_defect(message, detail):
+    with pytest.raises(Defect, match=detail):
+        message_of(message)
+
+
+def test_what_is_scored_is_what_most_templates_print():
+    """Thoughts before the last question are not, and calls are in any style."""
+    messages = [ASK, THOUGHT, *CALLED[:2], THOUGHT]
+    found = list(scored_in([message_of(message) for message in messages]))
+    assert found == ["It rains.", "weather", "city", "Paris", "Rome is wet.", "It rains."]
+    assert chat_of({"messages": messages, "tools": TOOLS}) == (messages, TOOLS)
