@@ -110,13 +110,14 @@ def step(
 ) -> None:
     """Run one step alone.
 
-    It works on what the earlier steps wrote to the run's folder.
+    It works on what the earlier steps wrote to the run's folder. Its warnings go to standard error.
     """
     from steadytrain.components.shared.config import load
-    from steadytrain.pipelines.steps import as_plain, as_text, run_step
+    from steadytrain.pipelines.steps import as_plain, as_text, run_step, warnings_told
 
     config = load(source, given(overrides, run=run, output=output))
-    written = run_step(name, config)
+    with warnings_told(config):
+        written = run_step(name, config)
     if as_json:
         records = {key: as_plain(item) for key, item in written.items()}
         json_output.show({"run": config.run_id, "step": name, "records": records})

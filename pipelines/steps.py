@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.plain import shortened
+from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.left_out import in_one_line
+from steadytrain.components.shared.logs.follow import step_format
 from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.extras import Extra, check_extra
@@ -38,6 +47,20 @@ def run_step(name: str, config: RunConfig) -> Written:
         return _STEPS[name](config)
 
 
+@contextlib.contextmanager
+def warnings_told(config: RunConfig) -> Iterator[None]:
+    """Print the warnings of a step at its end, unless the step writes a log itself."""
+    follower = Follower(Workspace.of(config).events)
+    follower.skip_to_end()
+    try:
+        yield
+    finally:
+        if step_format(config) is None:
+            for event in follower.new():
+                if isinstance(event, Warned):
+                    typer.echo(f"warning: {event.stage}: {printable(event.message)}", err=True)
+
+
 def as_text(item: Record | Path) -> str:
     """Return what a step wrote as text: a record as JSON, data as a summary, or a path."""
     if isinstance(item, DataRecord):
@@ -54,6 +77,8 @@ def _of_data(data: DataRecord) -> Iterator[str]:
         yield f"{name:11}  {side.documents:,} records in {side.rows:,} rows{tokens}"
     if data.labels:
         yield f"labels       {len(data.labels)}: {shortened(', '.join(data.labels))}"
+    card = json.loads(data.path("card.json").read_text(encoding="utf-8"))
+    yield f"records      {in_one_line(data, card)}"
     yield f"card         {data.path('card.html')}"
     yield "--json prints the whole record"
 

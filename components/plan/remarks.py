@@ -10,7 +10,7 @@ from steadytrain.components.memory.setting import FP32
 from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.plan.answers import answering_remark
 from steadytrain.components.shared.decision import power
-from steadytrain.components.shared.left_out import left_out
+from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.learned import learned_otherwise
@@ -28,7 +28,7 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
     """Yield the remarks, one sentence each."""
     if job.config.compute.device == "cpu" and job.machine.gpu.cuda:
         yield "compute.device = cpu is unchanged; this plan shows what a GPU would do"
-    yield from _left_out(job)
+    yield from _prepared(job)
     known = learned_otherwise(job, choice)
     if known is not None:
         yield (
@@ -63,15 +63,13 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
         )
 
 
-def _left_out(job: Workload) -> Iterator[str]:
-    """Say which records the prepared data leave out because of other records."""
+def _prepared(job: Workload) -> Iterator[str]:
+    """Say what became of the records, if the data are prepared."""
     record = prepared(job.config)
     if record is None or not record.path("card.json").is_file():
         return
     card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
-    found = left_out(card["duplicates"], card.get("near_duplicate_threshold"))
-    if found:
-        yield f"the prepared data leave out records because of other records: {found}"
+    yield f"the prepared data: {in_one_line(record, card)}"
 
 
 def _scoring(job: Workload, choice: Choice) -> Iterator[str]:

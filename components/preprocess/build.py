@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from steadytrain.components.preprocess.model import Model
 from steadytrain.components.preprocess.parallel import Workers, workers, worth_starting
 from steadytrain.components.preprocess.prepare import (
     DOCUMENT,
+    PREDICTED,
     PartJob,
     SideCounts,
     prepare,
@@ -23,6 +25,7 @@ from steadytrain.components.preprocess.prepare import (
 )
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_defects
+from steadytrain.components.preprocess.rendering import documents_of
 from steadytrain.components.preprocess.shards import write_packed, write_rows
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
@@ -37,6 +40,7 @@ from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
@@ -45,6 +49,7 @@ from steadytrain.components.tasks.encoding.base import (
     RowEncoder,
     TokenizerSettings,
 )
+from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
 
 TEST_RECORDS: Final = "test-records.arrow"
 TOKENIZER: Final = "tokenizer"
@@ -96,6 +101,7 @@ class _Builder:
         chosen = self.config.cross_validation
         self.folds = 0 if chosen.fold is None else chosen.folds
         self.added = added_columns(self.config.training)
+        self.warnings = list[str]()
 
     def build(self) -> DataRecord:
         try:
@@ -246,7 +252,14 @@ class _Builder:
         )
 
     def _write_card(self, record: DataRecord, reading: Reading) -> None:
-        threshold = self.data.near_duplicate_threshold if self.encoder.tokenizer else None
+        settings, names = self.encoder.tokenizer, set(self.encoder.schema.names)
+        threshold = self.data.near_duplicate_threshold if settings else None
+        documents = None
+        if settings and "input_ids" in names:
+            tokenizer = kept_tokenizer(self.folder / TOKENIZER)
+            documents = partial(documents_of, tokenizer=tokenizer, names=settings.documents)
+        if defects := self.quarantine.warning(reading.records):
+            self._warn(defects)
         card = DataCard.of(
             record,
             source=self.data.source,
@@ -255,14 +268,20 @@ class _Builder:
             records=reading.records,
             counts=self.counts,
             quarantine=self.quarantine.counts,
+            warnings=self.warnings,
             near_duplicate_threshold=threshold,
             trained_tokenizer=self.model is not None and self.model.tokenizer is None,
+            documents=documents,
+            marked={"input_ids", PREDICTED} <= names,
         )
-        content = json.dumps(card.as_dict(), indent=2, ensure_ascii=False)
+        plain = card.as_dict()
+        content = json.dumps(plain, indent=2, ensure_ascii=False)
         (self.folder / "card.json").write_text(content, encoding="utf-8")
-        (self.folder / "card.html").write_text(card_html(card), encoding="utf-8")
+        page = card_html(card, in_one_line(record, plain))
+        (self.folder / "card.html").write_text(page, encoding="utf-8")
 
     def _warn(self, message: str) -> None:
+        self.warnings.append(message)
         self.current.emit(Warned(stage=self.current.name, message=message))
 
     def _progress(self, work: str, done: float, total: float | None, unit: str) -> None:

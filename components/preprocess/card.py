@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from steadytrain.components.preprocess.prepare import SideCounts
+from steadytrain.components.preprocess.rendering import Document
 from steadytrain.components.preprocess.validate import SET_ASIDE
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.left_out import LEFT_OUT
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.fields import DEFECTS
@@ -20,9 +22,20 @@ _ORDER: tuple[Side, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
+class SampleCard:
+    """A record: the beginning of its content, and its first row as the model sees it."""
+
+    id: str
+    text: str
+    label: str | None
+    row: list[Document]
+
+
+@dataclass(frozen=True)
 class SideCard:
     """One side of the split.
 
+    target_share: share of the tokens that are targets; None if no row says which are.
     fill: share of token positions in the sequences that are filled; 0 if there are no tokens.
     lengths: documents by number of tokens, as [from, to, count].
     truncated: records cut to the sequence length.
@@ -34,12 +47,13 @@ class SideCard:
     rows: int
     tokens: int
     target_tokens: int
+    target_share: float | None
     fill: float
     lengths: list[list[int]]
     truncated: int
     skipped_windows: int
     labels: dict[str, int]
-    samples: list[dict[str, str]]
+    samples: list[SampleCard]
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,7 @@ class DataCard:
     records: number of records read, used or not.
     near_duplicate_threshold: `data.near_duplicate_threshold`; None if near duplicates are not
         searched.
+    warnings: what was noticed about the data.
     """
 
     fingerprint: str
@@ -65,6 +80,7 @@ class DataCard:
     duplicates: dict[str, int]
     near_duplicate_threshold: float | None
     quarantine: dict[str, int]
+    warnings: list[str]
     sides: dict[Side, SideCard]
 
     @classmethod
@@ -78,10 +94,18 @@ class DataCard:
         records: int,
         counts: Mapping[Side, SideCounts],
         quarantine: Counter[str],
+        warnings: list[str],
         near_duplicate_threshold: float | None,
         trained_tokenizer: bool,
+        documents: Callable[[Mapping[str, Any]], list[Document]] | None,
+        marked: bool,
     ) -> DataCard:
-        """Return the card of prepared data."""
+        """Return the card of prepared data.
+
+        Args:
+            documents: returns the documents of a row; None if rows are not tokens.
+            marked: whether rows say which of their tokens are targets.
+        """
         return cls(
             fingerprint=record.fingerprint,
             task=record.task,
@@ -95,7 +119,10 @@ class DataCard:
             duplicates={reason: quarantine[reason] for reason in LEFT_OUT},
             near_duplicate_threshold=near_duplicate_threshold,
             quarantine=dict(quarantine.most_common()),
-            sides={side: _side(record, side, counts[side]) for side in _ORDER},
+            warnings=warnings,
+            sides={
+                side: _side(record, side, counts[side], documents, marked=marked) for side in _ORDER
+            },
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +130,14 @@ class DataCard:
         return dataclasses.asdict(self)
 
 
-def _side(record: DataRecord, side: Side, counts: SideCounts) -> SideCard:
+def _side(
+    record: DataRecord,
+    side: Side,
+    counts: SideCounts,
+    documents: Callable[[Mapping[str, Any]], list[Document]] | None,
+    *,
+    marked: bool,
+) -> SideCard:
     prepared = record.sides[side]
     places = prepared.rows * record.sequence_length
     return SideCard(
@@ -112,17 +146,30 @@ def _side(record: DataRecord, side: Side, counts: SideCounts) -> SideCard:
         rows=prepared.rows,
         tokens=prepared.tokens,
         target_tokens=prepared.target_tokens,
+        target_share=round(counts.predicted / max(1, prepared.tokens), 4) if marked else None,
         fill=round(prepared.tokens / places, 4) if places else 0.0,
         lengths=[[2**n, 2 ** (n + 1) - 1, counts.lengths[n]] for n in sorted(counts.lengths)],
         truncated=counts.truncated,
         skipped_windows=counts.skipped,
         labels=dict(counts.labels.most_common()),
-        samples=[{**sample, "text": redact(sample["text"])} for sample in counts.samples],
+        samples=[
+            SampleCard(
+                one.id,
+                redact(one.text),
+                one.label,
+                documents(one.values) if documents and one.values else [],
+            )
+            for one in counts.samples
+        ],
     )
 
 
-def card_html(card: DataCard) -> str:
-    """Return the card as one self-contained page."""
+def card_html(card: DataCard, told: str) -> str:
+    """Return the card as one self-contained page.
+
+    Args:
+        told: what became of the records, in one line.
+    """
     sections = [
         _section("Split", _split_table(card)),
         _section("Document lengths", _lengths(card)),
@@ -137,8 +184,8 @@ def card_html(card: DataCard) -> str:
         task=html.escape(card.task),
         left_out=_counted(card.left_out),
         detected=_counted(card.detected),
-        records=f"{card.records:,}",
-        used=f"{sum(side.documents for side in card.sides.values()):,}",
+        told=html.escape(told),
+        warnings=html.escape("; ".join(map(without_controls, card.warnings)) or "none"),
         near=card.near_duplicate_threshold or "not searched",
         tokenizer=_tokenizer(card),
         fingerprint=html.escape(card.fingerprint),
@@ -158,7 +205,8 @@ def _tokenizer(card: DataCard) -> str:
 
 
 def _split_table(card: DataCard) -> str:
-    heads = ("", "records", "MB of text", "sequences", "tokens", "predicted", "filled", "cut")
+    told = ("in the loss", "targets", "filled", "cut")
+    heads = ("", "records", "MB of text", "sequences", "tokens", *told)
     rows = [
         (
             side,
@@ -167,6 +215,7 @@ def _split_table(card: DataCard) -> str:
             f"{part.rows:,}",
             f"{part.tokens:,}",
             f"{part.target_tokens:,}",
+            "" if part.target_share is None else f"{part.target_share:.1%}",
             f"{part.fill:.1%}",
             f"{part.truncated:,}",
         )
@@ -222,11 +271,25 @@ def _lengths(card: DataCard) -> str:
 
 
 def _samples(card: DataCard) -> str:
-    return "".join(
-        f"<h3>{side}</h3>"
-        + "".join(f"<pre>{html.escape(one['text'])}</pre>" for one in part.samples)
+    note = "<p>The first row of each record, in tokens. Targets are <mark>marked</mark>.</p>"
+    return note + "".join(
+        f"<h3>{side}</h3>" + "".join(map(_sample, part.samples))
         for side, part in card.sides.items()
     )
+
+
+def _sample(one: SampleCard) -> str:
+    shown = [(document.name, _marked(document)) for document in one.row]
+    label = "" if one.label is None else f"<p>label <mark>{html.escape(one.label)}</mark></p>"
+    return label + "".join(
+        f"<pre>{f'{name}: ' if name else ''}{text}</pre>"
+        for name, text in shown or [("", html.escape(one.text))]
+    )
+
+
+def _marked(document: Document) -> str:
+    texts = [(html.escape(without_controls(piece.text)), piece) for piece in document.pieces]
+    return "".join(f"<mark>{text}</mark>" if piece.target else text for text, piece in texts)
 
 
 def _section(title: str, body: str) -> str:
@@ -263,6 +326,7 @@ td.bar{width:45%;text-align:left}td.bar i{display:block;height:.8rem;background:
 min-width:1px;border-radius:2px}
 pre{background:#f5f7fa;padding:.6rem .8rem;border-radius:4px;white-space:pre-wrap;
 overflow-wrap:anywhere;font-size:.85rem;max-height:16rem;overflow:auto}
+mark{background:#cfe6c4}
 """
 
 _PAGE = """<!doctype html>
@@ -272,7 +336,8 @@ _PAGE = """<!doctype html>
 <dl><dt>source</dt><dd>{source}</dd><dt>task</dt><dd>{task}</dd>
 <dt>files left out</dt><dd>{left_out}</dd>
 <dt>detected</dt><dd>{detected}</dd>
-<dt>records</dt><dd>{records} read, {used} used</dd>
+<dt>records</dt><dd>{told}</dd>
+<dt>warnings</dt><dd>{warnings}</dd>
 <dt>near duplicates</dt><dd>data.near_duplicate_threshold: {near}</dd>
 <dt>tokenizer</dt><dd>{tokenizer}</dd>
 <dt>fingerprint</dt><dd><code>{fingerprint}</code></dd></dl>

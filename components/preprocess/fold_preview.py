@@ -87,7 +87,8 @@ def preview_folds(config: RunConfig) -> Preview:
         kept = spool.array("sides")[found.findings.codes == KEPT]
         counts = np.bincount(kept, minlength=len(SIDES)).tolist()
         documents = dict(zip(SIDES, counts, strict=True))
-        check_sides(documents, config.data, set_aside(found.findings))
+        counted = {**quarantine.counts, **set_aside(found.findings)}
+        check_sides(documents, config.data, counted)
         division = Division.of(
             _records(spool),
             config.cross_validation.folds,
@@ -96,6 +97,8 @@ def preview_folds(config: RunConfig) -> Preview:
         )
     if division.warning:
         warnings.append(division.warning)
+    if defects := quarantine.warning(found.reading.records):
+        warnings.append(defects)
     return Preview(tuple(division.sizes), tuple(warnings))
 
 

@@ -18,11 +18,11 @@ from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
 from steadytrain.components.preprocess.own_text import record_shingles, to_sample
 from steadytrain.components.preprocess.profile import Tally
-from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry
+from steadytrain.components.preprocess.quarantine import Entry, excerpt_of
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
 from steadytrain.components.preprocess.split import SIDES, identity_in, side_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
-from steadytrain.components.preprocess.validate import Checked, check
+from steadytrain.components.preprocess.validate import Checked, check, needed_columns
 from steadytrain.components.preprocess.words import Runs, ascii_runs
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Encoder
@@ -76,6 +76,7 @@ def take_in(job: ReadRequest) -> Taken:
         Batch([], {}, 0), bytes=job.chunk.size, detected=getattr(job.chunk, "detected", "")
     )
     columns = taken.columns[job.data.part] = Counter()
+    needed = list(itertools.chain(*needed_columns(job.data, job.encoder, job.difficulty)))
     for source, line, row in job.chunk.rows():
         taken.records += 1
         try:
@@ -84,7 +85,7 @@ def take_in(job: ReadRequest) -> Taken:
             columns.update(list(row)[:_COLUMNS_SHOWN])
             good.append((check(row, job.data, job.encoder, job.difficulty), source, line))
         except Defect as defect:
-            excerpt = "" if isinstance(row, Defect) else str(dict(row))[:EXCERPT_CHARACTERS]
+            excerpt = "" if isinstance(row, Defect) else excerpt_of(row, needed)
             taken.defects.append(Entry(source, line, defect.reason, defect.detail, excerpt=excerpt))
     records = [record for record, _, _ in good]
     taken.labels = {_hash(record.label): record.label for record in records if record.label}

@@ -7,7 +7,7 @@ quarantine with a reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,8 @@ _FACTS: Final = [
 ]
 """Columns of a part's file before those of the encoder: the content hash, and two counts."""
 
+PREDICTED: Final = "targets"
+"""Column of the rows whose targets are tokens of their own: 1 for each."""
 _ADDED: Final[dict[str, pa.DataType]] = {DIFFICULTY: pa.float64(), TEXT: pa.string()}
 _TEXT_AT_ONCE: Final = 1 << 20
 _SAMPLES: Final = 3
@@ -63,10 +65,21 @@ class PartJob:
     added: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A record to show: its content hash, the beginning of its content, and its first row."""
+
+    id: str
+    text: str
+    label: str | None
+    values: Mapping[str, Any]
+
+
 @dataclass
 class SideCounts:
     """Counts of one side in a part.
 
+    predicted: tokens that are targets, if rows say which.
     lengths: documents by the binary logarithm of their token count, rounded down.
     skipped: windows with nothing to predict.
     ends: tokens that end the assistant's turns.
@@ -74,13 +87,14 @@ class SideCounts:
 
     documents: int = 0
     tokens: int = 0
+    predicted: int = 0
     bytes: int = 0
     truncated: int = 0
     skipped: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     ends: set[int] = field(default_factory=set)
-    samples: list[dict[str, str]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
     def count(self, record: dict[str, Any], outcome: EncodedRecord) -> None:
         self.documents += 1
@@ -89,16 +103,20 @@ class SideCounts:
         self.truncated += outcome.truncated
         self.skipped += outcome.skipped
         self.ends |= outcome.ends
+        for row in outcome.rows:
+            self.predicted += int(np.count_nonzero(row.values.get(PREDICTED, ())))
         self.lengths[max(outcome.tokens, 1).bit_length() - 1] += 1
         if record["label"] is not None:
             self.labels[record["label"]] += 1
         if len(self.samples) < _SAMPLES:
             text = record["content"][:EXCERPT_CHARACTERS]
-            self.samples.append({"id": record["id"].hex(), "text": text})
+            values = outcome.rows[0].values if outcome.rows else {}
+            self.samples.append(Sample(record["id"].hex(), text, record["label"], values))
 
     def add(self, other: SideCounts) -> None:
         self.documents += other.documents
         self.tokens += other.tokens
+        self.predicted += other.predicted
         self.bytes += other.bytes
         self.truncated += other.truncated
         self.skipped += other.skipped

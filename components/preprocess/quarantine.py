@@ -9,11 +9,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.preprocess.validate import SET_ASIDE
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 
 EXCERPT_CHARACTERS: Final = 400
+_EXAMPLE_CHARACTERS: Final = 200
+_TURNS: Final = 8
+"""Items of a list in an excerpt."""
+_COLUMNS: Final = "name the right columns in data.columns"
+_ADVICE: Final = {
+    "bad_encoding": "save the files as UTF-8, or set data.csv.encoding for CSV files",
+    "bad_format": "set data.format or data.csv",
+    "wrong_type": _COLUMNS,
+    "missing_field": _COLUMNS,
+    "empty_field": _COLUMNS,
+    "unknown_label": "add the labels to data.labels, or leave data.labels out",
+    "too_long": "raise data.max_record_bytes or data.sequence_length",
+    "refused_by_template": "use a model.tokenizer whose chat template accepts them",
+}
+"""By reason: what may help instead of a change to the records."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,21 @@ def entry_of(
     )
 
 
+def excerpt_of(row: Mapping[str, Any], needed: Iterable[str]) -> str:
+    """Return the start of a raw record: first the columns that the task needs, long texts cut."""
+    plain = dict(row)
+    first = {name: plain[name] for name in needed if name in plain}
+    return str(_brief({**first, **plain}))[:EXCERPT_CHARACTERS]
+
+
+def _brief(value: Any) -> Any:
+    if isinstance(value, str):
+        return shortened(value)
+    if isinstance(value, Mapping):
+        return {name: _brief(item) for name, item in value.items()}
+    return [_brief(item) for item in value[:_TURNS]] if isinstance(value, list) else value
+
+
 class Quarantine:
     """Appends entries to a JSON Lines file, and counts them.
 
@@ -77,17 +109,51 @@ class Quarantine:
         return sum(self.counts[reason] for reason in DEFECTS)
 
     def table(self, total: int) -> str:
-        """Return the counts by reason as text, each with its first record.
+        """Return the counts by reason as text, each with its meaning and its first record.
 
         Args:
             total: number of records read.
         """
-        lines = [f"  {'reason':<26}{'records':>10}  {'share':>7}"]
+        meanings = DEFECTS | SET_ASIDE
+        lines = [f"  {'reason':<26}{'records':>10}  {'share':>7}  meaning"]
         for reason, count in self.counts.most_common():
-            first = self.first[reason]
-            lines += [
-                f"  {reason:<26}{count:>10}  {count / max(1, total):>7.2%}",
-                f"    the first is line {first.line} of {first.source}"
-                + "".join(f": {shortened(part)}" for part in (first.detail, first.excerpt) if part),
-            ]
+            share = count / max(1, total)
+            lines.append(f"  {reason:<26}{count:>10}  {share:>7.2%}  {meanings[reason]}")
+            lines += [f"    {line}" for line in self._example(reason)]
         return "\n".join(lines)
+
+    def warning(self, total: int) -> str:
+        """Return the counts of the defects in one line, each with its first record; "" for none.
+
+        Args:
+            total: number of records read.
+        """
+        listed = "; ".join(
+            f"{count:,} {reason} ({': '.join(self._example(reason))})"
+            for reason, count in self.counts.most_common()
+            if reason in DEFECTS
+        )
+        said = f"{self.defects:,} of {total:,} records are defective: {listed}"
+        return said if listed else ""
+
+    def advice(self, total: int) -> str:
+        """Return what can help against the defects.
+
+        Args:
+            total: number of records read.
+        """
+        most = max(DEFECTS, key=self.counts.__getitem__)
+        choices = ["fix the records that the quarantine file lists", _ADVICE.get(most, "")]
+        if self.defects < total:
+            choices.append("raise data.max_bad_share")
+        return ", or ".join(filter(None, choices))
+
+    def _example(self, reason: str) -> list[str]:
+        """Return where the first record is and what is wrong with it, and its beginning."""
+        first = self.first[reason]
+        place = f"the first is line {first.line} of {first.source}"
+        sentence = f"{place}: {first.detail}" if first.detail else place
+        excerpt = on_one_line(first.excerpt)
+        if len(excerpt) > _EXAMPLE_CHARACTERS:
+            excerpt = f"{excerpt[: _EXAMPLE_CHARACTERS - 3]}..."
+        return [on_one_line(sentence), *([excerpt] if excerpt else [])]

@@ -118,7 +118,7 @@ def check_defects(data: DataConfig, quarantine: Quarantine, records: int) -> Non
         f"{quarantine.defects} of {records} records are defective ({share:.2%}), and "
         f"data.max_bad_share = {data.max_bad_share:.2%} is the "
         f"limit:\n{quarantine.table(records)}",
-        remedy="fix the records that the quarantine file lists, or raise data.max_bad_share",
+        remedy=quarantine.advice(records),
     )
 
 
@@ -140,7 +140,7 @@ def _check(
     if not spool.count:
         raise DataError(
             f"all {reading.records} records are quarantined:\n{quarantine.table(reading.records)}",
-            remedy="fix the records that the quarantine file lists, or the fields of data.columns",
+            remedy=quarantine.advice(reading.records),
         )
 
 

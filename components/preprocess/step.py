@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from steadytrain.components.preprocess.build import build
 from steadytrain.components.preprocess.folds import holding_out
@@ -18,7 +17,7 @@ from steadytrain.components.shared.config.data import identifying_data
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.events.types import DataPrepared, Warned
-from steadytrain.components.shared.left_out import left_out, much_left_out
+from steadytrain.components.shared.left_out import in_one_line, much_left_out
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
@@ -59,9 +58,11 @@ def run(config: RunConfig) -> DataRecord:
         if much:
             listed = record.path("quarantine.jsonl")
             current.emit(Warned(stage=current.name, message=f"{much}; {listed} lists them"))
+        for noticed in card["warnings"] if current.reused else ():
+            current.emit(Warned(stage=current.name, message=noticed))
         if endless := _endless_turns(config, record):
             current.emit(Warned(stage=current.name, message=endless))
-        current.summary = _summary(record, card)
+        current.summary = in_one_line(record, card)
         return record
 
 
@@ -148,15 +149,3 @@ def _writing(workspace: Workspace) -> Iterator[None]:
             remedy="free space there (about three times the size of the data), or set "
             "another output, then start the run again",
         ) from error
-
-
-def _summary(record: DataRecord, card: dict[str, Any]) -> str:
-    sides = (
-        f"{side} {record.sides[side].documents} records" for side in ("train", "validation", "test")
-    )
-    because = left_out(card["duplicates"], card["near_duplicate_threshold"])
-    return (
-        f"{', '.join(sides)}; {record.sides['train'].tokens} training tokens; "
-        f"{card['records']} records read, {card['defective']} defective"
-        f"{', ' if because else ''}{because}"
-    )

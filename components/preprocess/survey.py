@@ -27,6 +27,7 @@ from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.fields import DEFECTS
 
 _NEAR_ADVICE: Final = (
     "look at the near duplicates in the quarantine file; if they are different records, raise "
@@ -131,7 +132,12 @@ def check_sides(documents: Mapping[Side, int], data: DataConfig, counts: Mapping
     Raises:
         DataError: one is.
     """
-    because = left_out(counts, data.near_duplicate_threshold)
+    defective = sum(counts.get(reason, 0) for reason in DEFECTS)
+    reasons = (
+        f"{defective:,} defective" if defective else "",
+        left_out(counts, data.near_duplicate_threshold),
+    )
+    because = ", ".join(filter(None, reasons))
     near = counts.get("near_duplicate") or counts.get("leakage")
     for side, count in documents.items():
         if not count:
@@ -150,7 +156,7 @@ def _group_advice(data: DataConfig) -> str:
             "; all answers to one prompt are on one side, so there must be many prompts: if an "
             "instruction is the prompt of all records, set data.group_by_prompt to false"
         )
-    return "; with data.columns.group there must be many groups"
+    return "; with data.columns.group there must be many groups" if data.columns.group else ""
 
 
 def _trained_labels(

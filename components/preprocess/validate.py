@@ -70,7 +70,8 @@ def check(
         encoder.check_unjudged(row, (columns.group, columns.slice))
     size = utf8_size(content.text)
     if size > data.max_record_bytes:
-        raise Defect("too_long", f"{size} bytes, {data.max_record_bytes} allowed")
+        limit = f"data.max_record_bytes = {data.max_record_bytes:,}"
+        raise Defect("too_long", f"the record has {size:,} bytes, more than {limit}")
     group = name_of(row, columns.group, limit=math.inf) if columns.group else None
     named = name_of(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
     if columns.group and group is None:

@@ -1,9 +1,11 @@
-"""What preprocessing left out because of other records, in words."""
+"""What became of the records that preprocessing read, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
+
+from steadytrain.components.shared.records import DataRecord
 
 LEFT_OUT: Final = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
 """The reasons, which are those of the quarantine file."""
@@ -40,4 +42,28 @@ def much_left_out(counts: Mapping[str, int], threshold: float | None, records: i
     return (
         f"{total:,} of {records:,} records ({total / records:.0%}) are left out because of other "
         f"records: {left_out(counts, threshold)}"
+    )
+
+
+def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
+    """Return what became of every record that was read, and what is learned.
+
+    Args:
+        card: the data card (card.json).
+    """
+    counts, threshold = card["duplicates"], card.get("near_duplicate_threshold")
+    sides = card["sides"].values()
+    near = f" (data.near_duplicate_threshold = {threshold:g})" if threshold else ""
+    aside = ", ".join(f"{counts.get(reason, 0):,} {reason}" for reason in LEFT_OUT)
+    used = ", ".join(
+        f"{side} {record.sides[side].documents:,}" for side in ("train", "validation", "test")
+    )
+    share, tokens = card["sides"]["train"].get("target_share"), record.sides["train"].tokens
+    targets = "the targets are labels" if record.labels else "no fixed target tokens"
+    if share is not None:
+        targets = f"{share:.1%} of them targets"
+    learned = f"; {tokens:,} training tokens, {targets}" if record.tokenizer else ""
+    return (
+        f"{card['records']:,} records read, {card['defective']:,} defective, {aside}{near}, "
+        f"{sum(side['truncated'] for side in sides):,} cut; used: {used}{learned}"
     )

@@ -279,6 +279,7 @@ def data_card(source: str, labels: dict[str, int], **quarantine: int) -> dict[st
         "truncated": 3,
         "skipped_windows": 0,
         "labels": labels,
+        "target_share": 0.5,
         "samples": [{"text": "import this"}],
     }
     return {
@@ -286,6 +287,7 @@ def data_card(source: str, labels: dict[str, int], **quarantine: int) -> dict[st
         "records": 9_704 + sum(quarantine.values()),
         "defective": 1,
         "duplicates": {"exact_duplicate": quarantine.get("exact_duplicate", 0)},
+        "near_duplicate_threshold": 0.85,
         "quarantine": quarantine,
         "sides": {"train": side, "validation": side, "test": side},
     }

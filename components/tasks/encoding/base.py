@@ -76,6 +76,7 @@ class TokenizerSettings:
     compared: returns the texts in `Content.text` that must all be similar in near duplicates, such
         as prompt and answer; as many for each record, "" for one that is absent. None compares
         `Content.text` as a whole.
+    documents: names of the documents in a row, such as chosen and rejected, if it has several.
     """
 
     texts: Callable[[str], Iterable[str]]
@@ -84,6 +85,7 @@ class TokenizerSettings:
     mask: str = ""
     chat_template: str = ""
     compared: Callable[[str], Sequence[str]] | None = None
+    documents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class LabeledTextRows:
     ) -> EncodedRecord | Defect:
         label, text = str(record.label), record.text
         if label not in self.indices:
-            return Defect("label_unseen_in_training", f"label {label[:80]!r}")
+            return Defect("label_unseen_in_training", f"the label is {label[:80]!r}")
         if len(pieces) > 1:
             text = text[: max(end for _, end in first.offsets)]
         values = {

@@ -74,6 +74,7 @@ class PreferenceEncoder:
         special=ChatEncoder.tokenizer.special,
         chat_template=ChatEncoder.tokenizer.chat_template,
         compared=_prompt_and_answers,
+        documents=ANSWERS,
     )
 
     def columns(self) -> Sequence[Sequence[str]]:

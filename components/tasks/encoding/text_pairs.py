@@ -54,7 +54,9 @@ class TextPairEncoder:
     schema = pa.schema(_COLUMNS)
     packed = False
     labeled = False
-    tokenizer = TokenizerSettings(texts_of, adds_ends=True, compared=_two_texts)
+    tokenizer = TokenizerSettings(
+        texts_of, adds_ends=True, compared=_two_texts, documents=("first text", "second text")
+    )
 
     def columns(self) -> Sequence[Sequence[str]]:
         columns = self.data.columns

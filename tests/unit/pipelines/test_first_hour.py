@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import time
 
@@ -18,6 +19,7 @@ from steadytrain.pipelines.addresses import check_here
 from steadytrain.pipelines.steps import as_text
 
 from support.odd import call
+from support.written_run import data_card
 
 COMMANDS = [
     ("run", "causal-lm"),
@@ -136,21 +138,24 @@ def test_task_in_the_current_folder_is_found(folder, monkeypatch):
 
 
 def test_prepared_data_are_summarized(folder):
+    (folder / "card.json").write_text(json.dumps(data_card("x", {}, near_duplicate=7)))
     side = SideRecord(shards=["a"], rows=2000, tokens=9000, target_tokens=9, documents=3, index="i")
     record = DataRecord(
-        folder="/data",
+        folder=str(folder),
         fingerprint="f",
         task="sequence_classification",
-        sides={"train": side},
+        sides={"train": side, "validation": side, "test": side},
         test_records="t",
         split_digest="s",
         labels=[f"label-{index}" for index in range(200)],
     )
     lines = as_text(record).splitlines()
-    assert len(lines) < 10
+    assert len(lines) < 12
+    (told,) = [line for line in lines if line.startswith("records  ")]
+    assert "9,711 records read, 1 defective, 0 exact_duplicate" in told
     assert "train        3 records in 2,000 rows, 9,000 tokens" in lines
     assert lines[-1] == "--json prints the whole record"
-    assert max(map(len, lines)) < 120
+    assert max(len(line) for line in lines if line != told) < 200
 
 
 def refused(*_, **__):

@@ -268,18 +268,22 @@ def test_steps_come_from_the_prepared_data(configure):
     assert chosen(plan)["training.save_steps"] is None, "Young's interval, like in a run"
 
 
-def test_plan_says_what_the_prepared_data_leave_out(configure, tmp_path):
+def test_plan_says_what_became_of_the_records(configure, tmp_path):
     config = configure()
     side = SideRecord(shards=[], rows=100, documents=300, tokens=70_000)
     prepared(config, side, str(tmp_path))
-    expected = []
-    for count in (0, 51):
-        card = {"duplicates": {"near_duplicate": count}, "near_duplicate_threshold": 0.9}
-        (tmp_path / "card.json").write_text(json.dumps(card))
-        remarks = plan_training(config, all_gpus(), find_gpu("h100")).remarks
-        expected.append([remark for remark in remarks if "near_duplicate" in remark])
-    assert expected[0] == []
-    assert "51 near_duplicate (data.near_duplicate_threshold = 0.9)" in expected[1][0]
+    card = {
+        "records": 960,
+        "defective": 2,
+        "duplicates": {"near_duplicate": 51},
+        "near_duplicate_threshold": 0.9,
+        "sides": {"train": {"truncated": 3, "target_share": 0.25}, "test": {"truncated": 4}},
+    }
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    remarks = plan_training(config, all_gpus(), find_gpu("h100")).remarks
+    (told,) = [remark for remark in remarks if "near_duplicate" in remark]
+    assert "960 records read, 2 defective, 0 exact_duplicate, 51 near_duplicate" in told
+    assert "(data.near_duplicate_threshold = 0.9), 7 cut" in told
 
 
 def test_time_is_unknown_without_data_and_steps(make_plan):

@@ -93,9 +93,61 @@ def test_too_many_bad_records(tmp_path: Path, configure: Any) -> None:
     config = configure(path)
     error = refused(config, DataError)
     assert "2 of 20 records are defective (10.00%)" in error.message
-    assert f"the first is line 19 of {path}: text is empty: {{'text': ''}}" in error.message
+    assert f"the first is line 19 of {path}: text is empty\n    {{'text': ''}}" in error.message
     assert f"the first is line 20 of {path}: text is absent or null" in error.message
+    assert error.remedy.endswith("raise data.max_bad_share; " + error.remedy.rpartition("; ")[2])
     assert kept_quarantine(config, error) == ["empty_field", "missing_field"]
+
+
+CHAT = [{"role": "user", "content": "why? " * 50}, {"role": "assistant", "content": [{"x": 1}]}]
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "sentence", "example", "advice"),
+    [
+        (
+            "supervised_finetuning",
+            {"id": "a" * 500, "messages": CHAT},
+            "content is list, not text",
+            "'content': [{'x': 1}]}]",
+            "data.columns",
+        ),
+        (
+            "causal_lm",
+            {"text": "\x1b[31mred " * 999},
+            "the record has 8,991 bytes, more than data.max_record_bytes = 4,000",
+            "{'text': '",
+            "data.max_record_bytes",
+        ),
+        (
+            "sequence_classification",
+            {"other": 1, "text": "x", "label": "c"},
+            "label is 'c'",
+            "{'text': 'x', 'label': 'c', 'other': 1}",
+            "data.labels",
+        ),
+    ],
+)
+def test_defects_show_sentence_and_example(
+    tmp_path: Path,
+    configure: Any,
+    task: str,
+    row: dict[str, Any],
+    sentence: str,
+    example: str,
+    advice: str,
+) -> None:
+    """The columns that the task needs come first, and long texts do not hide what is wrong."""
+    path = write_jsonl(tmp_path / "x.jsonl", [row] * 3)
+    labels = ["a", "b"] if task == "sequence_classification" else None
+    config = configure(path, task=task, labels=labels, max_record_bytes=4000)
+    error = refused(config, DataError)
+    assert f"the first is line 1 of {path}: {sentence}\n" in error.message
+    assert example in error.message.splitlines()[-1]
+    assert len(error.message.splitlines()[-1]) < 250
+    assert "\x1b" not in error.message
+    assert advice in error.remedy
+    assert "max_bad_share" not in error.remedy, "no record would be left"
 
 
 def test_success_removes_the_quarantine_of_a_failed_run(tmp_path: Path, configure: Any) -> None:

@@ -216,6 +216,58 @@ def test_card_counts_what_was_read(tmp_path: Path, configure: Any) -> None:
     assert "http" not in page
 
 
+def test_the_card_marks_the_targets_and_a_line_counts_the_records(
+    tmp_path: Path, configure: Any
+) -> None:
+    rows = [{"prompt": f"<b>{sentence(n)}", "completion": f"ünd {n} ✓"} for n in range(60)]
+    path = write_jsonl(tmp_path / "x.jsonl", [*rows, rows[0], {"prompt": "x"}])
+    config = configure(path, task="supervised_finetuning", sequence_length=1024)
+    record = run(config)
+    card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
+    shown = [one for side in SIDES for one in card["sides"][side]["samples"]]
+    assert [len(card["sides"][side]["samples"]) for side in SIDES] == [3, 3, 3]
+    tokenizer = load_tokenizer(record.path(record.tokenizer))
+    for one in shown:
+        messages = json.loads(one["text"])
+        (document,) = one["row"]
+        texts = [piece["text"] for piece in document["pieces"]]
+        assert "".join(texts) == tokenizer.apply_chat_template(messages, tokenize=False)
+        marked = [piece["text"] for piece in document["pieces"] if piece["target"]]
+        assert marked == [messages[1]["content"] + tokenizer.eos_token]
+    page = record.path("card.html").read_text(encoding="utf-8")
+    assert f"<mark>{marked[0].split('<')[0]}" in page
+    assert "<b>" not in page
+    train = record.sides["train"]
+    used = ", ".join(f"{side} {record.sides[side].documents}" for side in card["sides"])
+    told = (
+        "62 records read, 1 defective, 1 exact_duplicate, 0 near_duplicate, 0 leakage, "
+        "0 conflicting_label (data.near_duplicate_threshold = 0.85), 0 cut; used: "
+        f"{used}; {train.tokens:,} training tokens, "
+        f"{train.target_tokens / train.tokens:.1%} of them targets"
+    )
+    assert told in page
+    events = read_events(Workspace.of(config).events)
+    assert [event.summary for event in events if isinstance(event, StepFinished)] == [told]
+    defects = f"1 of 62 records are defective: 1 missing_field (the first is line 62 of {path}: "
+    (warned,) = [event.message for event in events if isinstance(event, Warned)]
+    assert warned == f"{defects}completion is absent or null: {{'prompt': 'x'}})"
+
+
+def test_warnings_come_again_when_the_data_are_reused(tmp_path: Path, configure: Any) -> None:
+    rows = [{"text": sentence(n), "label": ("a", "A", "b")[n % 3]} for n in range(60)]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    warned = []
+    for name in ("first", "again"):
+        config = configure(
+            path, task="sequence_classification", model={"base": ENCODER}, run_name=name
+        )
+        run(config)
+        events = read_events(Workspace.of(config).events)
+        warned.append([event.message for event in events if isinstance(event, Warned)])
+    assert warned[0] == warned[1]
+    assert "the labels 'A', 'a' are separate classes" in warned[0][0]
+
+
 def test_near_duplicates_are_counted_with_their_field(tmp_path: Path, configure: Any) -> None:
     rows = [{"text": sentence(seed, 100) + end} for seed in range(60) for end in ("", " again")]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
@@ -226,16 +278,14 @@ def test_near_duplicates_are_counted_with_their_field(tmp_path: Path, configure:
         counts = card["duplicates"]
         assert counts["near_duplicate"] + counts["leakage"] == 60
         assert card["near_duplicate_threshold"] == 0.8
-        said = (
-            f"{counts['near_duplicate']} near_duplicate, {counts['leakage']} leakage "
-            "(data.near_duplicate_threshold = 0.8)"
-        )
+        found = f"{counts['near_duplicate']} near_duplicate, {counts['leakage']} leakage"
+        said = f"{found} (data.near_duplicate_threshold = 0.8)"
         events = read_events(Workspace.of(config).events)
         warned = [event.message for event in events if isinstance(event, Warned)]
         assert len(warned) == 1, "also when the data are reused"
         assert f"60 of 120 records (50%) are left out because of other records: {said}" in warned[0]
         finished = next(event for event in events if isinstance(event, StepFinished))
-        assert f"120 records read, 0 defective, {said}" in finished.summary
+        assert f"120 records read, 0 defective, 0 exact_duplicate, {found}" in finished.summary
         page = record.path("card.html").read_text(encoding="utf-8")
         assert "data.near_duplicate_threshold: 0.8" in page
 
@@ -359,7 +409,9 @@ def test_label_unseen_in_training_is_set_aside(tmp_path: Path, configure: Any) -
     assert record.sides["test"].documents == 19
     events = read_events(Workspace.of(config).events)
     warnings = [event.message for event in events if isinstance(event, Warned)]
-    assert warnings == ["no training record has the label 9, absent"]
+    assert warnings[0] == "no training record has the label 9, absent"
+    assert "1 label_unseen_in_training (the first is line 1 of" in warnings[1]
+    assert ": the label is '9': " in warnings[1]
 
 
 def test_classifier_from_scratch_sees_both_ends(tmp_path: Path, configure: Any) -> None:
