@@ -99,7 +99,7 @@ def test_too_many_bad_records(tmp_path: Path, configure: Any) -> None:
     assert kept_quarantine(config, error) == ["empty_field", "missing_field"]
 
 
-CHAT = [{"role": "user", "content": "why? " * 50}, {"role": "assistant", "content": [{"x": 1}]}]
+CHAT = [{"role": "user", "content": "why? " * 50}, {"role": "assistant", "content": {"x": 1}}]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ CHAT = [{"role": "user", "content": "why? " * 50}, {"role": "assistant", "conten
         (
             "supervised_finetuning",
             {"id": "a" * 500, "messages": CHAT},
-            "content is list, not text",
-            "'content': [{'x': 1}]}]",
+            "content is dict, not text",
+            "'content': {'x': 1}}]",
             "data.columns",
         ),
         (
