@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.toolchain import REMEDY, missing_tools
 from steadytrain.pipelines import completion, json_output
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
 
 if TYPE_CHECKING:
-    from steadytrain.components.shared.config import RunConfig
     from steadytrain.pipelines.explained import Explained
 
 
@@ -49,6 +46,7 @@ def validate(
     from steadytrain.pipelines.addresses import check_here
     from steadytrain.pipelines.explained import explained
     from steadytrain.pipelines.plugin_checks import check_plugins
+    from steadytrain.pipelines.remarks import anywhere, here
     from steadytrain.pipelines.sources import open_source
 
     if not source and explain:
@@ -62,7 +60,7 @@ def validate(
     config = chosen.config
     Workspace.of(config)  # rejects an output that cannot be a folder
     check_plugins(config)
-    for remark in (*_kernel_remarks(config), *_step_remarks(config), *_gate_remarks(config)):
+    for remark in (*here(config), *anywhere(config)):
         typer.echo(remark, err=True)
     if explain:
         _show(explained(explain, chosen), as_json=as_json)
@@ -100,32 +98,3 @@ def presets(as_json: Json = False) -> None:
         return
     for item in found:
         typer.echo(f"{item['name']}: {item['task']} on {', '.join(item['source'])}")
-
-
-def _kernel_remarks(config: RunConfig) -> Iterator[str]:
-    """Yield what this machine lacks for the kernels that the run would compile here."""
-    missing = missing_tools()
-    if config.training.torch_compile and config.compute.launcher != "trainjob" and missing:
-        yield (
-            f"training.torch_compile: this machine lacks {', '.join(missing)}; if the run trains "
-            f"here, it continues without compiling. To compile, {REMEDY}"
-        )
-
-
-def _step_remarks(config: RunConfig) -> Iterable[str]:
-    """Return which settings cannot act in so few steps, as far as their number is known."""
-    from steadytrain.components.sizing.without_effect import without_effect
-
-    training = config.training
-    return without_effect(training, None, training.max_steps) if training.max_steps > 0 else ()
-
-
-def _gate_remarks(config: RunConfig) -> Iterator[str]:
-    """Yield why the gate can never decide, which is no error where nothing is to be promoted."""
-    most, needed = config.evaluation.max_examples, config.gate.min_units
-    if most is not None and most < needed:
-        yield (
-            f"evaluation.max_examples = {most}: fewer than gate.min_units = {needed}, so the gate "
-            "can never decide, and promotes nothing; raise evaluation.max_examples, or lower "
-            "gate.min_units"
-        )

@@ -48,12 +48,13 @@ def run(
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.addresses import check_here
     from steadytrain.pipelines.plugin_checks import check_plugins
+    from steadytrain.pipelines.remarks import anywhere
     from steadytrain.pipelines.sources import open_source
 
     if not dry_run:
         check_extra("train", "steadytrain run")
     chosen = open_source(source, given(overrides, run=name, output=output))
-    for remark in chosen.remarks:
+    for remark in (*chosen.remarks, *anywhere(chosen.config)):
         typer.echo(remark, err=True)
     check_plugins(chosen.config)
     if dry_run:

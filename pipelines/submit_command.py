@@ -71,9 +71,12 @@ def submit(
     kubectl: kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80
     """
     from steadytrain.components.shared.config import load
+    from steadytrain.pipelines.remarks import anywhere, on_cluster
     from steadytrain.pipelines.server import submission
 
     config = load(source, given(overrides, run=run_name, output=output))
+    for remark in (*anywhere(config), *on_cluster(config)):
+        _warn(remark)
     options = {
         "experiment": experiment,
         "pipeline_root": pipeline_root,

@@ -97,9 +97,11 @@ def test_dry_run_shows_the_batch_and_writes_nothing(tmp_path):
         "training.global_batch_size=24",
         "--set",
         "training.micro_batch_size=4",
+        "--set=evaluation.max_examples=29",
         cwd=tmp_path,
     )
     assert done.returncode == 0
+    assert "evaluation.max_examples = 29: fewer than gate.min_units = 30" in done.stderr
     assert "24 = 4 (micro-batch) x 3 (accumulation) x 2 (world size)" in done.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -539,6 +539,20 @@ def test_dry_run_contacts_no_server(kfp, monkeypatch):
     assert kfp.requests == []
     _, _, shown = done.stdout.partition("config =\n")
     assert load(shown).digest() == load("causal-lm", [PLACE]).digest()
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("item", "remark"),
+    [
+        ("evaluation.max_examples=29", "fewer than gate.min_units = 30"),
+        ("compute.launcher=process", "set pipeline.resources"),
+    ],
+)
+def test_submit_names_what_cannot_act(item, remark):
+    done = command("submit", "causal-lm", "--set", PLACE, "--set", item, "--dry-run")
+    assert done.exit_code == 0
+    assert remark in done.stderr
 
 
 def test_nothing_secret_is_sent_or_shown(kfp, monkeypatch):
