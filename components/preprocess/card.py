@@ -12,6 +12,7 @@ from typing import Any
 from steadytrain.components.preprocess.prepare import SideCounts
 from steadytrain.components.preprocess.rendering import Document
 from steadytrain.components.preprocess.validate import SET_ASIDE
+from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.left_out import LEFT_OUT
@@ -40,6 +41,7 @@ class SideCard:
     lengths: documents by number of tokens, as [from, to, count].
     truncated: records cut to the sequence length.
     skipped_windows: windows of long chats with nothing to predict.
+    lacks: classes without a record on this side.
     """
 
     documents: int
@@ -53,6 +55,7 @@ class SideCard:
     truncated: int
     skipped_windows: int
     labels: dict[str, int]
+    lacks: list[str]
     samples: list[SampleCard]
 
 
@@ -152,6 +155,7 @@ def _side(
         truncated=counts.truncated,
         skipped_windows=counts.skipped,
         labels=dict(counts.labels.most_common()),
+        lacks=[label for label in record.labels if not counts.labels[label]],
         samples=[
             SampleCard(
                 one.id,
@@ -252,7 +256,12 @@ def _label_table(card: DataCard) -> str:
         for label, by_side, count in rows
     )
     heads = "".join(f"<th>{name}</th>" for name in ("label", *_ORDER, ""))
-    return f"<table><tr>{heads}</tr>{body}</table>"
+    lacks = "".join(
+        f"<p>The {side} side lacks {html.escape(listed(part.lacks))}.</p>"
+        for side, part in card.sides.items()
+        if part.lacks
+    )
+    return f"<table><tr>{heads}</tr>{body}</table>{lacks}"
 
 
 def _lengths(card: DataCard) -> str:

@@ -28,26 +28,27 @@ from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.own_text import OwnSignatures
 from steadytrain.components.preprocess.signatures import PERMUTATIONS
-from steadytrain.components.preprocess.split import SIDES
+from steadytrain.components.preprocess.split import TRAIN
 from steadytrain.components.preprocess.spool import Spool
 
 KEPT: Final = 0
 REASONS: Final = ("", "exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
 """Indexed by the code that the findings store."""
 _EXACT, _NEAR, _LEAKAGE, _CONFLICT = range(1, 5)
-_TRAIN: Final = SIDES.index("train")
 
 
 @dataclass
 class Findings:
-    """For each record, by number: a code of REASONS, and the record that it duplicates."""
+    """For each record, by number: a code of REASONS, which record it duplicates, and its side."""
 
     codes: NDArray[np.uint8]
     partners: NDArray[np.uint32]
+    sides: NDArray[np.uint8]
 
     def save(self, folder: Path) -> None:
         np.save(folder / "codes.npy", self.codes)
         np.save(folder / "partners.npy", self.partners)
+        np.save(folder / "sides.npy", self.sides)
 
     @classmethod
     def load(cls, folder: Path) -> Findings:
@@ -55,11 +56,13 @@ class Findings:
         return cls(
             np.load(folder / "codes.npy", mmap_mode="r"),
             np.load(folder / "partners.npy", mmap_mode="r"),
+            np.load(folder / "sides.npy", mmap_mode="r"),
         )
 
 
 def find_duplicates(
     spool: Spool,
+    sides: NDArray[np.uint8],
     *,
     threshold: float | None,
     bands: int,
@@ -70,6 +73,7 @@ def find_duplicates(
     """Mark duplicates and leaks among a spool's records.
 
     Args:
+        sides: of the records, as indices of SIDES.
         threshold: estimated Jaccard similarity of near duplicates. None means exact duplicates
             only.
         bands: number of stored bands per signature.
@@ -77,8 +81,7 @@ def find_duplicates(
         conflicts: whether to set aside equal content with different labels.
         progress: called with the number of finished bands, and of all: each is looked at twice.
     """
-    sides = spool.array("sides")
-    findings = Findings(np.zeros(spool.count, np.uint8), np.zeros(spool.count, np.uint32))
+    findings = Findings(np.zeros(spool.count, np.uint8), np.zeros(spool.count, np.uint32), sides)
     ranks = _mark_exact(spool, sides, findings, conflicts=conflicts)
     if threshold is not None:
         labels = spool.array("labels")
@@ -206,7 +209,7 @@ class _Judge:
             signature = self.signatures.read(place)
             if numbers:
                 self._compare(member, signature, compared[: len(numbers)], numbers)
-            if codes[member] == KEPT or self.sides[member] != _TRAIN:
+            if codes[member] == KEPT or self.sides[member] != TRAIN:
                 if len(numbers) == len(compared):
                     compared = np.concatenate([compared, np.empty_like(compared)])
                 compared[len(numbers)] = signature

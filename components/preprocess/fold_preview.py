@@ -84,7 +84,7 @@ def preview_folds(config: RunConfig) -> Preview:
         finally:
             spool.close()
             quarantine.close()
-        kept = spool.array("sides")[found.findings.codes == KEPT]
+        kept = found.findings.sides[found.findings.codes == KEPT]
         counts = np.bincount(kept, minlength=len(SIDES)).tolist()
         documents = dict(zip(SIDES, counts, strict=True))
         counted = {**quarantine.counts, **set_aside(found.findings)}

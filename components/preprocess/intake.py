@@ -20,7 +20,7 @@ from steadytrain.components.preprocess.own_text import record_shingles, to_sampl
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Entry, excerpt_of
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
-from steadytrain.components.preprocess.split import SIDES, identity_in, side_of
+from steadytrain.components.preprocess.split import identity_in, place_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
 from steadytrain.components.preprocess.validate import Checked, check, needed_columns
 from steadytrain.components.preprocess.words import Runs, ascii_runs
@@ -100,7 +100,7 @@ def take_in(job: ReadRequest) -> Taken:
 def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
     records = [record for record, _, _ in good]
     # The part does not choose the side, so that a text of several parts never crosses the split.
-    sides = [SIDES.index(side_of(one.identity, one.group, job.data)) for one in records]
+    places = [place_of(one.identity, one.group, job.data.split_salt) for one in records]
     ids = [one.identity for one in records]
     if job.data.part:
         ids = [identity_in(job.data.part, identity) for identity in ids]
@@ -109,7 +109,6 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
         [
             pa.array(range(len(good)), pa.int64()),
             pa.array(ids, SCHEMA.field("id").type),
-            pa.array(sides, pa.int8()),
             pa.array([one.content for one in records], pa.large_string()),
             *(
                 pa.array([getattr(one, name) for one in records], pa.string())
@@ -127,7 +126,7 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
     by_part = [(int(part), *edge) for part, edge in zip(numbers, edges, strict=True)]
     arrays: dict[str, NDArray[Any]] = {
         "ids": np.frombuffer(b"".join(ids), dtype=np.uint8),
-        "sides": np.array(sides, dtype=np.uint8),
+        "places": np.array(places, dtype=np.uint64),
         "labels": np.array([_hash(one.label) for one in records], dtype=np.uint64),
         "variants": np.array(
             [

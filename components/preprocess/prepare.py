@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry, entry_of
-from steadytrain.components.preprocess.split import ID_BYTES, SIDES
+from steadytrain.components.preprocess.split import ID_BYTES, SIDES, TRAIN
 from steadytrain.components.preprocess.spool import read_part
 from steadytrain.components.shared.added_columns import DIFFICULTY, TEXT
 from steadytrain.components.shared.records import Side
@@ -142,12 +142,12 @@ def prepare(job: PartJob) -> Prepared:
     result = Prepared(job.part.stem, {side: SideCounts() for side in SIDES})
     result.bytes = table["content"].nbytes
     findings = Findings.load(job.spool)
-    codes = findings.codes[table["number"].to_numpy()]
+    numbers = table["number"].to_numpy()
+    codes, sides = findings.codes[numbers], findings.sides[numbers]
     set_aside = table.filter(pa.array(codes != KEPT))
     result.quarantine += _entries(set_aside, findings, job.spool / "ids.bin")
-    kept = table.filter(pa.array(codes == KEPT))
     for index, side in enumerate(SIDES):
-        rows = kept.filter(pa.array(np.asarray(kept["side"]) == index))
+        rows = table.filter(pa.array((codes == KEPT) & (sides == index)))
         path = job.output / f"{side}-{result.name}.arrow"
         with pa.ipc.new_file(str(path), _part_schema(job)) as writer:
             used = _encode_side(rows, result.sides[side], job, writer, result.quarantine)
@@ -165,9 +165,9 @@ def training_texts(part: Path, spool: Path, settings: TokenizerSettings) -> Iter
 def training_records(part: Path, spool: Path) -> pa.Table:
     """Return the kept records of the training side, as the spool has them."""
     table = read_part(part)
-    codes = Findings.load(spool).codes[table["number"].to_numpy()]
-    training = np.asarray(table["side"]) == SIDES.index("train")
-    return table.filter(pa.array((codes == KEPT) & training))
+    findings, numbers = Findings.load(spool), table["number"].to_numpy()
+    kept, training = findings.codes[numbers] == KEPT, findings.sides[numbers] == TRAIN
+    return table.filter(pa.array(kept & training))
 
 
 def _encode_side(

@@ -1,14 +1,18 @@
 """Assign each record to a side of the split.
 
-The side depends only on the salt and on the record's content or group. The order of files and the
-rest of the data set don't move a record.
+The side depends on the salt and on the record's content or group. The order of files and the rest
+of the data set don't move a record, except to divide classes evenly (`strata.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Final
 from unicodedata import normalize
+
+import numpy as np
+from numpy.typing import NDArray
 
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.digest import value_digest
@@ -16,6 +20,8 @@ from steadytrain.components.shared.records import Side
 
 SIDES: Final[tuple[Side, ...]] = ("test", "validation", "train")
 """Held-out sides come first: of two duplicates, the one on the earlier side is kept."""
+
+TRAIN: Final = SIDES.index("train")
 
 ID_BYTES: Final = 16
 
@@ -38,24 +44,37 @@ def identity_in(part: str, identity: bytes) -> bytes:
     return hashlib.sha256(part.encode() + b"\0" + identity).digest()[:ID_BYTES]
 
 
-def side_of(identity: bytes, group: str | None, data: DataConfig) -> Side:
-    """Return the side of a record, by its group if it has one, otherwise by its identity."""
+def place_of(identity: bytes, group: str | None, salt: str) -> int:
+    """Return a record's place below 2**64, by its group if it has one, else by its identity."""
     key = (
         b"content\0" + identity if group is None else b"group\0" + normalize("NFC", group).encode()
     )
-    digest = hashlib.sha256(data.split_salt.encode() + b"\0" + key).digest()
-    position = int.from_bytes(digest[:8], "big") / 2**64
-    if position < data.test_share:
-        return "test"
-    if position < data.test_share + data.validation_share:
-        return "validation"
-    return "train"
+    digest = hashlib.sha256(salt.encode() + b"\0" + key).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def held_out(data: DataConfig) -> dict[int, float]:
+    """Return the shares of the sides that are held out, by their index in SIDES, in its order."""
+    return {SIDES.index("test"): data.test_share, SIDES.index("validation"): data.validation_share}
+
+
+def sides_at(places: NDArray[np.uint64], shares: Mapping[int, float]) -> NDArray[np.uint8]:
+    """Return the side of each place, as its index in SIDES.
+
+    Args:
+        shares: as `held_out` returns them.
+    """
+    codes = np.array([*shares, TRAIN], dtype=np.uint8)
+    borders = np.cumsum([*shares.values()])
+    sides: NDArray[np.uint8] = codes[np.searchsorted(borders, places / 2**64, side="right")]
+    return sides
 
 
 def split_digest(data: DataConfig) -> str:
     """Return a digest of the settings that determine the split.
 
-    If two digests are equal, equal records are on equal sides.
+    If two digests are equal, equal records are on equal sides, except for those that `strata.py`
+    moves.
     """
     groups = {name: part.columns.group for name, part in data.parts.items()}
     return value_digest(

@@ -2,8 +2,8 @@
 
 A record has a number, in order of arrival. Texts are in parts (Arrow streams) by the first bits of
 the content hash. Each part is sorted when it is read, so the parts together are the data set in an
-order that does not depend on the order of the files. What duplicate detection needs (hashes, sides,
-signatures) is in separate files, one array per file.
+order that does not depend on the order of the files. What duplicate detection needs (hashes,
+places, signatures) is in separate files, one array per file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ MAX_PARTS: Final = 512
 _COLUMNS: Final[dict[str, pa.DataType]] = {
     "number": pa.int64(),
     "id": pa.binary(ID_BYTES),
-    "side": pa.int8(),
     "content": pa.large_string(),
     "label": pa.string(),
     "group": pa.string(),
@@ -38,7 +37,7 @@ SCHEMA: Final = pa.schema(_COLUMNS)
 
 ARRAYS: Final[dict[str, Any]] = {
     "ids": np.dtype((">u8", 2)),
-    "sides": np.dtype(np.uint8),
+    "places": np.dtype(np.uint64),
     "labels": np.dtype(np.uint64),
     "variants": np.dtype(np.uint64),
 }

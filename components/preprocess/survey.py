@@ -17,9 +17,10 @@ from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, read_everything
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
-from steadytrain.components.preprocess.split import SIDES
+from steadytrain.components.preprocess.split import TRAIN, held_out, sides_at
 from steadytrain.components.preprocess.spool import Spool
-from steadytrain.components.shared.class_names import in_order
+from steadytrain.components.preprocess.strata import stratify
+from steadytrain.components.shared.class_names import in_order, listed
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import left_out
@@ -92,8 +93,10 @@ def survey(
     settings = encoder.tokenizer
     threshold = data.near_duplicate_threshold if settings else None
     rows = 0 if threshold is None else band_rows(threshold)
+    shares, places = held_out(data), spool.array("places")
     findings = find_duplicates(
         spool,
+        sides_at(places, shares),
         threshold=threshold,
         bands=PERMUTATIONS // rows if rows else 0,
         conflicts=encoder.labeled,
@@ -107,6 +110,17 @@ def survey(
         ),
         progress=lambda done, total: progress("finding duplicates", done, total, "bands"),
     )
+    if encoder.labeled:
+        # Kept records resemble no other, so that moving one is no leak.
+        kept = findings.codes == KEPT
+        findings.sides[kept], rare = stratify(places[kept], spool.array("labels")[kept], shares)
+        if len(rare):
+            what = "class has" if len(rare) == 1 else "classes have"
+            names = in_order(reading.labels[int(label)] for label in rare)
+            warn(
+                f"{len(rare):,} {what} too few records for {len(shares) + 1} sides, so all of them "
+                f"are in training: {listed(names)}"
+            )
     findings.save(spool.folder)
     trained = _trained_labels(data, spool, reading, findings) if encoder.labeled else []
     labels = _labels(data, trained)
@@ -162,9 +176,8 @@ def _group_advice(data: DataConfig) -> str:
 def _trained_labels(
     data: DataConfig, spool: Spool, reading: Reading, findings: Findings
 ) -> list[str]:
-    training = spool.array("sides") == SIDES.index("train")
     because = left_out(set_aside(findings), data.near_duplicate_threshold)
-    seen = np.unique(spool.array("labels")[training & (findings.codes == KEPT)])
+    seen = np.unique(spool.array("labels")[(findings.sides == TRAIN) & (findings.codes == KEPT)])
     trained = in_order(reading.labels[int(label)] for label in seen)
     for name in data.by_part():
         mine = [label for label in trained if not name or part_of(label) == name]

@@ -129,7 +129,7 @@ class DataRecord(Record):
         (content hash), the task's text columns, `label`, `group`, `slice`. Candidate and champion
         are evaluated on these records.
     split_digest: digest of salt, shares and group column. If two digests are equal, equal records
-        are on the same side.
+        are on the same side, except for a few of small classes.
     tokenizer: folder, relative to `folder`; "" if the task has none.
     labels: classes in the order of their indices; empty for language models.
     turn_ends: tokens that end the assistant's turns on the training side.

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from steadytrain.components.preprocess.split import SIDES, held_out, place_of, sides_at
+from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.records import DataRecord, Side
 
 WORDS = [
@@ -49,6 +52,12 @@ def read_table(path: Path) -> pa.Table:
 def side_rows(record: DataRecord, side: Side) -> list[dict[str, Any]]:
     shards = [read_table(record.path(name)) for name in record.sides[side].shards]
     return [row for shard in shards for row in shard.to_pylist()]
+
+
+def side_of(identity: bytes, group: str | None, data: DataConfig) -> Side:
+    """Return the side of a record by its place alone."""
+    places = np.array([place_of(identity, group, data.split_salt)], np.uint64)
+    return SIDES[sides_at(places, held_out(data))[0]]
 
 
 def documents(record: DataRecord, side: Side) -> set[str]:

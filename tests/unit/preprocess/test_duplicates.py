@@ -76,6 +76,7 @@ def find(
 
     return find_duplicates(
         spool,
+        np.fromfile(spool.array_path("sides"), np.uint8),
         threshold=threshold,
         bands=PERMUTATIONS // ROWS,
         conflicts=conflicts,

@@ -16,7 +16,7 @@ from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.labels import alike_labels
 from steadytrain.components.preprocess.signatures import shingles, sign
 from steadytrain.components.preprocess.sources import find_files
-from steadytrain.components.preprocess.split import content_id, side_of
+from steadytrain.components.preprocess.split import content_id
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig
@@ -28,7 +28,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.registry import open_encoder
 
-from support.data import quarantined, read_table, sentence, texts, write_jsonl
+from support.data import quarantined, read_table, sentence, side_of, texts, write_jsonl
 
 NFC, NFD = "caf\u00e9 na\u00efve", "cafe\u0301 nai\u0308ve"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.components.preprocess.split import content_id, side_of, split_digest
+from steadytrain.components.preprocess.split import content_id, split_digest
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig, from_mapping
@@ -12,7 +12,7 @@ from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.registry import open_encoder
 
-from support.data import documents, read_table, sentence, write_jsonl
+from support.data import documents, read_table, sentence, side_of, write_jsonl
 
 
 def said(role, content):

@@ -5,8 +5,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.components.preprocess.split import content_id, side_of, split_digest
+from steadytrain.components.preprocess.split import content_id, split_digest
 from steadytrain.components.shared.config import DataConfig
+
+from support.data import side_of
 
 DATA = DataConfig(source=["x"], validation_share=0.2, test_share=0.1)
 
