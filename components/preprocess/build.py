@@ -40,7 +40,7 @@ from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.left_out import in_one_line
+from steadytrain.components.shared.left_out import LONG, in_one_line, longer
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
@@ -260,6 +260,8 @@ class _Builder:
             documents = partial(documents_of, tokenizer=tokenizer, names=settings.documents)
         if defects := self.quarantine.warning(reading.records):
             self._warn(defects)
+        if long := self._long(reading.records):
+            self._warn(long)
         card = DataCard.of(
             record,
             source=self.data.source,
@@ -279,6 +281,20 @@ class _Builder:
         (self.folder / "card.json").write_text(content, encoding="utf-8")
         page = card_html(card, in_one_line(record, plain))
         (self.folder / "card.html").write_text(page, encoding="utf-8")
+
+    def _long(self, records: int) -> str:
+        """Return how many chats or pairs are longer than a row, and what became of them, or ""."""
+        counts, how = self.quarantine.counts, self.data.fits_long_records
+        cut = sum(side.truncated for side in self.counts.values())
+        windowed = sum(side.windowed for side in self.counts.values())
+        total = cut + windowed + sum(counts[reason] for reason in LONG)
+        if not total or how is None:
+            return ""
+        return (
+            f"{total:,} of {records:,} records are longer than data.sequence_length = "
+            f"{self.data.sequence_length:,} (data.long_records: {how}): "
+            f"{longer(cut, windowed, counts)}; a larger data.sequence_length learns more of them"
+        )
 
     def _warn(self, message: str) -> None:
         self.warnings.append(message)

@@ -40,7 +40,8 @@ class SideCard:
     fill: share of token positions in the sequences that are filled; 0 if there are no tokens.
     lengths: documents by number of tokens, as [from, to, count].
     truncated: records cut to the sequence length.
-    skipped_windows: windows of long chats with nothing to predict.
+    windowed: records that data.long_records put into windows.
+    skipped_windows: windows with nothing to predict.
     lacks: classes without a record on this side.
     """
 
@@ -53,6 +54,7 @@ class SideCard:
     fill: float
     lengths: list[list[int]]
     truncated: int
+    windowed: int
     skipped_windows: int
     labels: dict[str, int]
     lacks: list[str]
@@ -153,6 +155,7 @@ def _side(
         fill=round(prepared.tokens / places, 4) if places else 0.0,
         lengths=[[2**n, 2 ** (n + 1) - 1, counts.lengths[n]] for n in sorted(counts.lengths)],
         truncated=counts.truncated,
+        windowed=counts.windowed,
         skipped_windows=counts.skipped,
         labels=dict(counts.labels.most_common()),
         lacks=[label for label in record.labels if not counts.labels[label]],
@@ -209,7 +212,7 @@ def _tokenizer(card: DataCard) -> str:
 
 
 def _split_table(card: DataCard) -> str:
-    told = ("in the loss", "targets", "filled", "cut")
+    told = ("in the loss", "targets", "filled", "cut", "in windows")
     heads = ("", "records", "MB of text", "sequences", "tokens", *told)
     rows = [
         (
@@ -222,6 +225,7 @@ def _split_table(card: DataCard) -> str:
             "" if part.target_share is None else f"{part.target_share:.1%}",
             f"{part.fill:.1%}",
             f"{part.truncated:,}",
+            f"{part.windowed:,}",
         )
         for side, part in card.sides.items()
     ]

@@ -90,6 +90,7 @@ class SideCounts:
     predicted: int = 0
     bytes: int = 0
     truncated: int = 0
+    windowed: int = 0
     skipped: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
@@ -101,6 +102,7 @@ class SideCounts:
         self.tokens += outcome.tokens
         self.bytes += len(record["content"].encode())
         self.truncated += outcome.truncated
+        self.windowed += outcome.windowed
         self.skipped += outcome.skipped
         self.ends |= outcome.ends
         for row in outcome.rows:
@@ -119,6 +121,7 @@ class SideCounts:
         self.predicted += other.predicted
         self.bytes += other.bytes
         self.truncated += other.truncated
+        self.windowed += other.windowed
         self.skipped += other.skipped
         self.ends |= other.ends
         self.lengths += other.lengths

@@ -27,7 +27,7 @@ _ADVICE: Final = {
     "missing_field": _COLUMNS,
     "empty_field": _COLUMNS,
     "unknown_label": "add the labels to data.labels, or leave data.labels out",
-    "too_long": "raise data.max_record_bytes or data.sequence_length",
+    "too_long": "raise data.max_record_bytes",
     "refused_by_template": "use a model.tokenizer whose chat template accepts them",
 }
 """By reason: what may help instead of a change to the records."""

@@ -23,7 +23,7 @@ from steadytrain.components.preprocess.strata import stratify
 from steadytrain.components.shared.class_names import in_order, listed
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.shared.left_out import left_out
+from steadytrain.components.shared.left_out import LONG, left_out
 from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.checks import check_class_weights
@@ -33,6 +33,10 @@ from steadytrain.components.tasks.encoding.fields import DEFECTS
 _NEAR_ADVICE: Final = (
     "look at the near duplicates in the quarantine file; if they are different records, raise "
     "data.near_duplicate_threshold or set it to null; otherwise "
+)
+_LONG_ADVICE: Final = (
+    "raise data.sequence_length, or set data.long_records to what keeps more of the records; "
+    "otherwise "
 )
 
 Progress = Callable[[str, float, float | None, str], None]
@@ -150,15 +154,18 @@ def check_sides(documents: Mapping[Side, int], data: DataConfig, counts: Mapping
     reasons = (
         f"{defective:,} defective" if defective else "",
         left_out(counts, data.near_duplicate_threshold),
+        *(f"{counts[reason]:,} {reason}" for reason in LONG if counts.get(reason)),
     )
     because = ", ".join(filter(None, reasons))
-    near = counts.get("near_duplicate") or counts.get("leakage")
+    advice = _LONG_ADVICE if any(counts.get(reason) for reason in LONG) else ""
+    if counts.get("near_duplicate") or counts.get("leakage"):
+        advice += _NEAR_ADVICE
     for side, count in documents.items():
         if not count:
             raise DataError(
                 f"the {side} side of the split is empty: there are {sum(documents.values())} "
                 f"usable records{', and left out are ' if because else ''}{because}",
-                remedy=f"{_NEAR_ADVICE if near else ''}give more data, raise "
+                remedy=f"{advice}give more data, raise "
                 "data.validation_share or data.test_share, or set another data.split_salt"
                 f"{_group_advice(data)}",
             )

@@ -17,6 +17,7 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import (
+    LONG,
     NAME_BYTES,
     Defect,
     name_of,
@@ -36,7 +37,9 @@ SET_ASIDE: Final = {
     "(data.near_duplicate_threshold)",
     "leakage": "a duplicate or near duplicate of a held-out record (data.near_duplicate_threshold)",
     "conflicting_label": "the same content occurs with another label",
+    **LONG,
 }
+"""By reason: why a good record is left out."""
 
 
 @dataclass(frozen=True)

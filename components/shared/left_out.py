@@ -9,6 +9,9 @@ from steadytrain.components.shared.records import DataRecord
 
 LEFT_OUT: Final = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
 """The reasons, which are those of the quarantine file."""
+LONG: Final = ("dropped_as_long", "cut_to_nothing")
+"""The reasons why records longer than a row are left out, which are those of the quarantine file.
+"""
 _MUCH: Final = 0.1
 
 
@@ -45,6 +48,18 @@ def much_left_out(counts: Mapping[str, int], threshold: float | None, records: i
     )
 
 
+def longer(cut: int, windowed: int, counts: Mapping[str, int]) -> str:
+    """Return what became of the records that are longer than a row.
+
+    Args:
+        cut, windowed: records of all sides.
+        counts: records by reason; other reasons than those of LONG are ignored.
+    """
+    parts = [f"{windowed:,} in windows"] if windowed else []
+    parts += [f"{counts[reason]:,} {reason}" for reason in LONG if counts.get(reason)]
+    return ", ".join([f"{cut:,} cut", *parts])
+
+
 def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
     """Return what became of every record that was read, and what is learned.
 
@@ -52,7 +67,10 @@ def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
         card: the data card (card.json).
     """
     counts, threshold = card["duplicates"], card.get("near_duplicate_threshold")
-    sides = card["sides"].values()
+    cut, windowed = (
+        sum(side.get(what, 0) for side in card["sides"].values())
+        for what in ("truncated", "windowed")
+    )
     near = f" (data.near_duplicate_threshold = {threshold:g})" if threshold else ""
     aside = ", ".join(f"{counts.get(reason, 0):,} {reason}" for reason in LEFT_OUT)
     used = ", ".join(
@@ -65,5 +83,5 @@ def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
     learned = f"; {tokens:,} training tokens, {targets}" if record.tokenizer else ""
     return (
         f"{card['records']:,} records read, {card['defective']:,} defective, {aside}{near}, "
-        f"{sum(side['truncated'] for side in sides):,} cut; used: {used}{learned}"
+        f"{longer(cut, windowed, card.get('quarantine', {}))}; used: {used}{learned}"
     )

@@ -37,6 +37,13 @@ MULTI_TASK: Final = "multi_task"
 ANSWERING: Final = ("supervised_finetuning", "preference", "text_embedding")
 """The tasks whose records are a prompt and what answers it."""
 
+LongRecords = Literal["cut", "drop", "window"]
+_LONG: Final[Mapping[str, tuple[LongRecords, ...]]] = {
+    "supervised_finetuning": ("cut", "drop", "window"),
+    "preference": ("cut", "drop"),
+}
+"""By task: what it can do with a record that is longer than a row."""
+
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Source = Annotated[list[Address], Field(min_length=1)]
 
@@ -218,6 +225,15 @@ class DataConfig(Section):
         "data.source may then be left out; it is the sources of all parts.",
     )
     sequence_length: int = Field(512, ge=8, description="Tokens in a packed sequence.")
+    long_records: LongRecords | None = Field(
+        None,
+        description="What becomes of a chat or pair with more than data.sequence_length tokens. "
+        "cut: one row with its first tokens; if its prompt alone fills the row, the record is left "
+        "out. drop: the record is left out. window: several rows, each with the end of what comes "
+        "before it; not for preference. All are counted. None means cut. Other tasks have one way: "
+        "causal_lm, masked_lm and denoising learn all of a text in windows, "
+        "sequence_classification, multi_task and text_embedding its beginning.",
+    )
     max_record_bytes: int = Field(
         1_000_000,
         ge=1,
@@ -295,6 +311,24 @@ class DataConfig(Section):
             if why:
                 raise at_odds("data.group_by_prompt", False, why, "leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _long_records_are_of_the_task(self) -> DataConfig:
+        choices = _LONG.get(self.task, ())
+        ours = plugins.is_ours(plugins.TASKS, self.task)
+        if ours and self.long_records and self.long_records not in choices:
+            raise at_odds(
+                "data.long_records",
+                self.long_records,
+                f"{self.task} does not support it",
+                f"use {' or '.join(choices)}, or leave it out" if choices else "leave it out",
+            )
+        return self
+
+    @property
+    def fits_long_records(self) -> LongRecords | None:
+        """What becomes of a record that is longer than a row; None if the task has its own way."""
+        return self.long_records or ("cut" if self.task in _LONG else None)
 
     @property
     def grouped_by(self) -> str:

@@ -54,6 +54,7 @@ class EncodedRecord:
     tokens: in the whole record, at least 1.
     skipped: windows of it with nothing to predict.
     truncated: whether its end is left out.
+    windowed: whether `data.long_records` put it into windows.
     ends: tokens that end the assistant's turns.
     """
 
@@ -61,6 +62,7 @@ class EncodedRecord:
     rows: list[EncodedRow]
     skipped: int = 0
     truncated: bool = False
+    windowed: bool = False
     ends: frozenset[int] = frozenset()
 
 

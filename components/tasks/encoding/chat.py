@@ -1,4 +1,4 @@
-"""Encode conversations as windows of tokens, of which the assistant's are predicted."""
+"""Encode conversations as rows of tokens, of which the assistant's are predicted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.data import LongRecords
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.base import (
     Content,
@@ -20,6 +21,7 @@ from steadytrain.components.tasks.encoding.base import (
     TokenizerSettings,
 )
 from steadytrain.components.tasks.encoding.fields import Defect, is_judgment, text_of
+from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     ROLES,
     chat_of,
@@ -33,7 +35,7 @@ from steadytrain.components.tasks.encoding.messages import (
 )
 from steadytrain.components.tasks.encoding.plain_text import WINDOWS, window_row
 from steadytrain.components.tasks.encoding.printed import DEFAULT_CHAT_TEMPLATE
-from steadytrain.components.tasks.encoding.tokens import encode_chat, kept_tokenizer, windows
+from steadytrain.components.tasks.encoding.tokens import encode_chat, kept_tokenizer
 
 
 def _texts(content: str) -> Sequence[str]:
@@ -108,7 +110,7 @@ class ChatEncoder:
 
     def row_encoder(self, fitted: Fitted) -> ChatRows:
         assert fitted.tokenizer is not None
-        return ChatRows(fitted.tokenizer, self.data.sequence_length)
+        return ChatRows(fitted.tokenizer, self.data.sequence_length, self.data.fits_long_records)
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class ChatRows:
 
     tokenizer: Path
     sequence_length: int
+    long_records: LongRecords | None = None
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
         return [self._encode(record) for record in records]
@@ -126,13 +129,22 @@ class ChatRows:
             encoded = encode_chat(kept_tokenizer(self.tokenizer), *chat_of(record.text))
         except BadInput as error:
             return Defect("refused_by_template", error.message)
-        found = windows(encoded, self.sequence_length)
-        useful = [
-            window_row(np.array(window.input_ids, np.int32), np.array(window.targets, np.int8))
-            for window in found
-            if any(window.targets)
-        ]
-        if not useful:
+        if not any(encoded.targets):
             return Defect("refused_by_template", "it leaves nothing to predict")
-        skipped = len(found) - len(useful)
-        return EncodedRecord(len(encoded.input_ids), useful, skipped, ends=encoded.ends)
+        tokens, limit = len(encoded.input_ids), self.sequence_length
+        try:
+            found = rows_of(encoded, limit, self.long_records)
+        except Defect as defect:
+            return defect
+        rows = [
+            window_row(np.array(row.input_ids, np.int32), np.array(row.targets, np.int8))
+            for row in found
+        ]
+        windowed = tokens > limit and self.long_records == "window"
+        return EncodedRecord(
+            tokens,
+            rows,
+            truncated=tokens > limit and not windowed,
+            windowed=windowed,
+            ends=encoded.ends,
+        )

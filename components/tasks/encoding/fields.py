@@ -18,12 +18,17 @@ DEFECTS: Final = {
     "prompt_mismatch": "its answers are whole conversations that do not begin with its prompt",
     "judged": "a column that is not used says how good the record is",
     "unknown_label": "the label is not among data.labels",
-    "too_long": "is longer than data.max_record_bytes, a name in it than 1024 bytes, or its "
-    "prompt than data.sequence_length",
+    "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
     "refused_by_template": "the tokenizer's chat template rejects it",
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
 """By reason: what is wrong with a record."""
+LONG: Final = {
+    "dropped_as_long": "longer than data.sequence_length, with data.long_records = drop",
+    "cut_to_nothing": "its first data.sequence_length tokens teach nothing, with "
+    "data.long_records = cut",
+}
+"""By reason: why a good record is left out that is longer than a row."""
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
 """A decimal number as text, also after the comma and space of a CSV file. Python reads more as one,
 such as 1_000."""
@@ -34,10 +39,10 @@ NAME_BYTES: Final = 1024
 
 
 class Defect(Exception):
-    """Why a record cannot be used. `reason` is a key of DEFECTS."""
+    """Why a record cannot be used. `reason` is a key of DEFECTS or LONG."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        if reason not in DEFECTS:
+        if reason not in DEFECTS | LONG:
             raise ValueError(f"{reason!r} is not a reason; use one of {', '.join(DEFECTS)}")
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail

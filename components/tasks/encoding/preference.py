@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.data import LongRecords
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.base import (
     Content,
@@ -24,6 +25,7 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
+from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     Message,
     message_of,
@@ -119,7 +121,9 @@ class PreferenceEncoder:
 
     def row_encoder(self, fitted: Fitted) -> PreferenceRows:
         assert fitted.tokenizer is not None
-        return PreferenceRows(fitted.tokenizer, self.data.sequence_length)
+        return PreferenceRows(
+            fitted.tokenizer, self.data.sequence_length, self.data.fits_long_records
+        )
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ class PreferenceRows:
 
     tokenizer: Path
     sequence_length: int
+    long_records: LongRecords | None = None
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
         return [self._encode(record) for record in records]
@@ -137,11 +142,19 @@ class PreferenceRows:
             whole = encode_pair(kept_tokenizer(self.tokenizer), record.text)
         except BadInput as error:
             return Defect("refused_by_template", error.message)
-        pair = [truncated(document, self.sequence_length) for document in whole]
+        if not all(any(document.targets) for document in whole):
+            return Defect("refused_by_template", "it leaves nothing to predict")
+        try:
+            rows = [
+                rows_of(document, self.sequence_length, self.long_records) for document in whole
+            ]
+        except Defect as defect:
+            return defect
+        pair = [first for first, *_ in rows]
         chosen, rejected = pair
-        if not all(any(document.targets) for document in pair) or chosen == rejected:
-            detail = f"its answers differ only after {self.sequence_length} tokens"
-            return Defect("too_long", detail)
+        if chosen == rejected:
+            detail = f"its answers differ only after {self.sequence_length:,} tokens"
+            return Defect("cut_to_nothing", f"{detail} (data.sequence_length)")
         values: dict[str, NDArray[Any]] = {
             "input_ids": np.array(chosen.input_ids + rejected.input_ids, np.int32),
             "targets": np.array(chosen.targets + rejected.targets, np.int8),
@@ -167,11 +180,6 @@ def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:
     pair = json.loads(content)
     prompt, tools = pair["prompt"], pair.get("tools", ())
     return [encode_chat(tokenizer, [*prompt, *pair[name]], tools, len(prompt)) for name in ANSWERS]
-
-
-def truncated(document: Encoded, length: int) -> Encoded:
-    """Return the first tokens of a document."""
-    return Encoded(document.input_ids[:length], document.targets[:length])
 
 
 def _said(row: Mapping[str, Any], column: str, role: str) -> list[Message]:

@@ -15,7 +15,8 @@ import torch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.encoding.preference import encode_pair, truncated
+from steadytrain.components.tasks.encoding.long_records import truncated
+from steadytrain.components.tasks.encoding.preference import encode_pair
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.language import document_losses

@@ -70,7 +70,8 @@ def test_columns_of_one_type_hold_the_same_chats_as_lines(tmp_path):
 def test_calls_are_prepared_and_scored_as_they_are_encoded(tmp_path, tokens, configure):
     source = write_jsonl(tmp_path / "chats.jsonl", (chat(seed) for seed in range(60)))
     model = {"config": {"model_type": "gpt2"}, "tokenizer": str(tokens)}
-    found = run(configure(source, task="supervised_finetuning", sequence_length=512, model=model))
+    data = {"task": "supervised_finetuning", "sequence_length": 512, "long_records": "window"}
+    found = run(configure(source, model=model, **data))
     tokenizer = load_tokenizer(found.path(found.tokenizer))
     held_out = read_table(found.path(found.test_records)).to_pylist()
     encoded = [encode_record(tokenizer, record) for record in held_out]

@@ -86,7 +86,7 @@ def test_feedback_is_refused_in_other_formats(tmp_path, configure, write):
 def test_a_few_marked_records_are_left_out_and_counted(tmp_path, configure):
     rows = answered(label=lambda n: False if n in (5, 9) else None)
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
-    record = run(configure(path, task="supervised_finetuning"))
+    record = run(configure(path, task="supervised_finetuning", sequence_length=256))
     assert [entry["reason"] for entry in quarantined(record)] == ["judged"] * 2
     card = json.loads(record.path("card.json").read_text())
     assert card["defective"] == 2
@@ -105,7 +105,7 @@ def test_a_few_marked_records_are_left_out_and_counted(tmp_path, configure):
 )
 def test_other_columns_and_named_ones_are_no_question(tmp_path, configure, more, data):
     path = write_jsonl(tmp_path / "rows.jsonl", answered(**more))
-    record = run(configure(path, task="supervised_finetuning", **data))
+    record = run(configure(path, task="supervised_finetuning", sequence_length=256, **data))
     assert quarantined(record) == []
 
 

@@ -151,11 +151,18 @@ def test_a_pair_that_teaches_nothing_is_set_aside(record, reason):
     assert caught.value.reason == reason
 
 
-def test_a_long_answer_is_truncated_and_a_long_prompt_is_a_defect(tokens):
+def test_a_long_answer_is_truncated_and_a_long_prompt_leaves_the_pair_out(tokens):
     rows = encoder(sequence_length=40).row_encoder(Fitted(tokens, (), frozenset(), tokens))
     long = {"prompt": "a", "chosen": "b" * 90, "rejected": "c"}
     hopeless = {"prompt": "a" * 90, "chosen": "b", "rejected": "c"}
     short, none = rows.encode([encoder().read(record) for record in (long, hopeless)])
     assert short.truncated
     assert short.rows[0].values["lengths"][0] == 40
-    assert none.reason == "too_long"
+    assert none.reason == "cut_to_nothing"
+    assert none.detail == "its prompt alone has 111 tokens, and data.sequence_length = 40"
+    late = {"prompt": "a", "chosen": "b" * 90 + "c", "rejected": "b" * 90}
+    (none,) = rows.encode([encoder().read(late)])
+    assert none.detail == "its answers differ only after 40 tokens (data.sequence_length)"
+    dropping = encoder(sequence_length=40, long_records="drop")
+    rows = dropping.row_encoder(Fitted(tokens, (), frozenset(), tokens))
+    assert [one.reason for one in rows.encode([encoder().read(long)])] == ["dropped_as_long"]

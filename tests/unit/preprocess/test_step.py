@@ -330,7 +330,8 @@ def test_chats_are_packed_with_the_assistants_targets(tmp_path: Path, configure:
         }
         for seed in range(1000, 1030)
     ]
-    record = run(configure(write_jsonl(tmp_path / "x.jsonl", rows), task="supervised_finetuning"))
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    record = run(configure(path, task="supervised_finetuning", long_records="window"))
     tokenizer = load_tokenizer(record.path(record.tokenizer))
     assert tokenizer.chat_template
     assert record.turn_ends == [tokenizer.eos_token_id]
