@@ -25,6 +25,7 @@ from steadytrain.pipelines import (
     run_command,
     runs_commands,
     schedule_commands,
+    show_data_command,
     submit_command,
     trigger_commands,
     tune_command,
@@ -127,6 +128,7 @@ def step(
 
 app.command()(init_command.init)
 app.command()(config_commands.validate)
+app.command("show-data")(show_data_command.show_data)
 app.command()(plan_command.plan)
 app.command()(profile_command.profile)
 app.command()(run_command.run)

@@ -12,6 +12,7 @@ LESSONS: Final = {
         "validate",
         "plan",
         "run",
+        "show-data",
         "profile",
         "tune",
         "ablate",

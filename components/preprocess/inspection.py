@@ -69,7 +69,7 @@ def inspect(data: DataConfig) -> Inspection:
     """
     found = Inspection()
     encoders = {task: _encoder(data, task) for task in TASKS}
-    with closing(_rows(data)) as rows:
+    with closing(first_rows(data)) as rows:
         for _, _, row in rows:
             found.records += 1
             _add(found, row, data, encoders)
@@ -116,7 +116,8 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
     return task, f"{_columns(found)}{_label_count(found, task)}"
 
 
-def _rows(data: DataConfig) -> Generator[Row]:
+def first_rows(data: DataConfig) -> Generator[Row]:
+    """Yield the first records, from several files if there are several."""
     inputs = find_inputs(data)
     parts: list[_Files | str] = [*_parts(inputs.files), *inputs.datasets]
     each = max(1, RECORDS // max(1, len(parts)))

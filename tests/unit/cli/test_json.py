@@ -216,7 +216,7 @@ def test_object_that_cannot_be_written_ends_with_status_1(folder):
 
 CONFIGURED = [
     *("validate", "plan", "run", "profile", "tune", "ablate", "cross-validate", "submit"),
-    *("step", "init"),
+    *("step", "init", "show-data"),
 ]
 
 

@@ -1,0 +1,111 @@
+"""Encode the first records of a data set to show them, before anything is prepared."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.preprocess.inspection import first_rows
+from steadytrain.components.preprocess.model import find_model
+from steadytrain.components.preprocess.prepare import PREDICTED
+from steadytrain.components.preprocess.reading import encoders_by_part
+from steadytrain.components.preprocess.rendering import Document, documents_of
+from steadytrain.components.preprocess.tokenizer import copy_tokenizer, train_tokenizer
+from steadytrain.components.preprocess.validate import Checked, check
+from steadytrain.components.shared.class_names import in_order
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.base import Content, Encoder, Fitted
+from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.registry import open_encoder
+
+_Found = tuple[str, int, Checked | Defect]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A record as the model sees it, or why the model does not see it.
+
+    tokens: of the whole record.
+    cut: whether its end is left out.
+    marked: whether its targets are some of its tokens, and not its label or tokens drawn later.
+    rows: the documents of each row.
+    """
+
+    source: str
+    line: int
+    problem: str = ""
+    label: str | None = None
+    tokens: int = 0
+    cut: bool = False
+    marked: bool = False
+    rows: Sequence[Sequence[Document]] = ()
+
+
+def show(config: RunConfig, count: int) -> list[Shown]:
+    """Return the first records of each data set of a run.
+
+    Labels and a tokenizer that the run would train come from these records alone.
+
+    Raises:
+        BadInput: the data or the model cannot be used, or records of the task are not tokens.
+        DataError: a file cannot be read.
+    """
+    encoder = open_encoder(config.data)
+    if encoder.tokenizer is None or "input_ids" not in encoder.schema.names:
+        raise BadInput(
+            f"data.task = {config.data.task}: its rows are not tokens",
+            remedy="look at the data themselves",
+        )
+    found = list(_checked(config, encoder, count))
+    good = [record for _, _, record in found if isinstance(record, Checked)]
+    with tempfile.TemporaryDirectory() as scratch:
+        tokenizer = _tokenizer(config, encoder, good, Path(scratch) / "tokenizer")
+        labels = tuple(in_order({one.label for one in good if one.label is not None}))
+        fitted = Fitted(tokenizer, labels, frozenset(labels), Path(scratch))
+        contents = [Content(record.content, record.label) for record in good]
+        outcomes = iter(encoder.row_encoder(fitted).encode(contents) if good else ())
+        loaded, names = load_tokenizer(tokenizer), encoder.tokenizer.documents
+        shown, marked = list[Shown](), PREDICTED in encoder.schema.names
+        for source, line, record in found:
+            outcome = next(outcomes) if isinstance(record, Checked) else record
+            if isinstance(outcome, Defect):
+                problem = f"{outcome.reason}: {outcome.detail}"
+                shown.append(Shown(source, line, problem))
+                continue
+            rows = [documents_of(row.values, loaded, names) for row in outcome.rows]
+            label = record.label if isinstance(record, Checked) else None
+            shown.append(
+                Shown(source, line, "", label, outcome.tokens, outcome.truncated, marked, rows)
+            )
+        return shown
+
+
+def _checked(config: RunConfig, encoder: Encoder, count: int) -> Iterator[_Found]:
+    encoders, difficulty = encoders_by_part(config.data, encoder), config.training.curriculum.column
+    for name, part in config.data.by_part().items():
+        with closing(first_rows(part)) as rows:
+            for source, line, row in islice(rows, count):
+                try:
+                    if isinstance(row, Defect):
+                        raise row
+                    yield source, line, check(row, part, encoders[name], difficulty)
+                except Defect as defect:
+                    yield source, line, defect
+
+
+def _tokenizer(config: RunConfig, encoder: Encoder, good: Sequence[Checked], folder: Path) -> Path:
+    settings: Any = encoder.tokenizer
+    model = find_model(config)
+    if model.tokenizer is not None:
+        copy_tokenizer(model.tokenizer, folder, settings)
+    else:
+        texts = (text for record in good for text in settings.texts(record.content))
+        train_tokenizer(texts, folder, settings, vocab_size=config.model.vocab_size)
+    return folder

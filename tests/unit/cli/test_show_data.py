@@ -1,0 +1,85 @@
+"""`show-data`: the first records as the model sees them, and why others are not used."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steadytrain.components.preprocess.rendering import Document, Piece
+from steadytrain.pipelines.show_data_command import _marked
+
+from support.odd import call
+
+ESCAPE = "\x1b[31mred\x1b]0;title\x07"
+ROWS = [
+    {"prompt": f"Why {ESCAPE}?", "completion": "so it is"},
+    {"prompt": "x", "completion": 5},
+    {"prompt": "y", "completion": "long " * 40},
+]
+MODEL = "model={config: {model_type: gpt2}, vocab_size: 400}"
+
+
+@pytest.fixture
+def shown(tmp_path):
+    def call_it(rows, task, *options):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        given = [f"data.task={task}", MODEL, "data.sequence_length=40"]
+        sets = [part for item in given for part in ("--set", item)]
+        ending = call("show-data", str(path), *sets, *options, folder=tmp_path)
+        assert not ending.code, ending.err
+        assert [item.name for item in tmp_path.iterdir()] == ["rows.jsonl"]
+        return ending.out
+
+    return call_it
+
+
+def test_targets_are_marked_and_bad_records_have_their_reason(shown):
+    output = shown(ROWS, "supervised_finetuning")
+    assert "[[so it is<|endoftext|>]]" in output
+    assert output.count("[[") == 2
+    assert "line 2 of" in output
+    assert "not used, wrong_type: completion is int, not text" in output
+    assert ", cut\n(40 tokens, " in output
+    assert "\x1b" not in output
+    assert "\x07" not in output
+
+
+def test_targets_are_green_on_a_terminal():
+    document = Document("", 2, 1, [Piece(ESCAPE, False), Piece("so\x1b[5m", True)])
+    assert _marked(document, color=True).endswith("\x1b[32mso\x1b[0m")
+    assert _marked(document, color=True).count("\x1b") == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "told"),
+    [
+        ({"prompt": "q", "chosen": "a b", "rejected": "c"}, "preference", "(rejected, "),
+        ({"text": "how to", "label": "help\x1b[2J"}, "sequence_classification", ", label help"),
+        ({"text": "how to"}, "causal_lm", "[[how to<|endoftext|>]]"),
+    ],
+)
+def test_each_task_shows_what_it_learns(shown, row, task, told):
+    output = shown([row] * 2, task, "--n", "1")
+    assert told in output
+    assert output.count("--- line") == 1
+    assert "\x1b" not in output
+
+
+def test_json_has_every_piece(shown):
+    records = json.loads(shown(ROWS, "supervised_finetuning", "--json"))["records"]
+    assert [record["problem"] for record in records] == [
+        "",
+        "wrong_type: completion is int, not text",
+        "",
+    ]
+    assert [record["cut"] for record in records] == [False, False, True]
+    (((document,),),) = [records[0]["rows"]]
+    assert document["pieces"][-2] == {"text": "so it is<|endoftext|>", "target": True}
+
+
+def test_data_that_are_absent_are_an_error(tmp_path):
+    ending = call("show-data", "absent.jsonl", folder=tmp_path)
+    assert ending.code == 2
+    assert "absent.jsonl" in ending.err
