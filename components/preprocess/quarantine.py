@@ -23,7 +23,6 @@ _COLUMNS: Final = "name the right columns in data.columns"
 _ADVICE: Final = {
     "bad_encoding": "save the files as UTF-8, or set data.csv.encoding for CSV files",
     "bad_format": "set data.format or data.csv",
-    "wrong_type": _COLUMNS,
     "missing_field": _COLUMNS,
     "empty_field": _COLUMNS,
     "unknown_label": "add the labels to data.labels, or leave data.labels out",

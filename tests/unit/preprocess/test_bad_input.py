@@ -110,7 +110,7 @@ CHAT = [{"role": "user", "content": "why? " * 50}, {"role": "assistant", "conten
             {"id": "a" * 500, "messages": CHAT},
             "content is dict, not text",
             "'content': {'x': 1}}]",
-            "data.columns",
+            "fix the records that the quarantine file lists; ",
         ),
         (
             "causal_lm",
