@@ -25,6 +25,7 @@ from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     ROLES,
     chat_of,
+    check_learned,
     message_of,
     opening,
     said,
@@ -86,8 +87,7 @@ class ChatEncoder:
             ]
         else:
             messages = [message_of(item) for item in turns_of(value, columns.messages)]
-            if not any(item["role"] == "assistant" for item in messages):
-                raise Defect("bad_messages", "the assistant says nothing")
+            check_learned(messages)
         tools = tools_of(row.get(columns.tools), columns.tools)
         text = written({"messages": messages, "tools": tools} if tools else messages)
         return Content(text, prompt=opening(messages))

@@ -11,7 +11,8 @@ from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 Message = dict[str, Any]
 """A turn: `role`, `content` (may be None with calls), and if they are not empty, REASONING[0],
-`tool_calls`, `tool_call_id` and `name`."""
+`tool_calls`, `tool_call_id` and `name`. A turn of the assistant that is not learned has `train`,
+which is False."""
 
 ROLES: Final = ("system", "user", "assistant", "tool")
 _SYSTEM: Final = ("system", "developer")
@@ -78,7 +79,23 @@ def texts_of(message: Message) -> Iterator[str]:
 
 def learned_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the indices of the messages that the model learns."""
-    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    return [
+        index
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant" and message.get("train", True)
+    ]
+
+
+def check_learned(messages: Sequence[Message], place: str = "") -> None:
+    """Check that the model learns something of messages.
+
+    Raises:
+        Defect: the assistant says nothing, or nothing that is learned.
+    """
+    if not learned_in(messages):
+        silent = all(message["role"] != "assistant" for message in messages)
+        what = "the assistant says nothing" if silent else "weight or train leaves nothing to learn"
+        raise Defect("bad_messages", place + what)
 
 
 def scored_in(messages: Sequence[Message]) -> Iterator[str]:
@@ -179,7 +196,25 @@ def message_of(item: Any) -> Message:
         raise Defect("bad_messages", f"only the assistant has calls and thoughts, not the {role}")
     if role == "assistant" and not "".join(texts_of(message)).strip():
         raise Defect("bad_messages", "the assistant says nothing")
+    learned = _learned(item)
+    if learned and role != "assistant":
+        raise Defect("bad_messages", f"weight or train asks to learn a turn of the {role}")
+    if learned is False and role == "assistant":
+        message["train"] = False
     return message
+
+
+def _learned(item: Mapping[str, Any]) -> bool | None:
+    """Return whether a message says that it is learned or not; None if it says neither."""
+    weight, train = item.get("weight"), item.get("train")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        raise Defect("bad_messages", f"weight is {weight!r:.40}, not 0 or 1")
+    if train is not None and not isinstance(train, bool):
+        raise Defect("bad_messages", f"train is {train!r:.40}, not true or false")
+    found = {bool(each) for each in (weight, train) if each is not None}
+    if len(found) > 1:
+        raise Defect("bad_messages", f"weight is {weight} and train is {json.dumps(train)}")
+    return found.pop() if found else None
 
 
 def _thoughts_of(item: Mapping[str, Any]) -> str:

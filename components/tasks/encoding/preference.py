@@ -28,6 +28,7 @@ from steadytrain.components.tasks.encoding.fields import Defect, text_of
 from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     Message,
+    check_learned,
     message_of,
     opening,
     said,
@@ -102,8 +103,7 @@ class PreferenceEncoder:
         if not prompt:
             raise Defect("missing_field", f"{columns.prompt} is absent or null")
         for column, answer in ((columns.chosen, chosen), (columns.rejected, rejected)):
-            if not any(message["role"] == "assistant" for message in answer):
-                raise Defect("bad_messages", f"in {column}, the assistant says nothing")
+            check_learned(answer, f"in {column}, ")
         if not whole and any(_is_whole(answer, prompt) for answer in (chosen, rejected)):
             raise Defect(
                 "prompt_mismatch",

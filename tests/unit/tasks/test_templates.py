@@ -242,6 +242,12 @@ def test_a_turn_whose_end_depends_on_what_follows_is_refused(tokenizer):
         (turn("assistant", None, tool_calls=[{"name": "a", "arguments": [1]}]), "no JSON object"),
         (turn("assistant", None, tool_calls=3), "tool_calls is int, not a list"),
         (turn("assistant", "a", function_call={"name": "b"}), "write it as tool_calls"),
+        (turn("assistant", "a", weight=0.5), "weight is 0.5, not 0 or 1"),
+        (turn("assistant", "a", weight=True), "weight is True, not 0 or 1"),
+        (turn("assistant", "a", weight="0"), "weight is '0', not 0 or 1"),
+        (turn("assistant", "a", train=0), "train is 0, not true or false"),
+        (turn("assistant", "a", train=True, weight=0), "weight is 0 and train is true"),
+        (turn("user", "a", weight=1), "asks to learn a turn of the user"),
         (turn("user", [{"type": "image_url", "image_url": "x"}]), "part of type 'image_url'"),
         (turn("user", [{"type": "text"}]), "part of type 'text', not text"),
         (turn("user", [3]), "part of type 'int'"),
@@ -250,6 +256,27 @@ def test_a_turn_whose_end_depends_on_what_follows_is_refused(tokenizer):
 def test_a_message_that_cannot_be_used_is_a_defect(message, detail):
     with pytest.raises(Defect, match=detail):
         message_of(message)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+def test_a_turn_that_is_marked_is_context_alone(tokenizer, family, mark):
+    """The tokens are those of Transformers; the mask lacks the first answer and its end."""
+    template, first = FAMILIES[family], turn("assistant", "bad answer")
+    messages = [{**ASK, **mark}, {**first, **mark}, ASK, {**ANSWER, "weight": 1, "train": True}]
+    theirs = of_transformers(tokenizer, template, [ASK, first, ASK, ANSWER], [])
+    only = of_transformers(tokenizer, template, [ASK, first], [])["assistant_masks"]
+    last = len(only) - only[::-1].index(1)
+    expected = [
+        target if place >= last else 0 for place, target in enumerate(theirs["assistant_masks"])
+    ]
+    found = encoded(tokenizer, plain(template), messages)
+    assert found.input_ids == theirs["input_ids"]
+    printed = learned(tokenizer, found, expected).replace("<think>\n\n</think>\n\n", "")
+    assert learned(tokenizer, found) == printed
+    assert "so" in printed
+    assert "bad" not in printed
+    assert list(scored_in([message_of(message) for message in messages])) == ["so"]
 
 
 def test_what_is_scored_is_what_most_templates_print():
