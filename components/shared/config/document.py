@@ -36,6 +36,8 @@ _TAGS: Final = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "st
 
 _EXPONENT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+\Z")
 """A number in YAML 1.2, such as 1e-5. PyYAML implements YAML 1.1, where it is text."""
+_NOT_DECIMAL: Final = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+:.*)\Z")
+"""010 and 1:30, which YAML 1.1 takes for 8 and 90, and nobody means that."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -78,6 +80,11 @@ class _Loader(yaml.SafeLoader):
         if root is not None:
             _weigh(root, {})
         return root
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        number = tag in (f"{_TAG}int", f"{_TAG}float")
+        return f"{_TAG}str" if number and _NOT_DECIMAL.match(value) else tag
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         try:

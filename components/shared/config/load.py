@@ -211,7 +211,7 @@ def override_items(
     """Yield the field and the value of each override.
 
     Raises:
-        BadInput: if one is not of the form section.field=value.
+        BadInput: if one is not of the form section.field=value, or has no value.
     """
     for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
         if isinstance(item, tuple):
@@ -228,6 +228,11 @@ def override_items(
 
 def _value(field: str, text: str) -> Any:
     """Return the value of an override. For text fields, return the text exactly as written."""
+    if not text.strip():
+        raise BadInput(
+            f"override {shown(redact(f'{field}='))} has no value",
+            remedy="write null for a field's empty value; if the value is a variable, set it",
+        )
     value = parse(text, f"the value of override {shown(redact(field))}")
     if isinstance(value, str):
         if _holds_text(field) and not text.lstrip().startswith(_QUOTES):

@@ -47,6 +47,11 @@ def test_number_with_an_exponent_is_a_number(text: str) -> None:
     assert parse(dump({"a": text, "b": float(text)}), "it") == {"a": text, "b": float(text)}
 
 
+@pytest.mark.parametrize("text", ["010", "-07", "1:30", "1:30.5", "0_8"])
+def test_forms_that_only_yaml_1_1_takes_for_numbers_are_text(text: str) -> None:
+    assert parse(text, "x") == text
+
+
 def test_options_of_a_schedule_may_have_an_exponent() -> None:
     options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": "{min_lr: 1e-5}"}
     config = load("causal-lm", [f"training.{name}={value}" for name, value in options.items()])

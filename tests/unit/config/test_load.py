@@ -352,3 +352,11 @@ def test_relative_output_needs_a_current_folder(tmp_path, monkeypatch):
     (tmp_path / "gone").rmdir()
     with pytest.raises(BadInput, match="output = 'here' cannot be used: No such file"):
         Workspace.of(config)
+
+
+def test_an_override_without_a_value_is_an_error() -> None:
+    """An unset variable of a script must not discard what the configuration states."""
+    for text in ("", "  "):
+        with pytest.raises(BadInput, match=r"'training.learning_rate=' has no value"):
+            load("causal-lm", [f"training.learning_rate={text}"])
+    assert load("causal-lm", ["recovery.checkpoints=null"]).recovery.checkpoints is None
