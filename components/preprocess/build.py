@@ -30,11 +30,7 @@ from steadytrain.components.preprocess.shards import write_packed, write_rows
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, survey
-from steadytrain.components.preprocess.tokenizer import (
-    SAMPLE_BYTES,
-    copy_tokenizer,
-    train_tokenizer,
-)
+from steadytrain.components.preprocess.tokenizer import SAMPLE_BYTES, make_tokenizer
 from steadytrain.components.shared.added_columns import added_columns
 from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.config import RunConfig
@@ -141,11 +137,8 @@ class _Builder:
         settings, folder = self.encoder.tokenizer, self.folder / TOKENIZER
         if settings is None:
             return None
-        if self.model is not None and self.model.tokenizer is not None:
-            copy_tokenizer(self.model.tokenizer, folder, settings)
-        else:
-            size = self.config.model.vocab_size
-            train_tokenizer(self._sample(settings), folder, settings, vocab_size=size)
+        origin, size = self.model.tokenizer if self.model else None, self.config.model.vocab_size
+        make_tokenizer(origin, self._sample(settings), folder, settings, vocab_size=size)
         return folder
 
     def _sample(self, settings: TokenizerSettings) -> Iterator[str]:

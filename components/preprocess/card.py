@@ -11,11 +11,10 @@ from typing import Any
 
 from steadytrain.components.preprocess.prepare import SideCounts
 from steadytrain.components.preprocess.rendering import Document
-from steadytrain.components.preprocess.validate import SET_ASIDE
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.controls import without_controls
-from steadytrain.components.shared.left_out import LEFT_OUT
+from steadytrain.components.shared.left_out import LEFT_OUT, SET_ASIDE
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 

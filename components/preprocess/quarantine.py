@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.preprocess.validate import SET_ASIDE
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.controls import on_one_line
+from steadytrain.components.shared.left_out import SET_ASIDE
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 
 EXCERPT_CHARACTERS: Final = 400

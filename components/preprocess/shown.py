@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.preprocess.prepare import PREDICTED
 from steadytrain.components.preprocess.reading import encoders_by_part
 from steadytrain.components.preprocess.rendering import Document, documents_of
-from steadytrain.components.preprocess.tokenizer import copy_tokenizer, train_tokenizer
+from steadytrain.components.preprocess.tokenizer import make_tokenizer
 from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
@@ -102,10 +102,7 @@ def _checked(config: RunConfig, encoder: Encoder, count: int) -> Iterator[_Found
 
 def _tokenizer(config: RunConfig, encoder: Encoder, good: Sequence[Checked], folder: Path) -> Path:
     settings: Any = encoder.tokenizer
-    model = find_model(config)
-    if model.tokenizer is not None:
-        copy_tokenizer(model.tokenizer, folder, settings)
-    else:
-        texts = (text for record in good for text in settings.texts(record.content))
-        train_tokenizer(texts, folder, settings, vocab_size=config.model.vocab_size)
+    texts = (text for record in good for text in settings.texts(record.content))
+    origin, size = find_model(config).tokenizer, config.model.vocab_size
+    make_tokenizer(origin, texts, folder, settings, vocab_size=size)
     return folder

@@ -23,7 +23,7 @@ from steadytrain.components.preprocess.strata import stratify
 from steadytrain.components.shared.class_names import in_order, listed
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.shared.left_out import LONG, left_out
+from steadytrain.components.shared.left_out import LONG, counted, left_out
 from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.checks import check_class_weights
@@ -151,13 +151,14 @@ def check_sides(documents: Mapping[Side, int], data: DataConfig, counts: Mapping
         DataError: one is.
     """
     defective = sum(counts.get(reason, 0) for reason in DEFECTS)
+    long = counted(LONG, counts)
     reasons = (
         f"{defective:,} defective" if defective else "",
         left_out(counts, data.near_duplicate_threshold),
-        *(f"{counts[reason]:,} {reason}" for reason in LONG if counts.get(reason)),
+        *long,
     )
     because = ", ".join(filter(None, reasons))
-    advice = _LONG_ADVICE if any(counts.get(reason) for reason in LONG) else ""
+    advice = _LONG_ADVICE if long else ""
     if counts.get("near_duplicate") or counts.get("leakage"):
         advice += _NEAR_ADVICE
     for side, count in documents.items():

@@ -15,9 +15,25 @@ SAMPLE_BYTES: Final = 32 << 20
 _END, _PAD = "<|endoftext|>", "<|pad|>"
 
 
-def copy_tokenizer(origin: Path, folder: Path, settings: TokenizerSettings) -> None:
-    """Save a tokenizer unchanged, except for adding the task's chat template if it has none."""
-    _save(load_tokenizer(origin), folder, settings)
+def make_tokenizer(
+    origin: Path | None,
+    texts: Iterable[str],
+    folder: Path,
+    settings: TokenizerSettings,
+    *,
+    vocab_size: int,
+) -> None:
+    """Save the tokenizer of a run. A given one only gets the task's chat template if it has none.
+
+    Args:
+        origin: folder of the tokenizer that the run is given; None trains one.
+        texts: what to train it on, read only then.
+        vocab_size: of the one to train.
+    """
+    if origin is not None:
+        _save(load_tokenizer(origin), folder, settings)
+    else:
+        train_tokenizer(texts, folder, settings, vocab_size=vocab_size)
 
 
 def train_tokenizer(

@@ -17,7 +17,6 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import (
-    LONG,
     NAME_BYTES,
     Defect,
     name_of,
@@ -30,16 +29,6 @@ JUDGED_REMEDY: Final = (
     "name it in data.columns.slice; pairs of a good and a bad answer are for data.task preference"
 )
 """The fix for records with the reason "judged"."""
-
-SET_ASIDE: Final = {
-    "exact_duplicate": "the same content as a record that is kept",
-    "near_duplicate": "nearly the same content as another record of its side "
-    "(data.near_duplicate_threshold)",
-    "leakage": "a duplicate or near duplicate of a held-out record (data.near_duplicate_threshold)",
-    "conflicting_label": "the same content occurs with another label",
-    **LONG,
-}
-"""By reason: why a good record is left out."""
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from steadytrain.components.shared.records import DataRecord
+if TYPE_CHECKING:
+    from steadytrain.components.shared.records import DataRecord
 
-LEFT_OUT: Final = ("exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
-"""The reasons, which are those of the quarantine file."""
-LONG: Final = ("dropped_as_long", "cut_to_nothing")
-"""The reasons why records longer than a row are left out, which are those of the quarantine file.
-"""
+LEFT_OUT: Final = {
+    "exact_duplicate": "the same content as a record that is kept",
+    "near_duplicate": "nearly the same content as another record of its side "
+    "(data.near_duplicate_threshold)",
+    "leakage": "a duplicate or near duplicate of a held-out record (data.near_duplicate_threshold)",
+    "conflicting_label": "the same content occurs with another label",
+}
+"""By reason: why a good record is left out because of another record."""
+LONG: Final = {
+    "dropped_as_long": "longer than data.sequence_length, with data.long_records = drop",
+    "cut_to_nothing": "its first data.sequence_length tokens teach nothing, with "
+    "data.long_records = cut",
+}
+"""By reason: why a good record is left out that is longer than a row."""
+SET_ASIDE: Final = LEFT_OUT | LONG
+"""By reason, as in the quarantine file: why a good record is left out."""
 _MUCH: Final = 0.1
+
+
+def counted(reasons: Iterable[str], counts: Mapping[str, int]) -> list[str]:
+    """Return the counts of these reasons that occur, such as "3 leakage"."""
+    return [f"{counts[reason]:,} {reason}" for reason in reasons if counts.get(reason)]
 
 
 def left_out(counts: Mapping[str, int], threshold: float | None) -> str:
@@ -26,10 +43,12 @@ def left_out(counts: Mapping[str, int], threshold: float | None) -> str:
         For example "3 exact_duplicate, 51 near_duplicate (data.near_duplicate_threshold = 0.85)";
         "" if no record is left out.
     """
-    parts = [f"{counts[reason]:,} {reason}" for reason in LEFT_OUT if counts.get(reason)]
     near = counts.get("near_duplicate") or counts.get("leakage")
-    field = f" (data.near_duplicate_threshold = {threshold:g})" if near and threshold else ""
-    return ", ".join(parts) + field
+    return ", ".join(counted(LEFT_OUT, counts)) + (_field(threshold) if near else "")
+
+
+def _field(threshold: float | None) -> str:
+    return f" (data.near_duplicate_threshold = {threshold:g})" if threshold else ""
 
 
 def much_left_out(counts: Mapping[str, int], threshold: float | None, records: int) -> str:
@@ -55,9 +74,8 @@ def longer(cut: int, windowed: int, counts: Mapping[str, int]) -> str:
         cut, windowed: records of all sides.
         counts: records by reason; other reasons than those of LONG are ignored.
     """
-    parts = [f"{windowed:,} in windows"] if windowed else []
-    parts += [f"{counts[reason]:,} {reason}" for reason in LONG if counts.get(reason)]
-    return ", ".join([f"{cut:,} cut", *parts])
+    windows = [f"{windowed:,} in windows"] if windowed else []
+    return ", ".join([f"{cut:,} cut", *windows, *counted(LONG, counts)])
 
 
 def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
@@ -66,12 +84,12 @@ def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
     Args:
         card: the data card (card.json).
     """
-    counts, threshold = card["duplicates"], card.get("near_duplicate_threshold")
+    counts = card["duplicates"]
     cut, windowed = (
         sum(side.get(what, 0) for side in card["sides"].values())
         for what in ("truncated", "windowed")
     )
-    near = f" (data.near_duplicate_threshold = {threshold:g})" if threshold else ""
+    near = _field(card.get("near_duplicate_threshold"))
     aside = ", ".join(f"{counts.get(reason, 0):,} {reason}" for reason in LEFT_OUT)
     used = ", ".join(
         f"{side} {record.sides[side].documents:,}" for side in ("train", "validation", "test")

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from steadytrain.components.shared.left_out import LONG
+
 DEFECTS: Final = {
     "bad_encoding": "is not valid UTF-8",
     "bad_format": "cannot be read in the format of its file",
@@ -23,12 +25,6 @@ DEFECTS: Final = {
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
 """By reason: what is wrong with a record."""
-LONG: Final = {
-    "dropped_as_long": "longer than data.sequence_length, with data.long_records = drop",
-    "cut_to_nothing": "its first data.sequence_length tokens teach nothing, with "
-    "data.long_records = cut",
-}
-"""By reason: why a good record is left out that is longer than a row."""
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
 """A decimal number as text, also after the comma and space of a CSV file. Python reads more as one,
 such as 1_000."""
