@@ -31,7 +31,8 @@ def stratify(
     """Return the sides of records, and the classes with too few places for all of them.
 
     Such classes are in training only. Records with one place stay together. Places with several
-    classes, such as groups, are divided with their rarest class.
+    classes, such as groups, are divided with their rarest class if it is that in all
+    of its places. The other places are divided together.
 
     Args:
         shares: as for `sides_at`.
@@ -45,6 +46,9 @@ def stratify(
     names, class_of, counts = np.unique(labels_of, return_inverse=True, return_counts=True)
     rarest_first = np.lexsort((class_of, counts[class_of], owners))
     strata = class_of[rarest_first[np.unique(owners, return_index=True)[1]]]
+    # Of many classes in few groups, each may be the rarest of one or two.
+    few = np.bincount(strata, minlength=len(names)) < counts
+    strata[few[strata] & (counts[strata] > len(shares))] = len(names)
     by_stratum = np.argsort(strata, kind="stable")
     codes = np.array([*shares, TRAIN], dtype=np.uint8)
     sides = np.full(len(units), TRAIN, dtype=np.uint8)

@@ -121,10 +121,15 @@ def survey(
         if len(rare):
             what = "class has" if len(rare) == 1 else "classes have"
             names = in_order(reading.labels[int(label)] for label in rare)
-            warn(
-                f"{len(rare):,} {what} too few records for {len(shares) + 1} sides, so all of them "
-                f"are in training: {listed(names)}"
-            )
+            units = "groups" if data.grouped_by else "records"
+            least = f"{len(shares) + 1} {units}"
+            found = f"{len(rare):,} {what} too few {units} for {len(shares) + 1} sides"
+            if len(rare) == len(np.unique(spool.array("labels")[kept])):
+                raise DataError(
+                    f"there is nothing to hold out: {found}, and there is no other class",
+                    remedy=f"give more data, so that a class has at least {least}",
+                )
+            warn(f"{found}, so all of them are in training: {listed(names)}")
     findings.save(spool.folder)
     trained = _trained_labels(data, spool, reading, findings) if encoder.labeled else []
     labels = _labels(data, trained)

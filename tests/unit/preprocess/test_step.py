@@ -408,7 +408,7 @@ def test_a_label_that_is_held_out_alone_is_trained_instead(tmp_path: Path, confi
     assert quarantined(record) == []
     events = read_events(Workspace.of(config).events)
     assert [event.message for event in events if isinstance(event, Warned)] == [
-        "1 class has too few records for 3 sides, so all of them are in training: 9",
+        "1 class has too few groups for 3 sides, so all of them are in training: 9",
         "no training record has the label absent",
     ]
 

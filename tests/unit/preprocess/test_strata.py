@@ -11,6 +11,7 @@ import pytest
 from steadytrain.components.preprocess.split import SIDES, TRAIN, sides_at
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.strata import stratify
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.workspace import Workspace
@@ -67,6 +68,18 @@ def test_groups_stay_whole_and_every_class_is_trained() -> None:
         assert (stratify(places[order], labels[order], SHARES)[0] == sides[order]).all()
 
 
+def test_many_classes_in_few_groups_leave_no_side_empty() -> None:
+    """Each group was the only one of its rarest class, so all were in training."""
+    for seed in range(50):
+        places = np.repeat(drawn(20, seed), 10)
+        labels = np.random.default_rng(seed).permutation(np.arange(200, dtype=np.uint64) % 40)
+        sides, _ = stratify(places, labels, SHARES)
+        groups = np.bincount(sides[::10], minlength=3)
+        assert 1 <= groups[SIDES.index("test")] <= 6
+        assert 1 <= groups[SIDES.index("validation")] <= 7
+        assert {*labels[sides == TRAIN].tolist()} == {*range(40)}
+
+
 def test_rare_classes_are_trained_and_reported(tmp_path: Any, configure: Any) -> None:
     """They failed the run: with their few records held out, those were defective."""
     names = [*(f"rare {n % 30}" for n in range(60)), *(f"seen {n % 5}" for n in range(15))]
@@ -90,3 +103,15 @@ def test_rare_classes_are_trained_and_reported(tmp_path: Any, configure: Any) ->
         "30 classes have too few records for 3 sides, so all of them are in training: "
         f"{', '.join(rare[:12])} and 18 more"
     ]
+
+
+def test_only_rare_classes_are_an_error_that_says_so(tmp_path: Any, configure: Any) -> None:
+    rows = [
+        {"text": sentence(n), "label": n % 2, "patient": f"p{n % 4}", "id": n} for n in range(200)
+    ]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    columns = {"label": "label", "group": "patient"}
+    config = configure(path, task="sequence_classification", columns=columns)
+    with pytest.raises(DataError, match="2 classes have too few groups for 3 sides") as caught:
+        run(config)
+    assert "at least 3 groups" in caught.value.remedy

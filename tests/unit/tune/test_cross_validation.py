@@ -236,8 +236,8 @@ def test_dry_run_divides_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"groups": 4}, r"has \d groups, and cross_validation\.folds is 5"),
-        ({"labels": 60}, r"each label has fewer than cross_validation\.folds = 5"),
+        ({"groups": 6}, r"has \d groups, and cross_validation\.folds is 5"),
+        ({"labels": 40, "groups": 200}, r"each label has fewer than cross_validation\.folds = 5"),
     ],
 )
 def test_dry_run_rejects_data_that_cannot_be_divided(tmp_path, data, message):
@@ -276,7 +276,7 @@ def test_data_that_cannot_be_divided_stop_a_new_study_before_its_first_run(
 
 
 def test_dry_run_warns_of_labels_that_are_in_few_folds(tmp_path):
-    text, _ = dry_run(*labeled(tmp_path, labels=30))
+    text, _ = dry_run(*labeled(tmp_path, labels=30, groups=200))
     assert re.search(
         r"^warning     there are fewer than 5 training records with the label l\d", text, re.M
     )
