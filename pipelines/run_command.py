@@ -71,8 +71,8 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
     It uses the run's own stored configuration. Completed work is not repeated: training resumes
     from the newest verified checkpoint. The run may have been stopped, killed or preempted, or may
     have failed. First fix what its error names (`steadytrain explain RUN`). To continue with other
-    settings, edit the file OUTPUT/runs/RUN/config.yaml. Settings that determine the weights cannot
-    change within a run.
+    settings, use `steadytrain run OUTPUT/runs/RUN/config.yaml --set FIELD=VALUE`. Settings that
+    determine the weights cannot change within a run.
     """
     from steadytrain.pipelines.local import LocalRun
     from steadytrain.pipelines.outline import as_data

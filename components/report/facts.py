@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steadytrain.components.shared.config.document import parse
+from steadytrain.components.shared.config.saved import damage
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events import Event, problems, read_events
@@ -88,8 +89,12 @@ def gather(workspace: Workspace, *, running: bool = False) -> Facts:
     facts = Facts(workspace, events=read_events(workspace.events), running=running)
     facts.unreadable += problems(workspace.events)
     facts.history = _history(facts)
-    facts.config_text = redact(_text(facts, workspace.config))
+    text = _text(facts, workspace.config)
+    facts.config_text = redact(text)
     facts.config = _mapping(facts, workspace.config, facts.config_text)
+    # Redacting changes values, so the digests are those of the text before.
+    if facts.config and (harm := damage(text, _mapping(facts, workspace.config, text))):
+        facts.unreadable.append(f"{workspace.config} {harm}")
     facts.data = _record(facts, "preprocess", DataRecord)
     facts.training = _record(facts, "train", TrainRecord)
     facts.evaluation = _record(facts, "evaluate", EvaluationRecord)

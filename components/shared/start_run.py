@@ -48,7 +48,7 @@ def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({}))
                 tell_wait(current, seconds, error.message)
 
         patiently(lambda: check_tracking(config, workspace), away=seconds, tell=tell)
-        LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
+        LocalStorage(workspace.folder).write(workspace.config.name, config.to_saved())
         parent_run(config, workspace, tags)
         current.summary = f"run {config.run_id} in {workspace.output}"
         return workspace

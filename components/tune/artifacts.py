@@ -109,7 +109,7 @@ def train_winner(
         json.loads(Path(summary.path).read_bytes())["trials"],
     )
     config, workspace = found.config, Workspace.of(found.config)
-    Path(winner.path).write_text(config.to_yaml(), "utf-8")
+    Path(winner.path).write_bytes(config.to_saved())
     winner.metadata.update(
         run=config.run_id, digest=config.digest(), **run_links(config, workspace)
     )

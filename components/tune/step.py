@@ -110,7 +110,7 @@ def train_winner(config: RunConfig, best: RunConfig, compared: int) -> Trained:
             compared=compared,
             greater_is_better=config.tune.objective.direction == "maximize",
         )
-        LocalStorage(study_folder(config)).write(WINNER, found.config.to_yaml().encode())
+        LocalStorage(study_folder(config)).write(WINNER, found.config.to_saved())
         record = found.trained[found.config.training.seed]
         current.summary = (
             f"run {found.config.run_id} with seed {found.config.training.seed} is the best of "

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.shared.config.document import parse
+from steadytrain.components.shared.config.saved import damage
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event
@@ -82,7 +83,8 @@ def full(source: Source, run: str, events: list[Event]) -> Facts:
     facts = brief(source, run, events)
     facts.history = RunMetrics.of(events).history
     body = source.read(run, "config.yaml", 0, LARGEST_CONFIG + 1)
-    facts.config_text = redact(body[:LARGEST_CONFIG].decode("utf-8", "replace"))
+    text = body[:LARGEST_CONFIG].decode("utf-8", "replace")
+    facts.config_text = redact(text)
     is_cut = len(body) > LARGEST_CONFIG
     if is_cut:
         facts.unreadable.append(
@@ -91,6 +93,9 @@ def full(source: Source, run: str, events: list[Event]) -> Facts:
     try:
         content = parse(facts.config_text, "config.yaml") if body and not is_cut else {}
         facts.config = content if isinstance(content, dict) else {}
+        # Redacting changes values, so the digests are those of the text before.
+        if facts.config and (harm := damage(text, parse(text, "config.yaml"))):
+            facts.unreadable.append(f"config.yaml {harm}")
     except BadInput as error:
         facts.unreadable.append(error.message)
     facts.training = _record(source, run, "train", TrainRecord)

@@ -50,7 +50,7 @@ class Writer:
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
         self.workspace.create()
-        self.workspace.config.write_text(self.config.to_yaml())
+        self.workspace.config.write_bytes(self.config.to_saved())
         self.ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
         self.random = random.Random(0)
 

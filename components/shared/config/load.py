@@ -24,6 +24,7 @@ from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.fields import describe
 from steadytrain.components.shared.config.plain import find_unfit, shortened, shown
 from steadytrain.components.shared.config.run import SCHEMA_VERSION, RunConfig
+from steadytrain.components.shared.config.saved import damage
 from steadytrain.components.shared.config.secrets import (
     PLACEHOLDER,
     find_secrets,
@@ -73,7 +74,7 @@ def read_mapping(source: str | Path) -> dict[str, Any]:
     Raises:
         BadInput: if there is no preset or file with that name, or the text is not YAML.
     """
-    return _parse(_read(source))
+    return _parse(_read(source), source)
 
 
 def from_mapping(content: Mapping[str, Any]) -> RunConfig:
@@ -195,12 +196,19 @@ def _read(source: str | Path) -> str:
     )
 
 
-def _parse(text: str) -> dict[str, Any]:
-    content = parse(text, "the configuration")
+def _parse(text: str, source: str | Path) -> dict[str, Any]:
+    what = "the configuration" if text is source else f"configuration {source}"
+    content = parse(text, what)
     if not isinstance(content, dict):
         raise BadInput(
-            f"the configuration is a {type(content).__name__}, not a mapping of sections",
+            f"{what} is a {type(content).__name__}, not a mapping of sections",
             remedy="start from a preset: `steadytrain schema` lists every field",
+        )
+    if harm := damage(text, content):
+        raise BadInput(
+            f"{what} {harm}",
+            remedy="restore the file, or remove its first line to use it as it is; to change a "
+            "run's settings, continue it with `steadytrain run FILE --set FIELD=VALUE`",
         )
     return content
 

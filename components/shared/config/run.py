@@ -35,6 +35,7 @@ from steadytrain.components.shared.config.optimizers import (
 )
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
+from steadytrain.components.shared.config.saved import saved_text
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.training import (
     TrainingConfig,
@@ -336,3 +337,7 @@ class RunConfig(Section):
     def to_yaml(self) -> str:
         """Return the full configuration, including defaults, as YAML that reads back equal."""
         return dump(self.model_dump(mode="json"))
+
+    def to_saved(self) -> bytes:
+        """Return the same as the content of a file that a run reads back, with digests."""
+        return saved_text(self.model_dump(mode="json")).encode()

@@ -170,7 +170,7 @@ class Supervisor:
         past.end_lost_attempts(history)
         past.decide_again(history, self._policy)
         folder = LocalStorage(self.workspace.folder)
-        text = self.config.to_yaml().encode()
+        text = self.config.to_saved()
         retry_rejected(lambda: folder.write(self.workspace.config.name, text))
         retry_rejected(lambda: self.data.save(self.workspace.record("preprocess")))
 

@@ -120,7 +120,7 @@ class TrialFolder:
                 "recovery": recovery,
             }
         )
-        LocalStorage(self.path).write(self.config.name, own.to_yaml().encode())
+        LocalStorage(self.path).write(self.config.name, own.to_saved())
 
     def discard(self, state: TrialState) -> None:
         """Remove everything but the trial's state. Can be repeated if it was interrupted."""

@@ -286,3 +286,14 @@ def test_commands_survive_damage_as_processes(runs):
         assert "Traceback" not in done.stderr, done.stderr
         assert done.returncode == (2 if command[0] == "resume" else 0), done.stderr
         assert "config.yaml" in done.stdout + done.stderr
+
+
+def test_configuration_that_lost_its_end_is_refused_and_named(runs):
+    """It is still valid YAML, and the gate would apply its defaults."""
+    hurt, other = runs
+    text = hurt.workspace.config.read_text()
+    hurt.workspace.config.write_text(text[: text.index("\ngate:") + 1])
+    for command in (["resume", "hurt"], ["explain", "hurt"], ["list"]):
+        assert "cut short after a run saved it: gate (missing)" in told(command, hurt), command
+    assert "is not running" in told(["stop", "hurt"], hurt)
+    assert "damaged" not in told(["explain", "other"], other)

@@ -8,6 +8,7 @@ import boto3
 import pytest
 from starlette.testclient import TestClient
 
+from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import TrainingStep, Validated, to_json
 from steadytrain.components.shared.storage import S3Storage, s3
@@ -239,3 +240,13 @@ def test_huge_configuration_is_cut_with_a_note(tmp_path):
     assert facts.config == {}
     (note,) = facts.unreadable
     assert "config.yaml is larger than" in note
+
+
+def test_configuration_that_lost_its_end_is_named(tmp_path):
+    folder = tmp_path / "runs" / "cut"
+    folder.mkdir(parents=True)
+    text = load("causal-lm").to_saved().decode()
+    for place, told in ((text.index("\ngate:") + 1, 1), (len(text), 0)):
+        (folder / "config.yaml").write_text(text[:place])
+        facts = full(open_source(str(tmp_path)), "cut", [])
+        assert len([note for note in facts.unreadable if "gate (missing)" in note]) == told
