@@ -55,7 +55,8 @@ def show_data(
         for number, row in enumerate(record.rows, 1):
             part = f", row {number} of {len(record.rows)}" if record.rows[1:] else ""
             cut = ", cut" if record.cut else ""
-            typer.echo(f"--- {place}: {record.tokens:,} tokens{cut}{part}{label}")
+            unused = f"; {printable(record.unused)}" if record.unused else ""
+            typer.echo(f"--- {place}: {record.tokens:,} tokens{cut}{part}{label}{unused}")
             for document in row:
                 name = f"{document.name}, " if document.name else ""
                 targets = f", {document.targets:,} targets" if record.marked else ""

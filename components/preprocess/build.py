@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +37,7 @@ from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.left_out import LONG, in_one_line, longer
+from steadytrain.components.shared.left_out import LONG, in_one_line, longer, unused_keys
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
@@ -255,6 +256,9 @@ class _Builder:
             self._warn(defects)
         if long := self._long(reading.records):
             self._warn(long)
+        unprinted = sum((side.unprinted for side in self.counts.values()), Counter[str]())
+        if keys := unused_keys(reading.unread, unprinted):
+            self._warn(f"{keys}; the model does not see their values")
         card = DataCard.of(
             record,
             source=self.data.source,
@@ -263,6 +267,8 @@ class _Builder:
             records=reading.records,
             counts=self.counts,
             quarantine=self.quarantine.counts,
+            unread=reading.unread,
+            unprinted=unprinted,
             warnings=self.warnings,
             near_duplicate_threshold=threshold,
             trained_tokenizer=self.model is not None and self.model.tokenizer is None,

@@ -69,6 +69,8 @@ class DataCard:
     records: number of records read, used or not.
     near_duplicate_threshold: `data.near_duplicate_threshold`; None if near duplicates are not
         searched.
+    unread_keys: number of messages with each key that nothing reads.
+    unprinted_keys: number of messages with each key that the chat template does not print.
     warnings: what was noticed about the data.
     """
 
@@ -84,6 +86,8 @@ class DataCard:
     duplicates: dict[str, int]
     near_duplicate_threshold: float | None
     quarantine: dict[str, int]
+    unread_keys: dict[str, int]
+    unprinted_keys: dict[str, int]
     warnings: list[str]
     sides: dict[Side, SideCard]
 
@@ -98,6 +102,8 @@ class DataCard:
         records: int,
         counts: Mapping[Side, SideCounts],
         quarantine: Counter[str],
+        unread: Mapping[str, int],
+        unprinted: Mapping[str, int],
         warnings: list[str],
         near_duplicate_threshold: float | None,
         trained_tokenizer: bool,
@@ -123,6 +129,8 @@ class DataCard:
             duplicates={reason: quarantine[reason] for reason in LEFT_OUT},
             near_duplicate_threshold=near_duplicate_threshold,
             quarantine=dict(quarantine.most_common()),
+            unread_keys=dict(unread),
+            unprinted_keys=dict(unprinted),
             warnings=warnings,
             sides={
                 side: _side(record, side, counts[side], documents, marked=marked) for side in _ORDER

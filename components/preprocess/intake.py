@@ -52,6 +52,7 @@ class Taken:
 
     labels: label names by their hash.
     columns: column names that occurred, with the number of rows, by part.
+    unread: number of messages with each key that nothing reads.
     tally: statistics of its good records.
     sample: shingles of some of its records, by content hash.
     bytes: the chunk's share of its file.
@@ -62,6 +63,7 @@ class Taken:
     defects: list[Entry] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
     columns: dict[str, Counter[str]] = field(default_factory=dict)
+    unread: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
     sample: dict[bytes, NDArray[np.uint64]] = field(default_factory=dict)
     records: int = 0
@@ -89,6 +91,8 @@ def take_in(job: ReadRequest) -> Taken:
             taken.defects.append(Entry(source, line, defect.reason, defect.detail, excerpt=excerpt))
     records = [record for record, _, _ in good]
     taken.labels = {_hash(record.label): record.label for record in records if record.label}
+    for record in records:
+        taken.unread.update(record.unread)
     runs = ascii_runs(record.content for record in records) if job.encoder.tokenizer else None
     taken.tally.count(records, runs)
     taken.batch = _batch(good, job)

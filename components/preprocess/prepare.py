@@ -83,6 +83,7 @@ class SideCounts:
     lengths: documents by the binary logarithm of their token count, rounded down.
     skipped: windows with nothing to predict.
     ends: tokens that end the assistant's turns.
+    unprinted: number of messages with each key that the chat template does not print.
     """
 
     documents: int = 0
@@ -95,6 +96,7 @@ class SideCounts:
     lengths: Counter[int] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     ends: set[int] = field(default_factory=set)
+    unprinted: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
 
     def count(self, record: dict[str, Any], outcome: EncodedRecord) -> None:
@@ -105,6 +107,7 @@ class SideCounts:
         self.windowed += outcome.windowed
         self.skipped += outcome.skipped
         self.ends |= outcome.ends
+        self.unprinted.update(outcome.unprinted)
         for row in outcome.rows:
             self.predicted += int(np.count_nonzero(row.values.get(PREDICTED, ())))
         self.lengths[max(outcome.tokens, 1).bit_length() - 1] += 1
@@ -124,6 +127,7 @@ class SideCounts:
         self.windowed += other.windowed
         self.skipped += other.skipped
         self.ends |= other.ends
+        self.unprinted += other.unprinted
         self.lengths += other.lengths
         self.labels += other.labels
         self.samples = (self.samples + other.samples)[:_SAMPLES]

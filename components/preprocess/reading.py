@@ -31,6 +31,7 @@ class Reading:
 
     labels: names of all labels by their hash, as stored in the spool.
     columns: column names that occurred, with the number of rows, by part.
+    unread: number of messages with each key that nothing reads.
     tally: statistics of the good records.
     sample: shingles of some of the good records.
     detected: number of files by what was found out about them.
@@ -39,6 +40,7 @@ class Reading:
     records: int = 0
     labels: dict[int, str] = field(default_factory=dict)
     columns: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    unread: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
     sample: Sample = field(default_factory=Sample)
     detected: Counter[str] = field(default_factory=Counter)
@@ -77,6 +79,7 @@ def read_everything(
         reading.records += taken.records
         for part, columns in taken.columns.items():
             reading.columns[part] += columns
+        reading.unread += taken.unread
         reading.labels |= taken.labels
         reading.tally.add(taken.tally)
         reading.sample.add(taken.sample)

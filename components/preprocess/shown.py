@@ -20,6 +20,7 @@ from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.left_out import unused_keys
 from steadytrain.components.tasks.encoding.base import Content, Encoder, Fitted
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
@@ -36,6 +37,7 @@ class Shown:
     cut: whether its end is left out.
     marked: whether its targets are some of its tokens, and not its label or tokens drawn later.
     rows: the documents of each row.
+    unused: keys of its messages that the model does not see, in a sentence.
     """
 
     source: str
@@ -46,6 +48,7 @@ class Shown:
     cut: bool = False
     marked: bool = False
     rows: Sequence[Sequence[Document]] = ()
+    unused: str = ""
 
 
 def show(config: RunConfig, count: int) -> list[Shown]:
@@ -79,10 +82,19 @@ def show(config: RunConfig, count: int) -> list[Shown]:
                 problem = f"{outcome.reason}: {outcome.detail}"
                 shown.append(Shown(source, line, problem))
                 continue
+            assert isinstance(record, Checked)
             rows = [documents_of(row.values, loaded, names) for row in outcome.rows]
-            label = record.label if isinstance(record, Checked) else None
             shown.append(
-                Shown(source, line, "", label, outcome.tokens, outcome.truncated, marked, rows)
+                Shown(
+                    source,
+                    line,
+                    label=record.label,
+                    tokens=outcome.tokens,
+                    cut=outcome.truncated,
+                    marked=marked,
+                    rows=rows,
+                    unused=unused_keys(record.unread, outcome.unprinted),
+                )
             )
         return shown
 

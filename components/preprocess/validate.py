@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steadytrain.components.preprocess.split import content_id, hashed
@@ -36,6 +36,7 @@ class Checked:
     """A good record. `content` is `Content.text`.
 
     difficulty: for a curriculum by column; None without one.
+    unread: as in `Content`.
     """
 
     identity: bytes
@@ -44,6 +45,7 @@ class Checked:
     group: str | None
     slice: str | None
     difficulty: float | None = None
+    unread: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def check(
@@ -74,7 +76,13 @@ def check(
         group = hashed(group)
     hard = number_of(row, difficulty) if difficulty else None
     return Checked(
-        content_id(content.text), content.text, content.label, group, data.part or named, hard
+        content_id(content.text),
+        content.text,
+        content.label,
+        group,
+        data.part or named,
+        hard,
+        content.unread,
     )
 
 

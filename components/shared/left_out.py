@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from steadytrain.components.shared.class_names import listed
+from steadytrain.components.shared.controls import on_one_line
+
 if TYPE_CHECKING:
     from steadytrain.components.shared.records import DataRecord
 
@@ -78,6 +81,24 @@ def longer(cut: int, windowed: int, counts: Mapping[str, int]) -> str:
     return ", ".join([f"{cut:,} cut", *windows, *counted(LONG, counts)])
 
 
+def unused_keys(unread: Mapping[str, int], unprinted: Mapping[str, int]) -> str:
+    """Return which keys of messages are not used, with the number of messages, or "".
+
+    Args:
+        unread: keys that nothing reads.
+        unprinted: keys that the chat template does not print.
+    """
+    kinds = {"nothing reads": unread, "the chat template does not print": unprinted}
+    return "; ".join(
+        f"keys of messages that {what}: {_most_first(keys)}" for what, keys in kinds.items() if keys
+    )
+
+
+def _most_first(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return listed([f"{count:,} {on_one_line(name)}" for name, count in ordered])
+
+
 def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
     """Return what became of every record that was read, and what is learned.
 
@@ -99,7 +120,9 @@ def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
     if share is not None:
         targets = f"{share:.1%} of them targets"
     learned = f"; {tokens:,} training tokens, {targets}" if record.tokenizer else ""
+    keys = unused_keys(card.get("unread_keys", {}), card.get("unprinted_keys", {}))
     return (
         f"{card['records']:,} records read, {card['defective']:,} defective, {aside}{near}, "
         f"{longer(cut, windowed, card.get('quarantine', {}))}; used: {used}{learned}"
+        f"{'; ' if keys else ''}{keys}"
     )

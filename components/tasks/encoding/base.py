@@ -7,7 +7,7 @@ encoder nor the module that it comes from may import torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,11 +26,13 @@ class Content:
     label: the class; None if the task has no classes.
     prompt: what answers to one prompt share. They go to one side of the split. None if the record
         is no answer to anything.
+    unread: number of its messages with each key that nothing reads.
     """
 
     text: str
     label: str | None = None
     prompt: str | None = None
+    unread: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class EncodedRecord:
     truncated: whether its end is left out.
     windowed: whether `data.long_records` put it into windows.
     ends: tokens that end the assistant's turns.
+    unprinted: number of its messages with each key that the chat template does not print.
     """
 
     tokens: int
@@ -64,6 +67,7 @@ class EncodedRecord:
     truncated: bool = False
     windowed: bool = False
     ends: frozenset[int] = frozenset()
+    unprinted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

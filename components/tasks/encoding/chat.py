@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,11 @@ from steadytrain.components.tasks.encoding.messages import (
     ROLES,
     chat_of,
     check_learned,
-    message_of,
+    messages_of,
     opening,
     said,
     texts_of,
     tools_of,
-    turns_of,
     written,
 )
 from steadytrain.components.tasks.encoding.plain_text import WINDOWS, window_row
@@ -79,18 +79,18 @@ class ChatEncoder:
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return the messages, with the tools if there are any, as canonical JSON."""
         columns = self.data.columns
-        value = row.get(columns.messages)
+        value, unread = row.get(columns.messages), Counter[str]()
         if value is None and (columns.prompt in row or columns.completion in row):
             messages = [
                 {"role": "user", "content": text_of(row, columns.prompt)},
                 {"role": "assistant", "content": text_of(row, columns.completion)},
             ]
         else:
-            messages = [message_of(item) for item in turns_of(value, columns.messages)]
+            messages = messages_of(value, columns.messages, unread)
             check_learned(messages)
         tools = tools_of(row.get(columns.tools), columns.tools)
         text = written({"messages": messages, "tools": tools} if tools else messages)
-        return Content(text, prompt=opening(messages))
+        return Content(text, prompt=opening(messages), unread=unread)
 
     def check_unjudged(self, row: Mapping[str, Any], used: Container[str | None]) -> None:
         """Check that no column says that a record may be bad.
@@ -147,4 +147,5 @@ class ChatRows:
             truncated=tokens > limit and not windowed,
             windowed=windowed,
             ends=encoded.ends,
+            unprinted=encoded.unprinted,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile, takewhile
 from typing import Any, Final
@@ -19,6 +20,13 @@ _SYSTEM: Final = ("system", "developer")
 REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of the key with what the assistant thinks before it speaks. Messages here have the
 first."""
+_MESSAGE: Final = {
+    *("role", "content", "tool_calls", "function_call", "tool_call_id", "name"),
+    *("weight", "train"),
+    *REASONING,
+}
+_PART: Final = {"type", "text"}
+_FUNCTION: Final = {"name", "arguments"}
 
 
 def chat_of(value: Any) -> tuple[list[Message], list[Any]]:
@@ -124,16 +132,40 @@ def _leaves(value: Any) -> Iterator[str]:
         yield value if isinstance(value, str) else json.dumps(value)
 
 
-def turns_of(value: Any, column: str) -> list[Any]:
-    """Return the messages in a column, a list or its JSON, unchecked.
+def messages_of(value: Any, column: str, unread: Counter[str]) -> list[Message]:
+    """Return the messages in a column, a list or its JSON.
+
+    Args:
+        unread: counts the messages with each key that has a value and that nothing reads.
 
     Raises:
-        Defect: there are none.
+        Defect: there are none, or one cannot be used.
     """
-    found = _list_of(value, column, "bad_messages")
-    if not found:
+    turns = _list_of(value, column, "bad_messages")
+    if not turns:
         raise Defect("empty_field", f"{column} is empty")
-    return found
+    messages = [message_of(turn) for turn in turns]
+    for turn in turns:
+        unread.update(dict.fromkeys(_unread(turn), 1))
+    return messages
+
+
+def _unread(turn: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of a message, its parts and its calls that nothing reads."""
+    yield from _others(turn, _MESSAGE)
+    if isinstance(turn.get("content"), list):
+        for part in turn["content"]:
+            if isinstance(part, Mapping):
+                yield from _others(part, _PART, "content.")
+    for call in _given_calls(turn):
+        # A template gets the other keys of a call, such as its id.
+        yield from _others(call.get("function", {}), _FUNCTION, "tool_calls.function.")
+
+
+def _others(item: Mapping[str, Any], known: set[str], place: str = "") -> Iterator[str]:
+    for key, value in item.items():
+        if key not in known and value not in (None, "", [], {}):
+            yield f"{place}{key}"
 
 
 def tools_of(value: Any, column: str) -> list[Any]:
@@ -219,7 +251,11 @@ def _learned(item: Mapping[str, Any]) -> bool | None:
 
 def _thoughts_of(item: Mapping[str, Any]) -> str:
     """Return what the assistant thinks before it speaks, or ""."""
-    found = {item[key] for key in REASONING if isinstance(item.get(key), str)} - {""}
+    given = {key: item[key] for key in REASONING if item.get(key)}
+    for key, value in given.items():
+        if not isinstance(value, str):
+            raise Defect("wrong_type", f"{key} is {type(value).__name__}, not text")
+    found = {*given.values()}
     if len(found) > 1:
         raise Defect("bad_messages", f"{', '.join(REASONING)} differ in one message")
     return found.pop() if found else ""
@@ -249,8 +285,12 @@ def _calls_of(item: Mapping[str, Any]) -> list[Any]:
     """Return the calls of a message, each as Transformers passes it to a chat template."""
     if item.get("function_call"):
         raise Defect("bad_messages", "function_call is not read: write it as tool_calls")
+    return [_call_of(call) for call in _given_calls(item)]
+
+
+def _given_calls(item: Mapping[str, Any]) -> list[Any]:
     given = item.get("tool_calls")
-    return [_call_of(call) for call in _list_of(given, "tool_calls", "wrong_type")] if given else []
+    return _list_of(given, "tool_calls", "wrong_type") if given else []
 
 
 def _call_of(call: Any) -> Any:
@@ -268,5 +308,5 @@ def _call_of(call: Any) -> Any:
         arguments = {}
     if not isinstance(arguments, dict):
         raise Defect("wrong_type", f"the arguments of {name[:80]} are no JSON object")
-    outer = {} if inner is call else call
+    outer = {key: value for key, value in call.items() if key not in _FUNCTION}
     return {"type": "function", **outer, "function": {"name": name, "arguments": arguments}}

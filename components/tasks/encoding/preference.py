@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -29,12 +30,11 @@ from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     Message,
     check_learned,
-    message_of,
+    messages_of,
     opening,
     said,
     texts_of,
     tools_of,
-    turns_of,
     written,
 )
 from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
@@ -87,14 +87,14 @@ class PreferenceEncoder:
 
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return prompt and answers, each a list of messages, as canonical JSON."""
-        columns = self.data.columns
-        chosen = _said(row, columns.chosen, "assistant")
-        rejected = _said(row, columns.rejected, "assistant")
+        columns, unread = self.data.columns, Counter[str]()
+        chosen = _said(row, columns.chosen, "assistant", unread)
+        rejected = _said(row, columns.rejected, "assistant", unread)
         # What two whole conversations begin with is the prompt.
         shared = [both[0] for both in takewhile(_alike, zip(chosen, rejected, strict=False))]
         prompt = whole = shared
         if row.get(columns.prompt) is not None:
-            prompt = _said(row, columns.prompt, "user")
+            prompt = _said(row, columns.prompt, "user", unread)
             whole = _whole_prompt(prompt, shared)
         if whole:
             prompt, chosen, rejected = whole, chosen[len(shared) :], rejected[len(shared) :]
@@ -112,7 +112,7 @@ class PreferenceEncoder:
         content: dict[str, Any] = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
         if tools := tools_of(row.get(columns.tools), columns.tools):
             content["tools"] = tools
-        return Content(written(content), prompt=opening(prompt))
+        return Content(written(content), prompt=opening(prompt), unread=unread)
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         contents: list[Any] = records["content"].to_pylist()
@@ -165,6 +165,7 @@ class PreferenceRows:
             [EncodedRow(values, len(values["input_ids"]), targets=1)],
             truncated=pair != whole,
             ends=whole[0].ends | whole[1].ends,
+            unprinted=Counter(whole[0].unprinted) + Counter(whole[1].unprinted),
         )
 
 
@@ -182,12 +183,12 @@ def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:
     return [encode_chat(tokenizer, [*prompt, *pair[name]], tools, len(prompt)) for name in ANSWERS]
 
 
-def _said(row: Mapping[str, Any], column: str, role: str) -> list[Message]:
+def _said(row: Mapping[str, Any], column: str, role: str, unread: Counter[str]) -> list[Message]:
     """Return a column's messages; text is one message of a role."""
     value = row.get(column)
     if value is None or isinstance(value, str):
         return [{"role": role, "content": text_of(row, column)}]
-    return [message_of(item) for item in turns_of(value, column)]
+    return messages_of(value, column, unread)
 
 
 def _alike(both: tuple[Message, Message]) -> bool:

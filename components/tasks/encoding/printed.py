@@ -33,12 +33,12 @@ class Printed:
     """A conversation as text.
 
     spans: what the assistant says in it, in order, each without the token that ends the turn.
-    left_out: by key, the number of messages of which the template does not print it.
+    unprinted: number of messages with each key that the template does not print.
     """
 
     text: str
     spans: list[Span]
-    left_out: Counter[str] = field(default_factory=Counter)
+    unprinted: Counter[str] = field(default_factory=Counter)
 
 
 class _Rejected(BadInput):
@@ -240,7 +240,7 @@ class _Conversation:
 
     def printed(self, wanted: set[int]) -> Printed:
         """Return the text, and the spans of some of the assistant's messages."""
-        left_out = self._left_out()
+        unprinted = self._unprinted()
         contents = [self._leaves[leaf].text for leaf in self._order]
         spans = content_spans(self._own, contents, self._text)
         if not spans:
@@ -250,19 +250,19 @@ class _Conversation:
             if self._leaves[leaf].key != "name":
                 places.setdefault(self._leaves[leaf].message, []).append(place)
         found = [self._span(i, each, spans) for i, each in places.items() if i in wanted]
-        return Printed(self._text, found, left_out)
+        return Printed(self._text, found, unprinted)
 
-    def _left_out(self) -> Counter[str]:
+    def _unprinted(self) -> Counter[str]:
         """Count the thoughts and names that the template does not print.
 
         Raises:
             BadInput: it does not print what is said, or prints it twice.
         """
-        left_out = Counter[str]()
+        unprinted = Counter[str]()
         times = Counter(self._order)
         for number, leaf in enumerate(self._leaves):
             if number not in times and leaf.key in ("name", REASONING[0]):
-                left_out[leaf.key] += 1
+                unprinted[leaf.key] += 1
             elif number not in times or (times[number] > 1 and leaf.key in ("content", *REASONING)):
                 raise _rewritten()
             elif leaf.key == "tool_calls":
@@ -274,7 +274,7 @@ class _Conversation:
                     f"the tokenizer's chat template does not print the tool {name[:80]!r}",
                     remedy="use a chat template that prints the tools",
                 )
-        return left_out
+        return unprinted
 
     def _span(self, index: int, places: Sequence[int], spans: Sequence[Span]) -> Span:
         """Return what the assistant says in a message, whose leaves are at these places."""

@@ -27,13 +27,13 @@ class Encoded:
     input_ids: the tokens.
     targets: same length; 1 if the token is predicted from those before it.
     ends: tokens that end a turn of the assistant.
-    left_out: by key of a message, how often the chat template does not print its value.
+    unprinted: number of messages with each key that the chat template does not print.
     """
 
     input_ids: list[int]
     targets: list[int]
     ends: frozenset[int] = field(default=frozenset(), compare=False)
-    left_out: Mapping[str, int] = field(default_factory=dict, compare=False)
+    unprinted: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def load_tokenizer(folder: Path, field: str = "") -> Any:
@@ -147,7 +147,7 @@ def encode_chat(
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     chosen = _chosen(printed.text, printed.spans, ids, offsets, special)
-    return replace(chosen, left_out=printed.left_out)
+    return replace(chosen, unprinted=printed.unprinted)
 
 
 def windows(encoded: Encoded, length: int) -> list[Encoded]:

@@ -46,6 +46,15 @@ def test_targets_are_marked_and_bad_records_have_their_reason(shown):
     assert "\x07" not in output
 
 
+def test_keys_of_messages_that_the_model_does_not_see_are_named(shown):
+    asked = {"role": "user", "content": "why", "na\x1b[2Jme": 1}
+    row = {"messages": [asked, {"role": "assistant", "content": "so", "name": "Ann"}]}
+    output = shown([row] * 2, "supervised_finetuning", "--n", "1")
+    assert "tokens; keys of messages that nothing reads: 1 na [2Jme; keys of" in output
+    assert "the chat template does not print: 1 name\n" in output
+    assert "\x1b" not in output
+
+
 def test_targets_are_green_on_a_terminal():
     document = Document("", 2, 1, [Piece(ESCAPE, False), Piece("so\x1b[5m", True)])
     assert _marked(document, color=True).endswith("\x1b[32mso\x1b[0m")

@@ -12,8 +12,17 @@ from steadytrain.components.preprocess.folds import read_table
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.left_out import in_one_line
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
-from steadytrain.components.tasks.encoding.preference import PreferenceEncoder, encode_pair
+from steadytrain.components.tasks.encoding.preference import (
+    ANSWERS,
+    PreferenceEncoder,
+    PreferenceRows,
+    encode_pair,
+)
 from steadytrain.components.tasks.encoding.tokens import encode_record, load_tokenizer
 
 from support.data import sentence, write_jsonl
@@ -87,6 +96,42 @@ def test_calls_are_prepared_and_scored_as_they_are_encoded(tmp_path, tokens, con
         ]
     )
     assert learned.count("<tool_call>") == len(held_out) > 5
+
+
+def test_keys_of_messages_that_are_not_used_are_counted(tmp_path, configure):
+    def row(seed):
+        asked = {"role": "user", "content": sentence(seed, 6), "name": "Ann"}
+        said = {"role": "assistant", "content": sentence(seed + 500, 6), "refusal": None}
+        more = {"audio": {"id": "x"}, "bad\x1b[2Jname": 1} if seed % 2 else {}
+        return {"messages": [asked, {**said, **more}]}
+
+    # The last two are equal: both are read, and one is printed.
+    source = write_jsonl(tmp_path / "chats.jsonl", [row(min(seed, 59)) for seed in range(61)])
+    config = configure(source, task="supervised_finetuning", sequence_length=128)
+    record = run(config)
+    told = (
+        "keys of messages that nothing reads: 31 audio, 31 bad [2Jname; "
+        "keys of messages that the chat template does not print: 60 name"
+    )
+    card = json.loads(record.path("card.json").read_text(encoding="utf-8"))
+    assert card["unread_keys"] == {"audio": 31, "bad\x1b[2Jname": 31}
+    assert card["unprinted_keys"] == {"name": 60}
+    assert in_one_line(record, card).endswith(f"; {told}")
+    assert told in record.path("card.html").read_text(encoding="utf-8")
+    events = read_events(Workspace.of(config).events)
+    warned = [event.message for event in events if isinstance(event, Warned)]
+    assert f"{told}; the model does not see their values" in warned
+
+
+def test_keys_of_a_pair_are_counted_in_prompt_and_answers(tokens):
+    asked = {"role": "user", "content": "why", "name": "Ann", "vote": 1}
+    row = {"prompt": [asked]} | {
+        column: [{"role": "assistant", "content": column, "vote": 2}] for column in ANSWERS
+    }
+    content = PreferenceEncoder(DataConfig(source=["x"], task="preference")).read(row)
+    assert content.unread == {"vote": 3}
+    (found,) = PreferenceRows(tokens, 64).encode([content])
+    assert found.unprinted == {"name": 2}
 
 
 def test_pairs_have_tools(tokens):

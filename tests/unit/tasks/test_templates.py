@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.encoding.messages import chat_of, message_of, scored_in
+from steadytrain.components.tasks.encoding.messages import (
+    chat_of,
+    message_of,
+    messages_of,
+    scored_in,
+)
 from steadytrain.components.tasks.encoding.tokens import encode_chat
 
 from support.templates import FAMILIES, family_tokenizer, plain
@@ -158,12 +164,12 @@ def test_thoughts_that_a_template_forgets_are_counted(tokenizer):
     assert learned(tokenizer, found) == (
         "It rains.<|im_end|><think>\nRome is wet.\n</think>\n\nIt rains.<|im_end|>"
     )
-    assert found.left_out == {"reasoning_content": 1}
+    assert found.unprinted == {"reasoning_content": 1}
     both = encoded(tokenizer, plain(FAMILIES["channels"]), messages)
-    assert not both.left_out
+    assert not both.unprinted
     assert encoded(
         tokenizer, plain(FAMILIES["phi"]), [{**ASK, "name": "Ann"}, ANSWER]
-    ).left_out == {"name": 1}
+    ).unprinted == {"name": 1}
 
 
 def test_thoughts_in_the_content_are_those_of_the_key(tokenizer):
@@ -190,6 +196,35 @@ def test_forms_of_a_call_have_the_same_tokens(tokenizer, family, form):
     template = plain(FAMILIES[family])
     other = [CALLED[0], {"role": "assistant", "tool_calls": FORMS[form]}, *CALLED[2:]]
     assert encoded(tokenizer, template, other, TOOLS) == encoded(tokenizer, template, CALLED, TOOLS)
+
+
+def test_a_call_without_its_envelope_keeps_its_other_keys():
+    (given,) = message_of(turn("assistant", None, tool_calls=[{"name": "a", "id": "1"}]))[
+        "tool_calls"
+    ]
+    assert given == {"type": "function", "id": "1", "function": {"name": "a", "arguments": {}}}
+
+
+def test_keys_that_nothing_reads_are_counted_by_name():
+    """One count for each message with a value there, and none for what is read or empty."""
+    asked = {**call(1, "weather"), "index": 0}
+    asked["function"]["parsed"] = {"city": "Rome"}
+    part = {"type": "text", "text": "so", "cache_control": {"type": "ephemeral"}}
+    turns = [
+        {**ASK, "name": "Ann", "weight": 0, "images": [], "audio": None},
+        turn("assistant", [part, part], reasoning="Hm.", refusal="no", annotations=[1], train=True),
+        turn("assistant", None, tool_calls=json.dumps([asked, asked]), refusal="", score=0),
+        turn("assistant", "so", refusal="no"),
+    ]
+    unread = Counter()
+    assert len(messages_of(json.dumps(turns), "messages", unread)) == 4
+    assert unread == {
+        "refusal": 2,
+        "annotations": 1,
+        "content.cache_control": 1,
+        "tool_calls.function.parsed": 1,
+        "score": 1,
+    }
 
 
 @pytest.mark.parametrize("role", ["developer", "system"])
@@ -234,6 +269,7 @@ def test_a_turn_whose_end_depends_on_what_follows_is_refused(tokenizer):
         (turn("user", None, tool_calls=[call(1, "weather")]), "only the assistant has calls"),
         (turn("user", "a", thinking="b"), "only the assistant has calls and thoughts"),
         (turn("assistant", "a", thinking="b", reasoning="c"), "differ in one message"),
+        (turn("assistant", "a", reasoning=[{"text": "b"}]), "reasoning is list, not text"),
         (turn("assistant", None, tool_calls=[{"function": {}}]), "not a call with a name"),
         (
             turn("assistant", None, tool_calls=[{"name": "a", "arguments": "{"}]),
