@@ -44,6 +44,8 @@ _LONG: Final[Mapping[str, tuple[LongRecords, ...]]] = {
 }
 """By task: what it can do with a record that is longer than a row."""
 
+TrainOn = Literal["assistant", "last_turn", "all"]
+
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Source = Annotated[list[Address], Field(min_length=1)]
 
@@ -234,6 +236,14 @@ class DataConfig(Section):
         "causal_lm, masked_lm and denoising learn all of a text in windows, "
         "sequence_classification, multi_task and text_embedding its beginning.",
     )
+    train_on: TrainOn | None = Field(
+        None,
+        description="Only for supervised_finetuning: which tokens of a chat the model learns. "
+        "assistant: what the assistant says, and the end of each turn. last_turn: of that, what "
+        "comes after the last message of the user. all: every token but the first. Messages with "
+        "weight 0 or train false are never learned. Evaluation scores what the assistant says; "
+        "with last_turn, in the last turn. None means assistant.",
+    )
     max_record_bytes: int = Field(
         1_000_000,
         ge=1,
@@ -322,6 +332,21 @@ class DataConfig(Section):
                 self.long_records,
                 f"{self.task} does not support it",
                 f"use {' or '.join(choices)}, or leave it out" if choices else "leave it out",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _targets_are_of_chats(self) -> DataConfig:
+        if (
+            self.train_on
+            and self.task != "supervised_finetuning"
+            and plugins.is_ours(plugins.TASKS, self.task)
+        ):
+            raise at_odds(
+                "data.train_on",
+                self.train_on,
+                f"{self.task} has its own targets",
+                "leave it out, or use data.task supervised_finetuning",
             )
         return self
 

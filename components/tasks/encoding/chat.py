@@ -28,6 +28,7 @@ from steadytrain.components.tasks.encoding.messages import (
     chat_of,
     check_learned,
     messages_of,
+    only_last_turn,
     opening,
     said,
     texts_of,
@@ -86,7 +87,11 @@ class ChatEncoder:
                 {"role": "assistant", "content": text_of(row, columns.completion)},
             ]
         else:
-            messages = messages_of(value, columns.messages, unread)
+            messages = messages_of(
+                value, columns.messages, unread, whole=self.data.train_on == "all"
+            )
+            if self.data.train_on == "last_turn":
+                messages = only_last_turn(messages)
             check_learned(messages)
         tools = tools_of(row.get(columns.tools), columns.tools)
         text = written({"messages": messages, "tools": tools} if tools else messages)
@@ -110,23 +115,34 @@ class ChatEncoder:
 
     def row_encoder(self, fitted: Fitted) -> ChatRows:
         assert fitted.tokenizer is not None
-        return ChatRows(fitted.tokenizer, self.data.sequence_length, self.data.fits_long_records)
+        return ChatRows(
+            fitted.tokenizer,
+            self.data.sequence_length,
+            self.data.fits_long_records,
+            whole=self.data.train_on == "all",
+        )
 
 
 @dataclass(frozen=True)
 class ChatRows:
-    """Encodes conversations with the tokenizer in a folder."""
+    """Encodes conversations with the tokenizer in a folder.
+
+    whole: as for `encode_chat`.
+    """
 
     tokenizer: Path
     sequence_length: int
     long_records: LongRecords | None = None
+    whole: bool = False
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
         return [self._encode(record) for record in records]
 
     def _encode(self, record: Content) -> EncodedRecord | Defect:
         try:
-            encoded = encode_chat(kept_tokenizer(self.tokenizer), *chat_of(record.text))
+            encoded = encode_chat(
+                kept_tokenizer(self.tokenizer), *chat_of(record.text), whole=self.whole
+            )
         except BadInput as error:
             return Defect("refused_by_template", error.message)
         if not any(encoded.targets):

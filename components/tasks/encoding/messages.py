@@ -12,8 +12,8 @@ from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 Message = dict[str, Any]
 """A turn: `role`, `content` (may be None with calls), and if they are not empty, REASONING[0],
-`tool_calls`, `tool_call_id` and `name`. A turn of the assistant that is not learned has `train`,
-which is False."""
+`tool_calls`, `tool_call_id` and `name`. One that could be learned and is not has `train`, which is
+False."""
 
 ROLES: Final = ("system", "user", "assistant", "tool")
 _SYSTEM: Final = ("system", "developer")
@@ -94,6 +94,18 @@ def learned_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     ]
 
 
+def only_last_turn(messages: Sequence[Message]) -> list[Message]:
+    """Mark what the assistant says before the last question that it answers as not learned."""
+    roles = [message["role"] for message in messages]
+    answer = max((place for place, role in enumerate(roles) if role == "assistant"), default=0)
+    asked = max((place for place in range(answer) if roles[place] == "user"), default=0)
+    earlier = [place < asked and role == "assistant" for place, role in enumerate(roles)]
+    return [
+        {**message, "train": False} if marked else message
+        for message, marked in zip(messages, earlier, strict=True)
+    ]
+
+
 def check_learned(messages: Sequence[Message], place: str = "") -> None:
     """Check that the model learns something of messages.
 
@@ -132,11 +144,14 @@ def _leaves(value: Any) -> Iterator[str]:
         yield value if isinstance(value, str) else json.dumps(value)
 
 
-def messages_of(value: Any, column: str, unread: Counter[str]) -> list[Message]:
+def messages_of(
+    value: Any, column: str, unread: Counter[str], *, whole: bool = False
+) -> list[Message]:
     """Return the messages in a column, a list or its JSON.
 
     Args:
         unread: counts the messages with each key that has a value and that nothing reads.
+        whole: as for `message_of`.
 
     Raises:
         Defect: there are none, or one cannot be used.
@@ -144,7 +159,7 @@ def messages_of(value: Any, column: str, unread: Counter[str]) -> list[Message]:
     turns = _list_of(value, column, "bad_messages")
     if not turns:
         raise Defect("empty_field", f"{column} is empty")
-    messages = [message_of(turn) for turn in turns]
+    messages = [message_of(turn, whole=whole) for turn in turns]
     for turn in turns:
         unread.update(dict.fromkeys(_unread(turn), 1))
     return messages
@@ -206,8 +221,11 @@ def _list_of(value: Any, column: str, reason: str) -> list[Any]:
     return value
 
 
-def message_of(item: Any) -> Message:
+def message_of(item: Any, *, whole: bool = False) -> Message:
     """Return a message in the form of this module.
+
+    Args:
+        whole: whether not only the assistant's messages can be learned.
 
     Raises:
         Defect: it has no usable role and content.
@@ -228,10 +246,10 @@ def message_of(item: Any) -> Message:
         raise Defect("bad_messages", f"only the assistant has calls and thoughts, not the {role}")
     if role == "assistant" and not "".join(texts_of(message)).strip():
         raise Defect("bad_messages", "the assistant says nothing")
-    learned = _learned(item)
-    if learned and role != "assistant":
+    learned, could = _learned(item), whole or role == "assistant"
+    if learned and not could:
         raise Defect("bad_messages", f"weight or train asks to learn a turn of the {role}")
-    if learned is False and role == "assistant":
+    if learned is False and could:
         message["train"] = False
     return message
 

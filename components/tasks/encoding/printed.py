@@ -32,12 +32,13 @@ _THOUGHTS: Final = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 class Printed:
     """A conversation as text.
 
-    spans: what the assistant says in it, in order, each without the token that ends the turn.
+    spans: what is said in some messages, by their index and in the order of the text, each without
+        the token that ends the turn.
     unprinted: number of messages with each key that the template does not print.
     """
 
     text: str
-    spans: list[Span]
+    spans: dict[int, Span]
     unprinted: Counter[str] = field(default_factory=Counter)
 
 
@@ -65,7 +66,7 @@ def print_chat(
     """Print a conversation.
 
     Args:
-        wanted: indices of the assistant's messages whose spans are returned.
+        wanted: indices of the messages whose spans are returned.
 
     Raises:
         BadInput: the template rejects the messages, or does not print all that they say.
@@ -239,7 +240,7 @@ class _Conversation:
         return marked
 
     def printed(self, wanted: set[int]) -> Printed:
-        """Return the text, and the spans of some of the assistant's messages."""
+        """Return the text, and the spans of some messages."""
         unprinted = self._unprinted()
         contents = [self._leaves[leaf].text for leaf in self._order]
         spans = content_spans(self._own, contents, self._text)
@@ -249,7 +250,7 @@ class _Conversation:
         for leaf, place in sorted(self._place.items(), key=lambda item: item[1]):
             if self._leaves[leaf].key != "name":
                 places.setdefault(self._leaves[leaf].message, []).append(place)
-        found = [self._span(i, each, spans) for i, each in places.items() if i in wanted]
+        found = {i: self._span(i, each, spans) for i, each in places.items() if i in wanted}
         return Printed(self._text, found, unprinted)
 
     def _unprinted(self) -> Counter[str]:
@@ -277,7 +278,7 @@ class _Conversation:
         return unprinted
 
     def _span(self, index: int, places: Sequence[int], spans: Sequence[Span]) -> Span:
-        """Return what the assistant says in a message, whose leaves are at these places."""
+        """Return what is said in a message, whose leaves are at these places."""
         first, last = places[0], places[-1]
         if len(places) <= last - first:
             raise _rewritten()

@@ -113,7 +113,12 @@ def _plain_tokens(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def encode_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), first: int = 0
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] = (),
+    first: int = 0,
+    *,
+    whole: bool = False,
 ) -> Encoded:
     """Encode a chat with the tokenizer's own template, or DEFAULT_CHAT_TEMPLATE if it has none.
 
@@ -124,6 +129,8 @@ def encode_chat(
         messages: as `message_of` returns them.
         tools: JSON schemas of the tools that the assistant may call.
         first: index of the first message that may have targets.
+        whole: whether all tokens but the first are targets, except of messages that are not
+            learned.
 
     Raises:
         BadInput: the template rejects these messages, or does not print all that they say.
@@ -131,11 +138,14 @@ def encode_chat(
     if not tokenizer.chat_template:
         _end_of_text(tokenizer)
     learned = {index for index in learned_in(messages) if index >= first}
+    context = {
+        index for index, each in enumerate(messages) if whole and not each.get("train", True)
+    }
     # Import this first, so that the import does not count toward the limits.
     import transformers.utils.chat_template_utils  # noqa: F401
 
     with bounded("the tokenizer's chat template"):
-        printed = print_chat(tokenizer, messages, tools, learned)
+        printed = print_chat(tokenizer, messages, tools, learned | context)
     encoded = tokenizer(
         printed.text,
         add_special_tokens=False,
@@ -146,8 +156,16 @@ def encode_chat(
     )
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    chosen = _chosen(printed.text, printed.spans, ids, offsets, special)
-    return replace(chosen, unprinted=printed.unprinted)
+
+    def marked(messages: set[int]) -> Encoded:
+        spans = [span for index, span in printed.spans.items() if index in messages]
+        return _chosen(printed.text, spans, ids, offsets, special)
+
+    chosen = replace(marked(learned), unprinted=printed.unprinted)
+    if not whole:
+        return chosen
+    rest = marked(context).targets
+    return replace(chosen, targets=[int(i > 0 and not given) for i, given in enumerate(rest)])
 
 
 def windows(encoded: Encoded, length: int) -> list[Encoded]:

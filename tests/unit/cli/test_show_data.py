@@ -46,6 +46,21 @@ def test_targets_are_marked_and_bad_records_have_their_reason(shown):
     assert "\x07" not in output
 
 
+@pytest.mark.parametrize(
+    ("train_on", "told"),
+    [
+        ("last_turn", "so<|endoftext|>\n<|user|>\nhow<|endoftext|>\n<|assistant|>\n[[thus"),
+        ("all", "<|user|>[[\nwhy<|endoftext|>\n<|assistant|>\n]]so<|endoftext|>[[\n<|user|>"),
+    ],
+)
+def test_what_is_learned_of_a_chat_is_what_the_configuration_says(shown, train_on, told):
+    said = [("user", "why"), ("assistant", "so"), ("user", "how"), ("assistant", "thus")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    messages[1]["weight"] = 0
+    sets = ("--n", "1", "--set", f"data.train_on={train_on}")
+    assert told in shown([{"messages": messages}] * 2, "supervised_finetuning", *sets)
+
+
 def test_keys_of_messages_that_the_model_does_not_see_are_named(shown):
     asked = {"role": "user", "content": "why", "na\x1b[2Jme": 1}
     row = {"messages": [asked, {"role": "assistant", "content": "so", "name": "Ann"}]}

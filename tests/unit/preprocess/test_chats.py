@@ -11,19 +11,21 @@ import pytest
 from steadytrain.components.preprocess.folds import read_table
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.step import run
-from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config import DataConfig, from_mapping
+from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
+from steadytrain.components.tasks.encoding.messages import chat_of
 from steadytrain.components.tasks.encoding.preference import (
     ANSWERS,
     PreferenceEncoder,
     PreferenceRows,
     encode_pair,
 )
-from steadytrain.components.tasks.encoding.tokens import encode_record, load_tokenizer
+from steadytrain.components.tasks.encoding.tokens import encode_record, load_tokenizer, scored_text
 
 from support.data import sentence, write_jsonl
 from support.templates import FAMILIES, family_tokenizer, plain
@@ -121,6 +123,37 @@ def test_keys_of_messages_that_are_not_used_are_counted(tmp_path, configure):
     events = read_events(Workspace.of(config).events)
     warned = [event.message for event in events if isinstance(event, Warned)]
     assert f"{told}; the model does not see their values" in warned
+
+
+@pytest.mark.parametrize("train_on", [None, "last_turn", "all"])
+def test_targets_are_those_that_are_asked_for(tmp_path, configure, train_on):
+    """Evaluation scores what the assistant says, or what it says last."""
+    rows = [{"messages": [
+        {"role": role, "content": sentence(seed * 10 + turn, 4)}
+        for turn, role in enumerate(["user", "assistant", "user", "assistant"])
+    ]} for seed in range(60)]  # fmt: skip
+    source = write_jsonl(tmp_path / "chats.jsonl", rows)
+    task = "supervised_finetuning"
+    found = run(configure(source, task=task, sequence_length=256, train_on=train_on))
+    tokenizer = load_tokenizer(found.path(found.tokenizer))
+    held_out = read_table(found.path(found.test_records)).to_pylist()
+    scored = [scored_text(record) for record in held_out]
+    said = [
+        [message["content"] for message in chat_of(record["messages"])[0]] for record in held_out
+    ]
+    answers = [both[3] if train_on == "last_turn" else both[1] + both[3] for both in said]
+    assert scored == answers
+    targets = sum(sum(encode_record(tokenizer, record).targets) for record in held_out)
+    test = found.sides["test"]
+    assert test.target_tokens == (test.tokens - test.documents if train_on == "all" else targets)
+    assert tokenizer.convert_ids_to_tokens(found.turn_ends) == ["<|endoftext|>"]
+
+
+def test_only_chats_choose_their_targets():
+    model = {"config": {"model_type": "gpt2"}, "vocab_size": 400}
+    data = {"source": ["x"], "task": "causal_lm", "train_on": "all"}
+    with pytest.raises(ConfigError, match=r"data\.train_on = 'all': causal_lm has its own targets"):
+        from_mapping({"name": "x", "output": "o", "model": model, "data": data})
 
 
 def test_keys_of_a_pair_are_counted_in_prompt_and_answers(tokens):

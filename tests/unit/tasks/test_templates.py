@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 
+from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.messages import (
     chat_of,
@@ -114,8 +116,8 @@ def learned(tokenizer, found, mask=None):
     return tokenizer.decode([token for token, target in pairs if target])
 
 
-def of_transformers(tokenizer, template, messages, tools):
-    """Return tokens and mask, with messages as the family takes them."""
+def as_taken(template, messages):
+    """Return messages as a family's template takes them."""
     renamed = [
         {("thinking" if "thinking" in template and key == "reasoning_content" else key): value
          for key, value in message.items()}
@@ -125,8 +127,13 @@ def of_transformers(tokenizer, template, messages, tools):
         renamed = json.loads(json.dumps(renamed))
         for each in (c["function"] for m in renamed for c in m.get("tool_calls", ())):
             each["arguments"] = json.dumps(each["arguments"], ensure_ascii=False)
+    return renamed
+
+
+def of_transformers(tokenizer, template, messages, tools):
+    """Return tokens and mask."""
     return tokenizer.apply_chat_template(
-        renamed,
+        as_taken(template, messages),
         tools=tools or None,
         chat_template=template,
         return_dict=True,
@@ -260,6 +267,88 @@ def test_a_turn_whose_end_depends_on_what_follows_is_refused(tokenizer):
     ends = template.replace("{% endif %}<|im_end|>", "{% endif %}{{ loop.last }}<|im_end|>", 1)
     with pytest.raises(BadInput, match="in another way when others follow it"):
         encoded(tokenizer, ends, CALLED, TOOLS)
+
+
+def places_of_text(tokenizer, template, messages, tools, text):
+    """Return Transformers' tokens, and those of a text where it is printed last, with what ends it.
+
+    A special token ends it if only white space is in between.
+    """
+    printed = tokenizer.apply_chat_template(
+        as_taken(template, messages), tools=tools or None, chat_template=template, tokenize=False
+    )
+    found = tokenizer(printed, add_special_tokens=False, return_offsets_mapping=True)
+    start = printed.rindex(text)
+    end = start + len(text)
+    after = [
+        (low, high)
+        for token, (low, high) in zip(found["input_ids"], found["offset_mapping"], strict=True)
+        if low >= end and token in tokenizer.added_tokens_decoder
+    ]
+    if after and not printed[end : after[0][0]].strip():
+        end = after[0][1]
+    inside = [high > start and low < end for low, high in found["offset_mapping"]]
+    return found["input_ids"], inside
+
+
+def encoded_as(tokenizer, template, messages, tools, train_on):
+    """Encode a chat as a run with `data.train_on` does."""
+    tokenizer.chat_template = template
+    data = DataConfig(source=["x"], task="supervised_finetuning", train_on=train_on)
+    content = ChatEncoder(data).read({"messages": messages, "tools": tools})
+    return encode_chat(tokenizer, *chat_of(content.text), whole=train_on == "all")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_last_turn_is_what_the_assistant_says_after_the_last_question(
+    tokenizer, family, layout
+):
+    template, (messages, tools) = FAMILIES[family], LAYOUTS[layout]
+    if layout in REFUSED[family]:
+        return
+    asked = [message["content"] for message in messages if message["role"] == "user"][-1]
+    found = encoded_as(tokenizer, plain(template), messages, tools, "last_turn")
+    usual = encoded_as(tokenizer, plain(template), messages, tools, "assistant")
+    ids, question = places_of_text(tokenizer, plain(template), messages, tools, asked)
+    assert found.input_ids == usual.input_ids == ids
+    first = question.index(True)
+    assert found.targets == [0] * first + usual.targets[first:]
+    assert found.ends <= usual.ends
+    assert any(found.targets)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("marked", [None, 0, 1, 2])
+def test_all_is_each_token_but_the_first_and_those_of_marked_turns(tokenizer, family, marked):
+    template = plain(FAMILIES[family])
+    messages = [turn("user", "who?"), turn("assistant", "bad answer"), ASK, ANSWER]
+    ids, context = places_of_text(
+        tokenizer, template, messages, [], messages[marked or 0]["content"]
+    )
+    given = [{**each, "train": i != marked} for i, each in enumerate(messages)]
+    found = encoded_as(tokenizer, template, given, [], "all")
+    assert found.input_ids == ids
+    whole = [0] + [1] * (len(ids) - 1)
+    if marked is None:
+        assert found.targets == whole
+    else:
+        pairs = zip(whole, context, strict=True)
+        assert found.targets == [int(target and not inside) for target, inside in pairs]
+    assert found.ends == encoded(tokenizer, template, [ASK, ANSWER]).ends
+
+
+def test_the_last_turn_begins_before_the_calls_that_answer_it(tokenizer):
+    messages = [*CALLED, *CALLED, turn("user", "thanks")]
+    found = encoded_as(tokenizer, plain(FAMILIES["chatml"]), messages, TOOLS, "last_turn")
+    said = learned(tokenizer, found)
+    assert (said.count("<tool_call>"), said.count("It is sunny.")) == (1, 1)
+    greeting = [turn("assistant", "hello"), turn("user", "bye")]
+    found = encoded_as(tokenizer, plain(FAMILIES["chatml"]), greeting, [], "last_turn")
+    assert learned(tokenizer, found) == "hello<|im_end|>"
+    last = [ASK, ANSWER, ASK, {**ANSWER, "weight": 0}]
+    with pytest.raises(Defect, match="leaves nothing to learn"):
+        encoded_as(tokenizer, plain(FAMILIES["chatml"]), last, [], "last_turn")
 
 
 @pytest.mark.parametrize(
