@@ -85,12 +85,8 @@ def _check(field: str, address: str, config: RunConfig) -> None:
 
 def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what a run reads: the field and the address."""
-    data, training = config.data, config.training
-    if data.parts:
-        for name, part in data.parts.items():
-            yield from ((f"data.parts.{name}.source", address) for address in part.source)
-    else:
-        yield from (("data.source", address) for address in data.source)
+    training = config.training
+    yield from config.data.addresses
     for field, found in (
         ("model.base", config.model.base),
         ("model.tokenizer", config.model.tokenizer),

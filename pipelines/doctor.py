@@ -157,7 +157,7 @@ def _hub(config: RunConfig | None) -> Finding:
         from huggingface_hub import HfApi
     except ImportError:
         return Finding("hub", "not checked: huggingface_hub is not installed", good=not wanted)
-    data = set(config.data.source) if config else set()
+    data = {address for _, address in config.data.addresses} if config else set()
     for address in wanted or [""]:
         failure = within(_HUB_SECONDS, partial(_ask_hub, HfApi(), address, data=address in data))
         if failure is not None:

@@ -40,7 +40,8 @@ def outline(config: RunConfig) -> list[str]:
     return [
         f"run         {config.run_id}",
         f"output      {Workspace.of(config).folder}",
-        f"preprocess  {config.data.task} from {', '.join(config.data.source)}",
+        f"preprocess  {config.data.task} from "
+        + ", ".join(address for _, address in config.data.addresses),
         f"train       {config.model.base or config.model.config['model_type'] + ' from scratch'}, "
         f"{length} at {rate_text}, on {ranks} "
         f"rank{'s' if ranks > 1 else ''}",

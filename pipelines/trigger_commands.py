@@ -91,8 +91,8 @@ def watch(
 ) -> None:
     """Start a run on a Kubeflow server whenever the data change.
 
-    It watches `data.source` (folders, s3:// prefixes). A run starts once nothing has changed for a
-    while, since an upload may be in progress, and once the run before it has ended. What was
+    It watches where the data are (folders, s3:// prefixes). A run starts once nothing has changed
+    for a while, since an upload may be in progress, and once the run before it has ended. What was
     started is recorded in storage, so you can restart watchers at any time, and run several of
     them. Stops on SIGTERM and Ctrl-C. With --json, it then prints the runs that it started.
     """
@@ -107,7 +107,8 @@ def watch(
     server = connect(host, namespace)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    typer.echo(f"watching {', '.join(what.config.data.source)}", err=as_json)
+    watched = ", ".join(address for _, address in what.config.data.addresses)
+    typer.echo(f"watching {watched}", err=as_json)
     started = triggers.watch(
         server,
         what,

@@ -40,7 +40,8 @@ from steadytrain.components.tasks.registry import OpenTask
 _OTHER_SPLIT: Final = (
     "the model that it started from (model.base) was trained on another split, so that it may have "
     "seen these records; give this run that one's data.split_salt, data.validation_share, "
-    "data.test_share, data.columns.group and data.group_by_prompt, or start from another model"
+    "data.test_share, data.columns.group, data.group_by_prompt and splits of the data, or start "
+    "from another model"
 )
 
 _UNCHANGED: Final = (

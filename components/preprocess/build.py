@@ -119,7 +119,7 @@ class _Builder:
             names = self._encode(self.encoder.row_encoder(fitted))
             check_defects(self.data, self.quarantine, reading.records)
             documents = {side: count.documents for side, count in self.counts.items()}
-            check_sides(documents, self.data, self.quarantine.counts)
+            check_sides(documents, self.data, self.quarantine.counts, found.given)
         finally:
             self.spool.close()
             self.quarantine.close()
@@ -129,7 +129,8 @@ class _Builder:
         if folds:
             sides["train"] = joined([fold.side for fold in folds])
         join_files(self._parts("test-records", names), self.folder / TEST_RECORDS)
-        record = self._record(sides, folds, labels, reading)
+        split = split_digest(self.data, found.given)
+        record = self._record(sides, folds, labels, reading, split)
         self._write_card(record, reading)
         return record
 
@@ -220,8 +221,9 @@ class _Builder:
         folds: list[FoldRecord],
         labels: list[str],
         reading: Reading,
+        split: str,
     ) -> DataRecord:
-        split, text = split_digest(self.data), self.encoder.tokenizer is not None
+        text = self.encoder.tokenizer is not None
         tokenizer = sorted((self.folder / TOKENIZER).iterdir()) if text else []
         prepared = [
             *(name for side in sides.values() for name in (*side.shards, side.index) if name),
@@ -261,7 +263,7 @@ class _Builder:
             self._warn(f"{keys}; the model does not see their values")
         card = DataCard.of(
             record,
-            source=self.data.source,
+            source=[address for _, address in self.data.addresses],
             left_out=self.inputs.left_out,
             detected=reading.detected,
             records=reading.records,

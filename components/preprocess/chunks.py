@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from steadytrain.components.preprocess.given import Given
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_BYTES: Final = 1 << 20
@@ -22,9 +23,10 @@ _NO_VALUE = (ValueError, OverflowError, pa.ArrowException)
 
 
 class Chunk(Protocol):
-    """A part of a file. `size` is its share of the file, in bytes."""
+    """A part of a file, all of it given to one side. `size` is its share of the file, in bytes."""
 
     size: int
+    given: Given
 
     def rows(self) -> Iterator[Row]:
         """Yield the decoded rows."""
@@ -39,6 +41,7 @@ class Lines:
     block: bytes
     plain: bool
     size: int = 0
+    given: Given = "train"
 
     def rows(self) -> Iterator[Row]:
         for line, content in enumerate(self.block.split(b"\n"), start=self.first):
@@ -69,6 +72,7 @@ class Rows:
     content: list[tuple[int, Mapping[str, Any] | Defect]]
     size: int = 0
     detected: str = ""
+    given: Given = "train"
 
     def rows(self) -> Iterator[Row]:
         return ((self.source, line, row) for line, row in self.content)
@@ -82,6 +86,7 @@ class Table:
     first: int
     batch: pa.RecordBatch
     size: int = 0
+    given: Given = "train"
 
     def rows(self) -> Iterator[Row]:
         try:
@@ -145,6 +150,7 @@ class Files:
     content: list[tuple[str, str, bytes]]
     limit: int
     size: int = 0
+    given: Given = "train"
 
     def rows(self) -> Iterator[Row]:
         for name, path, content in self.content:

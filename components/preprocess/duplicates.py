@@ -67,6 +67,7 @@ def find_duplicates(
     threshold: float | None,
     bands: int,
     conflicts: bool,
+    groups: NDArray[np.uint64] | None = None,
     sign_again: Callable[[NDArray[np.uint32]], OwnSignatures],
     progress: Callable[[int, int], None],
 ) -> Findings:
@@ -79,10 +80,14 @@ def find_duplicates(
         bands: number of stored bands per signature.
         sign_again: signs what is the own of the records with these numbers, which are sorted.
         conflicts: whether to set aside equal content with different labels.
+        groups: of the records, if the given sides may divide one: only its records on the first of
+            its sides are kept. The group of a record without one is its content.
         progress: called with the number of finished bands, and of all: each is looked at twice.
     """
     findings = Findings(np.zeros(spool.count, np.uint8), np.zeros(spool.count, np.uint32), sides)
     ranks = _mark_exact(spool, sides, findings, conflicts=conflicts)
+    if groups is not None:
+        _mark_divided(groups, sides, findings)
     if threshold is not None:
         labels = spool.array("labels")
         numbers = _resembling(
@@ -152,6 +157,16 @@ def _mark_exact(
     ranks = np.empty(spool.count, dtype=np.uint32)
     ranks[order[np.argsort(sides[order], kind="stable")]] = np.arange(spool.count, dtype=np.uint32)
     return ranks
+
+
+def _mark_divided(groups: NDArray[np.uint64], sides: NDArray[np.uint8], findings: Findings) -> None:
+    """Mark the records of groups that are on an earlier side, too."""
+    order = np.lexsort((sides, groups)).astype(np.uint32)
+    _, first, of = np.unique(groups[order], return_index=True, return_inverse=True)
+    originals = order[first[of]]
+    divided = (sides[order] != sides[originals]) & (findings.codes[order] == KEPT)
+    findings.codes[order[divided]] = _LEAKAGE
+    findings.partners[order[divided]] = originals[divided]
 
 
 def _sorted_by_content(

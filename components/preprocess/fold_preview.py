@@ -88,7 +88,7 @@ def preview_folds(config: RunConfig) -> Preview:
         counts = np.bincount(kept, minlength=len(SIDES)).tolist()
         documents = dict(zip(SIDES, counts, strict=True))
         counted = {**quarantine.counts, **set_aside(found.findings)}
-        check_sides(documents, config.data, counted)
+        check_sides(documents, config.data, counted, found.given)
         division = Division.of(
             _records(spool),
             config.cross_validation.folds,

@@ -17,8 +17,9 @@ import codecs
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from steadytrain.components.preprocess.apart import Apart
@@ -40,16 +41,29 @@ from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_ROWS: Final = 4096
+METADATA: Final = "files that describe the data"
+_DESCRIBING: Final = {
+    *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
+}
 UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How such a text begins."""
 
 _SEPARATORS = re.compile(r"[\s,]*")
 
 
-def wanted(files: list[SourceFile], address: str, data: DataConfig) -> list[tuple[SourceFile, str]]:
+def wanted(
+    files: list[SourceFile],
+    address: str,
+    data: DataConfig,
+    left_out: Counter[str] | None = None,
+) -> list[tuple[SourceFile, str]]:
     """Return those files of an address that are read, each with its format.
 
-    A file that the address names is read whatever its suffix. In a folder, the suffix must match.
+    A file that the address names is read whatever its suffix. In a folder, the suffix must match,
+    and files that describe the data are left out.
+
+    Args:
+        left_out: counts the files that describe the data.
 
     Raises:
         BadInput: none of the files can be read.
@@ -67,14 +81,32 @@ def wanted(files: list[SourceFile], address: str, data: DataConfig) -> list[tupl
         for file in files
     )
     found = [(file, name) for file, name in formats if name]
-    if not found:
+    mixed = len({name for _, name in found}) > 1
+    read = [
+        (file, name)
+        for file, name in found
+        if name == "source" or not _describes(file, mixed=mixed)
+    ]
+    if len(read) < len(found) and left_out is not None:
+        left_out[METADATA] += len(found) - len(read)
+    if not read:
         raise BadInput(
             f"data.source = {address!r}: none of its {len(files)} files (such as "
             f"{files[0].path}) has a suffix that is read with data.format = {data.format}",
             remedy=f"set data.format; known suffixes are {', '.join(SUFFIXES)} (each also .gz or "
             f".zst), and of source trees {', '.join(data.suffixes)} (data.suffixes)",
         )
-    return found
+    return read
+
+
+def _describes(file: SourceFile, *, mixed: bool) -> bool:
+    """Return whether a file in a folder describes the data there, as data sets of a hub have.
+
+    Args:
+        mixed: whether the folder has files of several formats. Otherwise, a readme is a text.
+    """
+    name = PurePosixPath(file.path).name.lower()
+    return file.listed and (name in _DESCRIBING or (mixed and name.startswith("readme.")))
 
 
 def read_files(

@@ -1,7 +1,7 @@
 """Data sets that the `datasets` library reads, by name or from a folder that it saved.
 
 hub:NAME, hub:NAME?name=CONFIGURATION&split=SPLIT&revision=REVISION. A name may also be the path of
-a local data set. Without a split, all of them are read, because steadytrain makes its own split.
+a local data set. Without a split, all of them are read. Their names may say a side (`given.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 from steadytrain.components.preprocess.apart import Apart
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.columnar import readable, tables
+from steadytrain.components.preprocess.given import side_of_split
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
@@ -27,6 +28,8 @@ _MEMORY_BYTES = 4 << 30
 _ROWS = 64
 _OPTIONS = {"name", "split", "revision"}
 _SAVED = ("state.json", "dataset_dict.json")
+_ALONE = "all"
+"""The name of a split that is loaded alone."""
 
 
 def is_dataset(address: str) -> bool:
@@ -38,7 +41,7 @@ def is_dataset(address: str) -> bool:
 
 
 def read_dataset(address: str) -> Iterator[Chunk]:
-    """Stream the chunks of a data set.
+    """Stream the chunks of a data set, each with the side that its split's name says.
 
     Raises:
         BadInput: the data set cannot be loaded.
@@ -80,9 +83,14 @@ def dataset_digest(address: str) -> str:
 def _chunks(address: str) -> Iterator[Chunk]:
     if not address.startswith("hub:"):
         _validate(local_path(address))
+    options = _parse(address)[1] if address.startswith("hub:") else {}
+    alone = options.get("split", local_path(address).name)
     for split, dataset in _load(address).items():
+        side = side_of_split(alone if split == _ALONE else split)
         batches = dataset.with_format("arrow").iter(batch_size=_ROWS)
-        yield from tables(f"{address} ({split})", _record_batches(batches))
+        for chunk in tables(f"{address} ({split})", _record_batches(batches)):
+            chunk.given = side or "train"
+            yield chunk
 
 
 def _validate(folder: Path) -> None:
@@ -111,7 +119,7 @@ def _load(address: str) -> dict[str, Any]:
         raise
     except Exception as error:
         raise _unreadable(address, error) from error
-    return dict(loaded) if isinstance(loaded, dict) else {"all": loaded}
+    return dict(loaded) if isinstance(loaded, dict) else {_ALONE: loaded}
 
 
 def _name(address: str) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.formats import read_files, wanted
+from steadytrain.components.preprocess.given import Given, given_by, side_of_file
 from steadytrain.components.preprocess.hub import (
     dataset_bytes,
     dataset_digest,
@@ -18,25 +21,34 @@ from steadytrain.components.preprocess.hub import (
     read_dataset,
 )
 from steadytrain.components.preprocess.parallel import cores
-from steadytrain.components.preprocess.sources import SourceFile, find_files
+from steadytrain.components.preprocess.sources import SourceFile, find_files, naming
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
 
 OWN_OUTPUT: Final = "files in the output folder"
+TWICE: Final = "files that another address names too"
+
+_SIDES: Final[dict[str, Given]] = {
+    "data.validation_source": "validation",
+    "data.test_source": "test",
+}
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Files, each with its format, and data sets that the `datasets` library reads.
 
+    given: the side of files and data sets, by name. Those of `data.source` that name none have
+        none; the splits of a data set are known only when they are read.
     left_out: number of files that are not data, by kind (see `local_files.py`), and OWN_OUTPUT.
     parts: of each part alone, if there are several (`data.parts`).
     """
 
     files: list[tuple[SourceFile, str]]
     datasets: list[str]
+    given: Mapping[str, Given] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     parts: Mapping[str, Inputs] = field(default_factory=dict)
 
@@ -62,10 +74,14 @@ class Inputs:
         with ThreadPoolExecutor(cores()) as pool:
             digests = list(pool.map(SourceFile.digest, [file for file, _ in self.files]))
         named = [
-            [file.path, name, digest]
+            [file.path, name, digest, *filter(None, [self.given.get(file.name)])]
             for (file, name), digest in zip(self.files, digests, strict=True)
         ]
-        return value_digest([sorted(named), sorted(map(dataset_digest, self.datasets))])
+        datasets = list[str]()
+        for address in self.datasets:
+            with self._naming(address):
+                datasets.append(dataset_digest(address) + self.given.get(address, ""))
+        return value_digest([sorted(named), sorted(datasets)])
 
     def chunks_by_part(self, data: DataConfig, scratch: Path) -> Iterator[tuple[DataConfig, Chunk]]:
         """Yield everything in chunks, as `chunks` does, each with the settings of its part."""
@@ -75,13 +91,29 @@ class Inputs:
 
     def chunks(self, data: DataConfig, scratch: Path) -> Iterator[Chunk]:
         """Yield everything in chunks. Downloads are in `scratch` temporarily."""
-        yield from read_files(self.files, data, scratch)
+        for given in dict.fromkeys(self.given.get(file.name, "train") for file, _ in self.files):
+            of_side = [
+                each for each in self.files if self.given.get(each[0].name, "train") == given
+            ]
+            for chunk in read_files(of_side, data, scratch):
+                chunk.given = given
+                yield chunk
         for address in self.datasets:
-            yield from read_dataset(address)
+            with self._naming(address):
+                for chunk in read_dataset(address):
+                    named = chunk.given if chunk.given != "pooled" else None
+                    chunk.given = self.given.get(address) or given_by(named, data, address)
+                    yield chunk
+
+    def _naming(self, dataset: str) -> contextlib.AbstractContextManager[None]:
+        side = self.given.get(dataset)
+        return naming(f"data.{side}_source" if side else "data.source")
 
 
 def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
     """Return the inputs of a configuration. A file that two addresses name is read once.
+
+    If `data.test_source` and `data.source` both name a file, it is given to the test side.
 
     Args:
         output: folder of the runs. What is in it is no data, even if the source contains it: a run
@@ -95,22 +127,49 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
         return Inputs(
             [file for part in parts.values() for file in part.files],
             [address for part in parts.values() for address in part.datasets],
+            {},
             sum((part.left_out for part in parts.values()), Counter()),
             parts,
         )
     files: dict[str, tuple[SourceFile, str]] = {}
     datasets: dict[str, None] = {}
+    given: dict[str, Given] = {}
     left_out: Counter[str] = Counter()
-    for address in data.source:
-        if is_dataset(address):
-            datasets[address] = None
-        else:
-            files_there = find_files(address, data.exclude, left_out)
-            if output is not None:
-                files_there = _outside(output, files_there, address, left_out)
-            found = wanted(files_there, address, data)
-            files |= {file.name: (file, name) for file, name in found}
-    return Inputs(list(files.values()), list(datasets), left_out)
+    for source, address in data.addresses:
+        with naming(source):
+            if is_dataset(address):
+                datasets[address] = None
+                names = [address]
+            else:
+                files_there = find_files(address, data.exclude, left_out)
+                if output is not None:
+                    files_there = _outside(output, files_there, address, left_out)
+                found = wanted(files_there, address, data, left_out)
+                names = [file.name for file, _ in found]
+                if source not in _SIDES and (twice := len(files.keys() & set(names))):
+                    left_out[TWICE] += twice
+                files |= {file.name: (file, name) for file, name in found}
+            if source in _SIDES:
+                given |= dict.fromkeys(names, _SIDES[source])
+    ours = [each for each in files.values() if each[0].name not in given]
+    return Inputs(list(files.values()), list(datasets), _named(ours, data) | given, left_out)
+
+
+def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, Given]:
+    """Return the side that files of `data.source` have by their names; "train" is left out.
+
+    Folders that all files share say nothing, and neither does a name in a source tree.
+    """
+    paths = [PurePosixPath(file.name) for file, _ in files]
+    levels = zip(*(path.parent.parts for path in paths), strict=False)
+    shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, levels))
+    found = dict[str, Given]()
+    for (file, kind), path in zip(files, paths, strict=True):
+        inside = PurePosixPath(*path.parts[shared:])
+        side = None if kind == "source" else side_of_file(inside, file.suffix)
+        if (given := given_by(side, data, file.name)) != "train":
+            found[file.name] = given
+    return found
 
 
 def _outside(

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
+from steadytrain.components.preprocess.given import Given
 from steadytrain.components.preprocess.own_text import record_shingles, to_sample
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Entry, excerpt_of
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
-from steadytrain.components.preprocess.split import identity_in, place_of
+from steadytrain.components.preprocess.split import SIDES, TRAIN, identity_in, place_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
 from steadytrain.components.preprocess.validate import Checked, check, needed_columns
 from steadytrain.components.preprocess.words import Runs, ascii_runs
@@ -56,6 +57,7 @@ class Taken:
     tally: statistics of its good records.
     sample: shingles of some of its records, by content hash.
     bytes: the chunk's share of its file.
+    given: what becomes of the split that the chunk is of.
     detected: what was found out about the file before its first row, if the chunk has that row.
     """
 
@@ -68,6 +70,7 @@ class Taken:
     sample: dict[bytes, NDArray[np.uint64]] = field(default_factory=dict)
     records: int = 0
     bytes: int = 0
+    given: Given = "train"
     detected: str = ""
 
 
@@ -75,7 +78,10 @@ def take_in(job: ReadRequest) -> Taken:
     """Check every row of a chunk."""
     good: list[tuple[Checked, str, int]] = []
     taken = Taken(
-        Batch([], {}, 0), bytes=job.chunk.size, detected=getattr(job.chunk, "detected", "")
+        Batch([], {}, 0),
+        bytes=job.chunk.size,
+        given=job.chunk.given,
+        detected=getattr(job.chunk, "detected", ""),
     )
     columns = taken.columns[job.data.part] = Counter()
     needed = list(itertools.chain(*needed_columns(job.data, job.encoder, job.difficulty)))
@@ -102,7 +108,7 @@ def take_in(job: ReadRequest) -> Taken:
 
 
 def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
-    records = [record for record, _, _ in good]
+    records, given = [record for record, _, _ in good], job.chunk.given
     # The part does not choose the side, so that a text of several parts never crosses the split.
     places = [place_of(one.identity, one.group, job.data.split_salt) for one in records]
     ids = [one.identity for one in records]
@@ -138,6 +144,9 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
                 for one in records
             ],
             dtype=np.uint64,
+        ),
+        "given": np.full(
+            len(good), TRAIN if given == "pooled" else SIDES.index(given), dtype=np.uint8
         ),
     }
     return Batch(by_part, arrays, len(good), rows.take(pa.array(order, pa.int64())))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from steadytrain.components.preprocess.given import Given
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.intake import ReadRequest, take_in
 from steadytrain.components.preprocess.own_text import Sample
@@ -35,6 +36,7 @@ class Reading:
     tally: statistics of the good records.
     sample: shingles of some of the good records.
     detected: number of files by what was found out about them.
+    given: number of records, good or bad, by part and by the side that the data give.
     """
 
     records: int = 0
@@ -44,6 +46,7 @@ class Reading:
     tally: Tally = field(default_factory=Tally)
     sample: Sample = field(default_factory=Sample)
     detected: Counter[str] = field(default_factory=Counter)
+    given: Counter[tuple[str, Given]] = field(default_factory=Counter)
 
 
 def read_everything(
@@ -79,6 +82,7 @@ def read_everything(
         reading.records += taken.records
         for part, columns in taken.columns.items():
             reading.columns[part] += columns
+            reading.given[part, taken.given] += taken.records
         reading.unread += taken.unread
         reading.labels |= taken.labels
         reading.tally.add(taken.tally)
@@ -135,7 +139,8 @@ def _check(
 ) -> None:
     if not reading.records:
         raise DataError(
-            f"data.source = {', '.join(data.source)}: there is no record in it",
+            f"{', '.join(f'{name} = {address}' for name, address in data.addresses)}: there is no "
+            "record in it",
             remedy="give a data set that is not empty",
         )
     _check_columns(reading, data, encoder, difficulty)

@@ -168,6 +168,17 @@ def find_files(
     return sorted(wanted, key=lambda file: file.name)
 
 
+@contextlib.contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Name another field than data.source in errors about an address."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(
+            error.message.replace("data.source =", f"{field} =", 1), remedy=error.remedy
+        ) from error
+
+
 def check_source(address: str) -> None:
     """Check that a path, glob or package leads somewhere, without going through a folder.
 

@@ -7,7 +7,7 @@ of the data set don't move a record, except to divide classes evenly (`strata.py
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 from unicodedata import normalize
 
@@ -53,9 +53,14 @@ def place_of(identity: bytes, group: str | None, salt: str) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def held_out(data: DataConfig) -> dict[int, float]:
-    """Return the shares of the sides that are held out, by their index in SIDES, in its order."""
-    return {SIDES.index("test"): data.test_share, SIDES.index("validation"): data.validation_share}
+def held_out(data: DataConfig, given: Collection[Side] = ()) -> dict[int, float]:
+    """Return the shares of the sides that are held out, by their index in SIDES, in its order.
+
+    Args:
+        given: sides that the data give, which have no share of the other records.
+    """
+    shares: dict[Side, float] = {"test": data.test_share, "validation": data.validation_share}
+    return {SIDES.index(side): share for side, share in shares.items() if side not in given}
 
 
 def sides_at(places: NDArray[np.uint64], shares: Mapping[int, float]) -> NDArray[np.uint8]:
@@ -70,17 +75,23 @@ def sides_at(places: NDArray[np.uint64], shares: Mapping[int, float]) -> NDArray
     return sides
 
 
-def split_digest(data: DataConfig) -> str:
-    """Return a digest of the settings that determine the split.
+def split_digest(data: DataConfig, given: Mapping[Side, str]) -> str:
+    """Return a digest of what determines the split.
 
     If two digests are equal, equal records are on equal sides, except for those that `strata.py`
     moves.
+
+    Args:
+        given: the sides that the data give, with the digests of their records.
     """
+    shares = held_out(data, given)
     groups = {name: part.columns.group for name, part in data.parts.items()}
     return value_digest(
         [
-            *(data.split_salt, data.validation_share, data.test_share),
+            data.split_salt,
+            *(shares.get(SIDES.index(side)) for side in ("validation", "test")),
             groups or data.columns.group,
             *([] if data.group_by_prompt else ["prompts"]),
+            *([dict(given)] if given else []),
         ]
     )

@@ -40,8 +40,11 @@ ARRAYS: Final[dict[str, Any]] = {
     "places": np.dtype(np.uint64),
     "labels": np.dtype(np.uint64),
     "variants": np.dtype(np.uint64),
+    "given": np.dtype(np.uint8),
 }
-"""Stored for every record. `variants` distinguishes records with equal content."""
+"""Stored for every record. `variants` distinguishes records with equal content, and `given` is the
+index in SIDES of the side that the data give, which is TRAIN if they give none.
+"""
 
 
 @dataclass

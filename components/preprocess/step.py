@@ -106,7 +106,11 @@ def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) ->
         digest,
         identifying_data(
             config.data.model_dump(
-                mode="json", exclude={"source": True, "parts": {"__all__": {"source"}}}
+                mode="json",
+                exclude={
+                    **dict.fromkeys(("source", "validation_source", "test_source"), True),
+                    "parts": {"__all__": {"source"}},
+                },
             )
         ),
         (model.tokenizer_digest() or config.model.vocab_size) if model else "",

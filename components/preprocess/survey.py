@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
+from steadytrain.components.preprocess.given import Given
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.labels import alike_labels
 from steadytrain.components.preprocess.own_text import sign_own
@@ -17,7 +19,7 @@ from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, read_everything
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
-from steadytrain.components.preprocess.split import TRAIN, held_out, sides_at
+from steadytrain.components.preprocess.split import SIDES, TRAIN, held_out, sides_at
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.strata import stratify
 from steadytrain.components.shared.class_names import in_order, listed
@@ -39,6 +41,8 @@ _LONG_ADVICE: Final = (
     "otherwise "
 )
 
+_HELD_OUT: Final[tuple[Side, ...]] = ("validation", "test")
+
 Progress = Callable[[str, float, float | None, str], None]
 """Takes the work, how much is done, the total (None if unknown), and the unit."""
 
@@ -49,12 +53,14 @@ class Survey:
 
     trained: the labels that occur on the training side, sorted.
     labels: the classes in their order.
+    given: the held-out sides that the data give, with the digests of their records.
     """
 
     reading: Reading
     findings: Findings
     trained: list[str]
     labels: list[str]
+    given: Mapping[Side, str]
 
 
 def survey(
@@ -97,13 +103,16 @@ def survey(
     settings = encoder.tokenizer
     threshold = data.near_duplicate_threshold if settings else None
     rows = 0 if threshold is None else band_rows(threshold)
-    shares, places = held_out(data), spool.array("places")
+    fixed = _fixed_sides(data, reading, warn)
+    shares, places, given = held_out(data, fixed), spool.array("places"), spool.array("given")
+    drawn = ~np.isin(given, [SIDES.index(side) for side in fixed])
     findings = find_duplicates(
         spool,
-        sides_at(places, shares),
+        np.where(drawn, sides_at(places, shares), given),
         threshold=threshold,
         bands=PERMUTATIONS // rows if rows else 0,
         conflicts=encoder.labeled,
+        groups=places if fixed else None,
         sign_again=lambda numbers: sign_own(
             spool,
             numbers,
@@ -114,9 +123,9 @@ def survey(
         ),
         progress=lambda done, total: progress("finding duplicates", done, total, "bands"),
     )
-    if encoder.labeled:
+    if encoder.labeled and shares:
         # Kept records resemble no other, so that moving one is no leak.
-        kept = findings.codes == KEPT
+        kept = drawn & (findings.codes == KEPT)
         findings.sides[kept], rare = stratify(places[kept], spool.array("labels")[kept], shares)
         if len(rare):
             what = "class has" if len(rare) == 1 else "classes have"
@@ -136,7 +145,61 @@ def survey(
     check_class_weights(config.training.class_weights, labels)
     if encoder.labeled:
         _warn_of_labels(reading, labels, trained, warn)
-    return Survey(reading, findings, trained, labels)
+    ids = spool.array("ids")
+    digests = {
+        side: hashlib.sha256(
+            np.unique(ids[given == SIDES.index(side)], axis=0).tobytes()
+        ).hexdigest()
+        for side in fixed
+    }
+    return Survey(reading, findings, trained, labels, digests)
+
+
+def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]) -> list[Side]:
+    """Return the held-out sides that the data give, and say what becomes of their splits.
+
+    A split is kept if each of several parts has it, and has other records too.
+
+    Raises:
+        DataError: nothing is left to train on.
+    """
+    fields = {field for field, _ in data.addresses}
+    fixed = [side for side in _HELD_OUT if f"data.{side}_source" in fields]
+    kinds: tuple[Given, ...] = ("train", *_HELD_OUT, "pooled")
+    counts = {kind: [reading.given[part, kind] for part in data.by_part()] for kind in kinds}
+    named = [side for side in _HELD_OUT if side not in fixed and any(counts[side])]
+    kept = [side for side in named if all(counts[side])]
+    found, keeps = (
+        " and ".join(f"a {side} split of {sum(counts[side]):,} records" for side in sides)
+        for sides in (named, kept)
+    )
+    if pooled := sum(counts["pooled"]):
+        warn(
+            f"{pooled:,} records of validation and test splits in data.source are pooled with the "
+            "others, because data.splits is pool: a new split is drawn from all of them"
+        )
+    elif named and not all(counts["train"]):
+        alone = f"data.source has {found}, and no other records"
+        if fixed:
+            raise DataError(
+                alone,
+                remedy="add records to train on, or set data.splits: pool, to train on these",
+            )
+        where = " in each of data.parts" if data.parts else ""
+        warn(f"{alone}{where}: a new split is drawn from all records")
+        return []
+    elif keeps:
+        warn(
+            f"data.source has {keeps}, kept as {'these sides' if kept[1:] else 'that side'} of the "
+            "split; data.splits: pool draws a new split from all records"
+        )
+    if named != kept and all(counts["train"]):
+        lacking = " and ".join(side for side in named if side not in kept)
+        warn(
+            f"not each of data.parts has a {lacking} split, so the records of those that there are "
+            "are pooled with the others, and a new split is drawn from all of them"
+        )
+    return [*fixed, *kept]
 
 
 def set_aside(findings: Findings) -> dict[str, int]:
@@ -145,11 +208,17 @@ def set_aside(findings: Findings) -> dict[str, int]:
     return {reason: count for reason, count in zip(REASONS, counts, strict=True) if reason}
 
 
-def check_sides(documents: Mapping[Side, int], data: DataConfig, counts: Mapping[str, int]) -> None:
+def check_sides(
+    documents: Mapping[Side, int],
+    data: DataConfig,
+    counts: Mapping[str, int],
+    given: Collection[Side],
+) -> None:
     """Check that no side of the split is empty.
 
     Args:
         documents: number of usable records.
+        given: sides that the data give.
         counts: number of records that are left out, by reason.
 
     Raises:
@@ -171,10 +240,23 @@ def check_sides(documents: Mapping[Side, int], data: DataConfig, counts: Mapping
             raise DataError(
                 f"the {side} side of the split is empty: there are {sum(documents.values())} "
                 f"usable records{', and left out are ' if because else ''}{because}",
-                remedy=f"{advice}give more data, raise "
-                "data.validation_share or data.test_share, or set another data.split_salt"
+                remedy=f"{advice}{_given_advice(side) if side in given else _drawn_advice(given)}"
                 f"{_group_advice(data)}",
             )
+
+
+def _given_advice(side: Side) -> str:
+    return (
+        f"give usable records for it, or let it be drawn: leave out data.{side}_source, or set "
+        "data.splits to pool"
+    )
+
+
+def _drawn_advice(given: Collection[Side]) -> str:
+    shares = [f"data.{side}_share" for side in _HELD_OUT if side not in given]
+    if not shares:
+        return "give more data to train on"
+    return f"give more data, raise {' or '.join(shares)}, or set another data.split_salt"
 
 
 def _group_advice(data: DataConfig) -> str:

@@ -40,7 +40,7 @@ def model_card(
             _table(["metric", "value", "interval", "baseline"], _metric_rows(evaluation)),
             *_tasks(evaluation),
             "## Data",
-            ", ".join(f"`{source}`" for source in config.data.source),
+            ", ".join(f"`{address}`" for _, address in config.data.addresses),
             _table(
                 ["side", "documents", "rows", "tokens"],
                 (

@@ -128,8 +128,9 @@ class DataRecord(Record):
     test_records: Arrow file, relative to `folder`, with the raw records of the test side: `id`
         (content hash), the task's text columns, `label`, `group`, `slice`. Candidate and champion
         are evaluated on these records.
-    split_digest: digest of salt, shares and group column. If two digests are equal, equal records
-        are on the same side, except for a few of small classes.
+    split_digest: digest of salt, shares, group column, and the records of held-out splits that the
+        data give. If two digests are equal, equal records are on the same side, except for a few
+        of small classes.
     tokenizer: folder, relative to `folder`; "" if the task has none.
     labels: classes in the order of their indices; empty for language models.
     turn_ends: tokens that end the assistant's turns on the training side.

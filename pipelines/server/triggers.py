@@ -66,10 +66,10 @@ class Trigger:
             BadInput: changes to the data cannot be seen from outside.
         """
         config = submission.config
-        for address in config.data.source:
+        for field, address in config.data.addresses:
             if address.startswith("hub:"):
                 raise BadInput(
-                    f"data.source = {address!r}: changes to a data set on a hub cannot be watched",
+                    f"{field} = {address!r}: changes to a data set on a hub cannot be watched",
                     remedy="watch a folder or an s3:// prefix, or use a schedule",
                 )
         return cls(submission, pipeline, state or f"{config.output.rstrip('/')}/triggers")
@@ -85,7 +85,9 @@ class Trigger:
             BadInput: there are no files.
         """
         data = self.config.data
-        files = [file for address in data.source for file in find_files(address, data.exclude)]
+        files = [
+            file for _, address in data.addresses for file in find_files(address, data.exclude)
+        ]
         return value_digest(sorted(map(_mark, files)))
 
 

@@ -207,6 +207,23 @@ class DataConfig(Section):
         "data set on a hub, or package:NAME for the files of an installed Python package "
         "(package:stdlib is the standard library).",
     )
+    validation_source: list[Address] = Field(
+        [],
+        description="Where the validation side is, as for data.source. Empty: the data's own split "
+        "(data.splits), or data.validation_share of the training records.",
+    )
+    test_source: list[Address] = Field(
+        [],
+        description="Where the test side is, as for data.source. Empty: the data's own split "
+        "(data.splits), or data.test_share of the training records.",
+    )
+    splits: Literal["honor", "pool"] = Field(
+        "honor",
+        description="What to do with the splits that data.source names itself, by the names of "
+        "its files, folders or splits, such as train, validation and test. honor: validation and "
+        "test are these sides of the split, if each of data.parts has them. pool: a new split is "
+        "drawn from all records.",
+    )
     format: DataFormat = Field(
         "auto", description="Format of the files. auto: chosen by each file's suffix."
     )
@@ -264,10 +281,15 @@ class DataConfig(Section):
         0.05,
         gt=0,
         lt=1,
-        description="Share of the records held out to choose the best model within a run.",
+        description="Share of the records held out to choose the best model within a run, if the "
+        "data have no validation split of their own.",
     )
     test_share: float = Field(
-        0.05, gt=0, lt=1, description="Share of the records held out for evaluation and the gate."
+        0.05,
+        gt=0,
+        lt=1,
+        description="Share of the records held out for evaluation and the gate, if the data have "
+        "no test split of their own.",
     )
     split_salt: str = Field(
         "steadytrain", description="Salt of the split. A different salt gives a different split."
@@ -380,6 +402,36 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _addresses_are_listed_once(self) -> DataConfig:
+        fields: dict[tuple[str, str], str] = {}
+        for field, address in self.addresses:
+            if self.parts and field in ("data.validation_source", "data.test_source"):
+                raise at_odds(
+                    field,
+                    address,
+                    "data.parts is set",
+                    "leave it out, and add it to each part's source, in a file or folder with the "
+                    "name of the side",
+                )
+            # Two parts may read the same data.
+            key = (field if self.parts else "", address)
+            if key in fields:
+                raise at_odds(
+                    field, address, f"{fields[key]} lists it already", "list each address once"
+                )
+            fields[key] = field
+        return self
+
+    @property
+    def addresses(self) -> list[tuple[str, str]]:
+        """Everything that is read: the field and the address."""
+        sources = {f"parts.{name}.source": part.source for name, part in self.parts.items()} or {
+            "source": self.source
+        }
+        sources |= {"validation_source": self.validation_source, "test_source": self.test_source}
+        return [(f"data.{name}", address) for name, found in sources.items() for address in found]
+
+    @model_validator(mode="after")
     def _parts_say_how_they_are_read(self) -> DataConfig:
         if not self.parts:
             return self
@@ -436,6 +488,10 @@ class DataConfig(Section):
 def identifying_data(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped DataConfig.
 
-    Parts count only if there are any, so that other runs keep the identity that they had before.
+    Some fields count only if they are set, so that other runs keep the identity that they had
+    before.
     """
-    return {name: value for name, value in data.items() if value or name != "parts"}
+    unset = {"parts": {}, "validation_source": [], "test_source": [], "splits": "honor"}
+    return {
+        name: value for name, value in data.items() if name not in unset or value != unset[name]
+    }

@@ -72,7 +72,7 @@ def _circumstances(events: Sequence[Event]) -> dict[str, Mapping[str, Any]]:
 def _log_data(tracking: Tracking, run_id: str, config: RunConfig, data: DataRecord) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    sources = [redact(str(item)) for item in _listed(config.data.source)]
+    sources = [redact(address) for _, address in config.data.addresses]
     about = {
         "fingerprint": data.fingerprint,
         "inputs_digest": data.inputs_digest,
@@ -92,10 +92,6 @@ def _log_data(tracking: Tracking, run_id: str, config: RunConfig, data: DataReco
     context = InputTag("mlflow.data.context", "training")
     tracking.client.log_inputs(run_id, [DatasetInput(dataset, [context])])
     tracking.client.set_tag(run_id, FINGERPRINT, data.fingerprint)
-
-
-def _listed(source: Any) -> Sequence[Any]:
-    return source if isinstance(source, list | tuple) else [source]
 
 
 def _log_checkpoints(

@@ -104,6 +104,8 @@ def test_cross_field_checks_run_despite_an_invalid_field():
         ),
         ({"data": {"source": []}}, "at least 1 item"),
         ({"data": {"source": ["a"], "validation_share": 0.5, "test_share": 0.5}}, "a tenth"),
+        ({"data": {"source": ["a", "b", "a"]}}, "data.source lists it already"),
+        ({"data": {"source": ["a"], "test_source": ["a"]}}, "data.source lists it already"),
     ],
 )
 def test_unworkable_settings_are_rejected(change, words):

@@ -50,6 +50,7 @@ def test_problem_elsewhere_invents_none_of_the_source():
         ({"parts": {"mood": PARTS["mood"]}}, {}, "give at least two"),
         ({"parts": PARTS | {"a/b": {"source": ["a"]}}}, {}, r"data\.parts\.a/b"),
         ({"source": ["other.jsonl"]}, {}, r"data\.source .*data\.parts\.NAME\.source"),
+        ({"test_source": ["t"]}, {}, r"data\.test_source .*data\.parts is set"),
         ({"labels": ["x", "y"]}, {}, r"data\.labels .*data\.parts\.NAME\.labels"),
         ({"columns": {"text": "body"}}, {}, r"data\.columns .*each part has its own"),
         (

@@ -70,6 +70,7 @@ def test_own_plugin_without_its_package_names_the_extra(monkeypatch):
 def test_validate_names_every_file_that_is_missing(folder):
     options = [
         "data.source=[package:json,nothing.jsonl,package:json/nothing]",
+        "data.test_source=[held_out.jsonl]",
         "model={base: model}",
         "model.tokenizer=package:not_installed_here/model",
         "evaluation.tasks=[tasks/mine.yaml]",
@@ -80,11 +81,12 @@ def test_validate_names_every_file_that_is_missing(folder):
     assert [(item.field, item.value) for item in problems] == [
         ("data.source", "'nothing.jsonl'"),
         ("data.source", "'package:json/nothing'"),
+        ("data.test_source", "'held_out.jsonl'"),
         ("model.base", "'model'"),
         ("model.tokenizer", "'package:not_installed_here/model'"),
         ("evaluation.tasks", "'tasks/mine.yaml'"),
     ]
-    assert problems[3].remedy.startswith("pip install not-installed-here")
+    assert problems[4].remedy.startswith("pip install not-installed-here")
 
 
 def test_validate_opens_no_remote_address_and_not_the_volume_of_a_cluster(folder):

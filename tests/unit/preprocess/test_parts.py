@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from steadytrain.components.preprocess.inputs import find_inputs
@@ -105,3 +107,27 @@ def test_missing_column_names_its_part(configure):
 def test_one_label_in_a_part_names_it(configure):
     with pytest.raises(DataError, match=r"of the part 'mood' has 1 different labels \(mood/good"):
         run(configure(moods=("good",)))
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_split_is_kept_if_each_part_has_it(both, configure, tmp_path):
+    """The parts share texts, and none of those of the test side is in training."""
+    rows = [{"text": sentence(n), "label": "xyz"[n % 3]} for n in range(60)]
+    test = write_jsonl(tmp_path / "own" / "test.jsonl", rows)
+    config = configure(source=[str(tmp_path / "topic.jsonl"), str(test)])
+    if both:
+        moods = [{"body": sentence(n), "mood": "bad"} for n in range(2000, 2020)]
+        part = config.data.parts["mood"]
+        sources = [*part.source, str(write_jsonl(tmp_path / "own" / "dev" / "test.jsonl", moods))]
+        parts = {**config.data.parts, "mood": part.model_copy(update={"source": sources})}
+        config = config.model_copy(update={"data": config.data.model_copy(update={"parts": parts})})
+    record = run(config)
+    card = json.loads(record.path("card.json").read_text())
+    texts = read_table(record.path(record.test_records))["text"].to_pylist()
+    if both:
+        assert sorted(texts) == sorted(sentence(n) for n in [*range(60), *range(2000, 2020)])
+        assert card["duplicates"]["leakage"] == 60 + min(60, SHARED)
+        assert "has a test split of 80 records, kept as that side" in card["warnings"][0]
+    else:
+        assert len(set(texts) - {sentence(n) for n in range(60)}) > 20
+        assert "not each of data.parts has a test split" in card["warnings"][0]

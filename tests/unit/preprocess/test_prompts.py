@@ -117,4 +117,6 @@ def test_turning_it_off_is_refused_where_it_has_no_effect(data, message) -> None
 
 def test_digest_tells_the_two_rules_apart() -> None:
     data = DataConfig(source=["x"], task=SFT)
-    assert split_digest(data) != split_digest(data.model_copy(update={"group_by_prompt": False}))
+    assert split_digest(data, {}) != split_digest(
+        data.model_copy(update={"group_by_prompt": False}), {}
+    )

@@ -29,9 +29,9 @@ def test_another_salt_gives_another_split() -> None:
     identities = [content_id(str(number)) for number in range(200)]
     sides = [[side_of(one, None, data) for one in identities] for data in (DATA, other)]
     assert sides[0] != sides[1]
-    assert split_digest(DATA) != split_digest(other)
+    assert split_digest(DATA, {}) != split_digest(other, {})
 
 
 def test_digest_depends_only_on_what_determines_the_side() -> None:
     longer = DATA.model_copy(update={"sequence_length": 64, "source": ["y"]})
-    assert split_digest(longer) == split_digest(DATA)
+    assert split_digest(longer, {}) == split_digest(DATA, {})

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
@@ -70,6 +71,22 @@ def add(what, name="b.txt"):
 def end_runs(kfp, state="SUCCEEDED"):
     for run in kfp.all("runs"):
         run["state"] = state
+
+
+def test_held_out_data_are_watched_too(tmp_path, what):
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text("a")
+    data = what.config.data.model_copy(update={"test_source": [str(held_out)]})
+    config = what.config.model_copy(update={"data": data})
+    both = Trigger.of(replace(what.submission, config=config), what.pipeline)
+    seen = both.seen()
+    assert seen != what.seen()
+    held_out.write_text("another")
+    assert both.seen() != seen
+    data = data.model_copy(update={"test_source": ["hub:x"]})
+    config = config.model_copy(update={"data": data})
+    with pytest.raises(BadInput, match=r"data\.test_source = 'hub:x'"):
+        Trigger.of(replace(what.submission, config=config), what.pipeline)
 
 
 def test_new_data_start_exactly_one_run(kfp, what):
