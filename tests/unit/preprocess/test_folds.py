@@ -180,7 +180,7 @@ def test_preview_has_the_folds_and_the_warnings_of_the_real_data(tmp_path, confi
 @pytest.mark.parametrize(
     ("groups", "rare", "message"),
     [
-        (4, 0, "the test side of the split is empty"),
+        (4, 0, "there is nothing to hold out"),
         (6, 0, r"[1-3] groups, and cross_validation\.folds is 4"),
         (30, 150, "at least two are needed"),
     ],
