@@ -32,9 +32,11 @@ from steadytrain.components.preprocess.split import TRAIN
 from steadytrain.components.preprocess.spool import Spool
 
 KEPT: Final = 0
-REASONS: Final = ("", "exact_duplicate", "near_duplicate", "leakage", "conflicting_label")
+REASONS: Final = (
+    *("", "exact_duplicate", "near_duplicate", "leakage", "conflicting_label", "group_leakage"),
+)
 """Indexed by the code that the findings store."""
-_EXACT, _NEAR, _LEAKAGE, _CONFLICT = range(1, 5)
+_EXACT, _NEAR, _LEAKAGE, _CONFLICT, _DIVIDED = range(1, 6)
 
 
 @dataclass
@@ -165,7 +167,7 @@ def _mark_divided(groups: NDArray[np.uint64], sides: NDArray[np.uint8], findings
     _, first, of = np.unique(groups[order], return_index=True, return_inverse=True)
     originals = order[first[of]]
     divided = (sides[order] != sides[originals]) & (findings.codes[order] == KEPT)
-    findings.codes[order[divided]] = _LEAKAGE
+    findings.codes[order[divided]] = _DIVIDED
     findings.partners[order[divided]] = originals[divided]
 
 

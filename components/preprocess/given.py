@@ -54,7 +54,7 @@ def given_by(side: Side | None, data: DataConfig, where: str) -> Given:
     if any(name == field for name, _ in data.addresses):
         raise BadInput(
             f"{field} is set, but data.source has records of that side too: {where}",
-            remedy=f"leave {field} out, or leave those records out of data.source (data.exclude), "
-            "or set data.splits: pool, to train on them",
+            remedy=f"leave {field} out, or leave those records out of data.source "
+            "(data.exclude, or hub:NAME?split=train), or set data.splits: pool, to train on them",
         )
     return side

@@ -240,19 +240,16 @@ def check_sides(
             raise DataError(
                 f"the {side} side of the split is empty: there are {sum(documents.values())} "
                 f"usable records{', and left out are ' if because else ''}{because}",
-                remedy=f"{advice}{_given_advice(side) if side in given else _drawn_advice(given)}"
-                f"{_group_advice(data)}",
+                remedy=f"{advice}{_advice(side, data, given)}{_group_advice(data)}",
             )
 
 
-def _given_advice(side: Side) -> str:
-    return (
-        f"give usable records for it, or let it be drawn: leave out data.{side}_source, or set "
-        "data.splits to pool"
-    )
-
-
-def _drawn_advice(given: Collection[Side]) -> str:
+def _advice(side: Side, data: DataConfig, given: Collection[Side]) -> str:
+    if side in given:
+        field = f"data.{side}_source"
+        by_field = any(name == field for name, _ in data.addresses)
+        drawn = f"leave {field} out" if by_field else "set data.splits to pool"
+        return f"give usable records for this side, or {drawn}, so that it is drawn"
     shares = [f"data.{side}_share" for side in _HELD_OUT if side not in given]
     if not shares:
         return "give more data to train on"

@@ -15,8 +15,9 @@ LEFT_OUT: Final = {
     "exact_duplicate": "the same content as a record that is kept",
     "near_duplicate": "nearly the same content as another record of its side "
     "(data.near_duplicate_threshold)",
-    "leakage": "a duplicate or near duplicate of a held-out record "
-    "(data.near_duplicate_threshold), or of the same group as one in a split that the data give",
+    "leakage": "a duplicate or near duplicate of a held-out record (data.near_duplicate_threshold)",
+    "group_leakage": "the same group or prompt as a held-out record of a split that the data give, "
+    "or the same text in another of data.parts",
     "conflicting_label": "the same content occurs with another label",
 }
 """By reason: why a good record is left out because of another record."""

@@ -156,7 +156,19 @@ def test_groups_of_held_out_records_go(configure: Configure, tmp_path: Path) -> 
     prepared = run(configure(tmp_path / "set", columns={"group": "speaker"}))
     assert documents(prepared, "test") == ids(TEST)
     assert documents(prepared, "train") | documents(prepared, "validation") == ids(texts(25))
-    assert card(prepared)["duplicates"]["leakage"] == 5
+    assert card(prepared)["duplicates"]["group_leakage"] == 5
+
+
+def test_one_prompt_on_both_sides_is_an_error_that_names_the_field(
+    configure: Configure, tmp_path: Path
+) -> None:
+    for name, rows in {"train": TRAIN, "test": TEST}.items():
+        pairs = [{"prompt": "Go on.", "completion": row["text"]} for row in rows]
+        write_jsonl(tmp_path / "set" / f"{name}.jsonl", pairs)
+    with pytest.raises(DataError, match=r"30 usable records, and left out are 60 group_l") as error:
+        run(configure(tmp_path / "set", task="supervised_finetuning"))
+    assert "near_duplicate" not in error.value.remedy
+    assert "set data.group_by_prompt to false" in error.value.remedy
 
 
 def test_the_digest_is_that_of_the_held_out_records(configure: Configure, tmp_path: Path) -> None:

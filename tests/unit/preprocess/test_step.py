@@ -242,7 +242,7 @@ def test_the_card_marks_the_targets_and_a_line_counts_the_records(
     used = ", ".join(f"{side} {record.sides[side].documents}" for side in card["sides"])
     told = (
         "62 records read, 1 defective, 1 exact_duplicate, 0 near_duplicate, 0 leakage, "
-        "0 conflicting_label (data.near_duplicate_threshold = 0.85), 0 cut; used: "
+        "0 group_leakage, 0 conflicting_label (data.near_duplicate_threshold = 0.85), 0 cut; used: "
         f"{used}; {train.tokens:,} training tokens, "
         f"{train.target_tokens / train.tokens:.1%} of them targets"
     )
