@@ -178,6 +178,8 @@ def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]
             f"{pooled:,} records of validation and test splits in data.source are pooled with the "
             "others, because data.splits is pool: a new split is drawn from all of them"
         )
+    elif data.splits == "pool":
+        warn("data.splits is pool, but no name in data.source says validation or test")
     elif named and not all(counts["train"]):
         alone = f"data.source has {found}, and no other records"
         if fixed:

@@ -106,6 +106,13 @@ def test_splits_are_pooled(configure: Configure, tmp_path: Path) -> None:
     ]
 
 
+def test_pooling_nothing_is_reported(configure: Configure, tmp_path: Path) -> None:
+    prepared = run(configure(write_jsonl(tmp_path / "all.jsonl", TRAIN), splits="pool"))
+    assert card(prepared)["warnings"] == [
+        "data.splits is pool, but no name in data.source says validation or test"
+    ]
+
+
 def test_files_that_describe_the_data_are_counted(configure: Configure, tmp_path: Path) -> None:
     (folder,) = clone(tmp_path / "set")
     (folder / "readme.txt").write_text("no record")
