@@ -10,9 +10,11 @@ from typing import Final
 from steadytrain.components.preprocess.sources import check_source
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.base import is_local
+from steadytrain.components.shared.config.data import is_template
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.lm_tasks import is_file
 from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.shared.paths import local_path
 from steadytrain.pipelines.attached import MOUNT_PATH
 
 _PACKAGE: Final = "package:"
@@ -75,12 +77,13 @@ def check_submitted(config: RunConfig) -> None:
 
 
 def _check(field: str, address: str, config: RunConfig) -> None:
-    if field.startswith("data."):
+    if field in ("data.chat_template", "evaluation.tasks"):
+        if not local_path(address).is_file():
+            raise BadInput("no such file", remedy="give the path of a file that exists")
+    elif field.startswith("data."):
         check_source(address)
-    elif field != "evaluation.tasks":
+    else:
         resolve_model(address, config)
-    elif not Path(address).is_file():
-        raise BadInput("no such file", remedy="give the path of a YAML file that exists")
 
 
 def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -95,6 +98,8 @@ def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
     ):
         if found:
             yield field, found
+    if data.chat_template and not is_template(data.chat_template):
+        yield "data.chat_template", data.chat_template
     for task in config.evaluation.tasks:
         if is_file(task):
             yield "evaluation.tasks", task

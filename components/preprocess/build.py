@@ -139,8 +139,8 @@ class _Builder:
         settings, folder = self.encoder.tokenizer, self.folder / TOKENIZER
         if settings is None:
             return None
-        origin, size = self.model.tokenizer if self.model else None, self.config.model.vocab_size
-        make_tokenizer(origin, self._sample(settings), folder, settings, vocab_size=size)
+        origin = self.model.tokenizer if self.model else None
+        make_tokenizer(origin, self._sample(settings), folder, settings, self.config)
         return folder
 
     def _sample(self, settings: TokenizerSettings) -> Iterator[str]:

@@ -27,7 +27,7 @@ _ADVICE: Final = {
     "empty_field": _COLUMNS,
     "unknown_label": "add the labels to data.labels, or leave data.labels out",
     "too_long": "raise data.max_record_bytes",
-    "refused_by_template": "use a model.tokenizer whose chat template accepts them",
+    "refused_by_template": "set data.chat_template to one that accepts them",
 }
 """By reason: what may help instead of a change to the records."""
 

@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.preprocess.prepare import PREDICTED
 from steadytrain.components.preprocess.reading import encoders_by_part
 from steadytrain.components.preprocess.rendering import Document, documents_of
-from steadytrain.components.preprocess.tokenizer import make_tokenizer
+from steadytrain.components.preprocess.tokenizer import make_tokenizer, with_template
 from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
@@ -115,6 +115,5 @@ def _checked(config: RunConfig, encoder: Encoder, count: int) -> Iterator[_Found
 def _tokenizer(config: RunConfig, encoder: Encoder, good: Sequence[Checked], folder: Path) -> Path:
     settings: Any = encoder.tokenizer
     texts = (text for record in good for text in settings.texts(record.content))
-    origin, size = find_model(config).tokenizer, config.model.vocab_size
-    make_tokenizer(origin, texts, folder, settings, vocab_size=size)
+    make_tokenizer(find_model(config).tokenizer, texts, folder, settings, with_template(config))
     return folder

@@ -12,8 +12,10 @@ from steadytrain.components.preprocess.folds import holding_out
 from steadytrain.components.preprocess.inputs import OWN_OUTPUT, Inputs, find_inputs
 from steadytrain.components.preprocess.model import Model, find_model
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
+from steadytrain.components.preprocess.tokenizer import with_template
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import identifying_data
+from steadytrain.components.shared.config.data import identifying_data, is_template
+from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.events.types import DataPrepared, Warned
@@ -71,17 +73,24 @@ def _endless_turns(config: RunConfig, record: DataRecord) -> str:
     settings = open_encoder(config.data).tokenizer
     if record.turn_ends or settings is None or not settings.chat_template:
         return ""
-    field = "model.tokenizer" if config.model.tokenizer else "model.base"
-    address = config.model.tokenizer or config.model.base
+    model = config.model
+    found = {
+        "data.chat_template": config.data.chat_template,
+        "model.tokenizer": model.tokenizer,
+        "model.base": model.base,
+    }
+    field, value = next((field, value) for field, value in found.items() if value)
+    shown = shortened(value) if is_template(value) else value
     return (
-        f"the chat template of {field} = {address!r} ends no turn of the assistant with an end "
-        "token, so the model does not learn to stop: use a template that ends each turn with one, "
-        "such as the tokenizer's eos_token"
+        f"the chat template of {field} = {shown!r} ends no turn of the assistant with "
+        "an end token, so the model does not learn to stop: use a template that ends each turn "
+        "with one, such as the tokenizer's eos_token (data.chat_template)"
     )
 
 
 def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     check_task(config)
+    config = with_template(config)
     encoder = open_encoder(config.data)
     model = find_model(config) if encoder.tokenizer else None
     inputs = find_inputs(config.data, current.workspace.output)

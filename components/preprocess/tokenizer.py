@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.paths import local_path
 from steadytrain.components.tasks.encoding.base import TokenizerSettings
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
@@ -20,25 +24,50 @@ def make_tokenizer(
     texts: Iterable[str],
     folder: Path,
     settings: TokenizerSettings,
-    *,
-    vocab_size: int,
+    config: RunConfig,
 ) -> None:
-    """Save the tokenizer of a run. A given one only gets the task's chat template if it has none.
+    """Save the tokenizer of a run. It keeps its chat template if neither run nor task has another.
 
     Args:
         origin: folder of the tokenizer that the run is given; None trains one.
         texts: what to train it on, read only then.
-        vocab_size: of the one to train.
+        config: as `with_template` returns it.
     """
     if origin is not None:
-        _save(load_tokenizer(origin), folder, settings)
+        tokenizer = load_tokenizer(origin)
     else:
-        train_tokenizer(texts, folder, settings, vocab_size=vocab_size)
+        tokenizer = train_tokenizer(texts, settings, vocab_size=config.model.vocab_size)
+    default = tokenizer.chat_template or settings.chat_template or None
+    tokenizer.chat_template = config.data.chat_template or default
+    tokenizer.save_pretrained(folder)
 
 
-def train_tokenizer(
-    texts: Iterable[str], folder: Path, settings: TokenizerSettings, *, vocab_size: int
-) -> None:
+def with_template(config: RunConfig) -> RunConfig:
+    """Return the configuration with the content of the file that data.chat_template names.
+
+    What identifies the prepared data is then the template, and not its path.
+
+    Raises:
+        BadInput: the file has no template.
+    """
+    given = config.data.chat_template
+    if given is None or is_template(given):
+        return config
+    try:
+        text = local_path(given).read_text(encoding="utf-8")
+        why = "" if is_template(text) else "it has neither {{ nor {%"
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
+        raise BadInput(
+            f"data.chat_template = {given!r} cannot be used: {why}",
+            remedy="give a UTF-8 file with a template in Jinja, or the template itself",
+        )
+    data = config.data.model_copy(update={"chat_template": text})
+    return config.model_copy(update={"data": data})
+
+
+def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, *, vocab_size: int) -> Any:
     """Train byte-level BPE. The order of the texts does not matter.
 
     Special tokens: <|endoftext|> starts and ends a text and is the unknown token, <|pad|> pads, and
@@ -62,7 +91,7 @@ def train_tokenizer(
             single=f"{_END} $A {_END}",
             special_tokens=[(_END, backend.token_to_id(_END))],
         )
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=_END,
         eos_token=_END,
@@ -71,10 +100,3 @@ def train_tokenizer(
         mask_token=settings.mask or None,
         extra_special_tokens=list(settings.special),
     )
-    _save(tokenizer, folder, settings)
-
-
-def _save(tokenizer: Any, folder: Path, settings: TokenizerSettings) -> None:
-    if settings.chat_template and not tokenizer.chat_template:
-        tokenizer.chat_template = settings.chat_template
-    tokenizer.save_pretrained(folder)

@@ -7,6 +7,7 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.curriculum import CUTS
+from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
@@ -115,6 +116,13 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     if training.order == BALANCED and not open_encoder(config.data).labeled:
         why = f"data.task {task} has no labels to balance"
         yield Problem("training.order", BALANCED, why, "use training.order seeded")
+    if config.data.chat_template:
+        settings = open_encoder(config.data).tokenizer
+        if settings is None or not settings.chat_template:
+            value = repr(shortened(config.data.chat_template))
+            yield Problem(
+                "data.chat_template", value, f"data.task {task} has no chats", "leave it out"
+            )
     yield from _curriculum(config)
 
 

@@ -45,7 +45,7 @@ PEERS = ["words", *(["spacy"] if importlib.util.find_spec("spacy") else [])]
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = itertools.islice(source_texts(), SAMPLE)
-    train_tokenizer(texts, folder, PlainTextEncoder.tokenizer, vocab_size=WORDS)
+    train_tokenizer(texts, PlainTextEncoder.tokenizer, vocab_size=WORDS).save_pretrained(folder)
     return folder
 
 

@@ -15,6 +15,7 @@ from steadytrain.components.shared.config.base import (
     Section,
     at_odds,
     check_plugins,
+    is_local,
 )
 
 DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
@@ -261,6 +262,13 @@ class DataConfig(Section):
         "weight 0 or train false are never learned. Evaluation scores what the assistant says; "
         "with last_turn, in the last turn. None means assistant.",
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="Chat template in Jinja, instead of the tokenizer's own: the path of a file, "
+        "or the template itself, which has {{ or {%. It is saved with the tokenizer and exported "
+        "with the model. Only for tasks with chats.",
+    )
     max_record_bytes: int = Field(
         1_000_000,
         ge=1,
@@ -310,6 +318,13 @@ class DataConfig(Section):
         listed = [part.get("source") for part in parts.values() if isinstance(part, dict)]
         found = [address for each in listed if isinstance(each, list) for address in each]
         return {**content, "source": found} if found else content
+
+    @field_validator("chat_template")
+    @classmethod
+    def _is_here(cls, given: str | None) -> str | None:
+        if given is not None and not is_template(given) and not is_local(given):
+            raise ValueError("is an address: give a file, or the template itself")
+        return given
 
     @field_validator("task")
     @classmethod
@@ -483,6 +498,11 @@ class DataConfig(Section):
                 "lower one of the two",
             )
         return self
+
+
+def is_template(text: str) -> bool:
+    """Return whether text is a chat template, and not the path of one."""
+    return "{{" in text or "{%" in text
 
 
 def identifying_data(data: Mapping[str, Any]) -> dict[str, Any]:

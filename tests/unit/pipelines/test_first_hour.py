@@ -73,6 +73,7 @@ def test_validate_names_every_file_that_is_missing(folder):
         "data.test_source=[held_out.jsonl]",
         "model={base: model}",
         "model.tokenizer=package:not_installed_here/model",
+        "data.chat_template=chat.jinja",
         "evaluation.tasks=[tasks/mine.yaml]",
     ]
     with pytest.raises(ConfigError) as caught:
@@ -84,6 +85,7 @@ def test_validate_names_every_file_that_is_missing(folder):
         ("data.test_source", "'held_out.jsonl'"),
         ("model.base", "'model'"),
         ("model.tokenizer", "'package:not_installed_here/model'"),
+        ("data.chat_template", "'chat.jinja'"),
         ("evaluation.tasks", "'tasks/mine.yaml'"),
     ]
     assert problems[4].remedy.startswith("pip install not-installed-here")

@@ -22,7 +22,9 @@ from steadytrain.components.tasks.encoding.tokens import encode_chat, load_token
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(["hello world a b c"] * 5, folder, PlainTextEncoder.tokenizer, vocab_size=300)
+    train_tokenizer(
+        ["hello world a b c"] * 5, PlainTextEncoder.tokenizer, vocab_size=300
+    ).save_pretrained(folder)
     return load_tokenizer(folder)
 
 

@@ -12,7 +12,7 @@ from steadytrain.components.preprocess.folds import read_table
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig, from_mapping
-from steadytrain.components.shared.errors import ConfigError
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import in_one_line
@@ -147,6 +147,59 @@ def test_targets_are_those_that_are_asked_for(tmp_path, configure, train_on):
     test = found.sides["test"]
     assert test.target_tokens == (test.tokens - test.documents if train_on == "all" else targets)
     assert tokenizer.convert_ids_to_tokens(found.turn_ends) == ["<|endoftext|>"]
+
+
+def test_a_chat_template_is_that_of_the_configuration(tmp_path, tokens, configure):
+    """A file's content counts: an edit prepares the data again, and its text is the same."""
+    rows = [{"prompt": sentence(n, 4), "completion": sentence(n + 500, 4)} for n in range(60)]
+    source, given = write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "own.jinja"
+    model = {"config": {"model_type": "gpt2"}, "tokenizer": str(tokens)}
+    family, other = plain(FAMILIES["llama3"]), plain(FAMILIES["gemma"])
+
+    def prepared(template):
+        chat = {"task": "supervised_finetuning", "chat_template": str(template)}
+        return run(configure(source, model=model, sequence_length=128, **chat))
+
+    given.write_text(f"{family}\n")
+    found = prepared(given)
+    tokenizer = load_tokenizer(found.path(found.tokenizer))
+    expected = load_tokenizer(tokens)
+    for record in read_table(found.path(found.test_records)).to_pylist():
+        messages = chat_of(record["messages"])[0]
+        ids = expected.apply_chat_template(messages, chat_template=family, return_dict=False)
+        assert encode_record(tokenizer, record).input_ids == ids
+    assert tokenizer.convert_ids_to_tokens(found.turn_ends) == ["<|eot_id|>"]
+    assert prepared(given).fingerprint == found.fingerprint
+    given.write_text(other)
+    edited = prepared(given)
+    assert load_tokenizer(edited.path(edited.tokenizer)).chat_template == other
+    assert prepared(other).folder == edited.folder
+
+
+@pytest.mark.parametrize(
+    ("given", "content", "told"),
+    [
+        ("absent.jinja", None, "cannot be used: No such file or directory"),
+        ("text.jinja", "hello", "it has neither"),
+        ("latin.jinja", b"{{ '\xe9' }}", "cannot be used: 'utf-8' codec"),
+    ],
+)
+def test_a_file_without_a_template_is_an_error(tmp_path, configure, given, content, told):
+    path = tmp_path / given
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    source = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
+    config = configure(source, task="supervised_finetuning", chat_template=str(path))
+    with pytest.raises(BadInput, match=told) as raised:
+        run(config)
+    assert raised.value.message.startswith("data.chat_template")
+
+
+def test_only_tasks_with_chats_have_a_template(configure):
+    with pytest.raises(ConfigError, match=r"data\.chat_template = .* causal_lm has no chats"):
+        run(configure("x", chat_template="{{ messages }}"))
+    with pytest.raises(ConfigError, match="give a file, or the template itself"):
+        configure("x", task="supervised_finetuning", chat_template="s3://a/b.jinja")
 
 
 def test_only_chats_choose_their_targets():

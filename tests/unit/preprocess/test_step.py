@@ -299,21 +299,28 @@ def test_a_template_without_end_tokens_is_named(tmp_path: Path, configure: Any, 
         "{% for m in messages %}{{ m.role }}: {{ m.content }}" + end + "{% endfor %}"
     )
     tokenizer.save_pretrained(tmp_path / "tokens")
+    given = tmp_path / "chat.jinja"
+    given.write_text(tokenizer.chat_template)
     rows = [{"prompt": sentence(n, 6), "completion": sentence(n + 500, 5)} for n in range(40)]
     source = write_jsonl(tmp_path / "rows.jsonl", rows)
     model = {"config": {"model_type": "gpt2"}, "tokenizer": str(tmp_path / "tokens")}
-    for name in ("first", "again"):
+    for name, field, value in (
+        ("first", "model.tokenizer", tmp_path / "tokens"),
+        ("again", "model.tokenizer", tmp_path / "tokens"),
+        ("given", "data.chat_template", given),
+    ):
         config = configure(
             source,
             task="supervised_finetuning",
             model=model,
             run_name=name,
             sequence_length=256,
+            chat_template=str(given) if value == given else None,
         )
         run(config)
         events = read_events(Workspace.of(config).events)
         warned = [event.message for event in events if isinstance(event, Warned)]
-        named = f"the chat template of model.tokenizer = '{tmp_path / 'tokens'}' ends no turn"
+        named = f"the chat template of {field} = '{value}' ends no turn"
         assert [message.startswith(named) for message in warned] == [True] * ("eos" not in end)
 
 

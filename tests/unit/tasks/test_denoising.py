@@ -38,7 +38,9 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
-    train_tokenizer(TEXTS * 5, folder, DenoisedTextEncoder.tokenizer, vocab_size=400)
+    train_tokenizer(TEXTS * 5, DenoisedTextEncoder.tokenizer, vocab_size=400).save_pretrained(
+        folder
+    )
     return folder
 
 

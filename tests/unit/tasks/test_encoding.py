@@ -40,7 +40,7 @@ CHATML = (
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
     sample = ["hello world assistant user a b c héllo be brief <|im_start|>\n"] * 5
-    train_tokenizer(sample, folder, PlainTextEncoder.tokenizer, vocab_size=330)
+    train_tokenizer(sample, PlainTextEncoder.tokenizer, vocab_size=330).save_pretrained(folder)
     return load_tokenizer(folder)
 
 

@@ -37,7 +37,7 @@ TEXTS = ["import json and a class", "def add(first, second): return first + seco
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
-    train_tokenizer(TEXTS * 5, folder, MaskedTextEncoder.tokenizer, vocab_size=320)
+    train_tokenizer(TEXTS * 5, MaskedTextEncoder.tokenizer, vocab_size=320).save_pretrained(folder)
     return folder
 
 

@@ -66,7 +66,7 @@ def contents(*texts):
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
-    train_tokenizer(TEXTS * 5, folder, ENCODER.tokenizer, vocab_size=320)
+    train_tokenizer(TEXTS * 5, ENCODER.tokenizer, vocab_size=320).save_pretrained(folder)
     return folder
 
 
