@@ -98,8 +98,9 @@ def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
     ):
         if found:
             yield field, found
-    if data.chat_template and not is_template(data.chat_template):
-        yield "data.chat_template", data.chat_template
+    template = config.data.chat_template
+    if template and not is_template(template):
+        yield "data.chat_template", template
     for task in config.evaluation.tasks:
         if is_file(task):
             yield "evaluation.tasks", task
