@@ -76,7 +76,7 @@ def check(
         group = hashed(group)
     hard = number_of(row, difficulty) if difficulty else None
     return Checked(
-        content_id(content.text),
+        content_id(content.text if content.identity is None else content.identity),
         content.text,
         content.label,
         group,

@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 class Content:
     """What a task uses of a record.
 
-    text: everything that the model learns from, as text, such as JSON. It is the record's identity:
-        records with the same text are duplicates, and it decides the side of the split.
+    text: everything that the model learns from, as text, such as JSON.
     label: the class; None if the task has no classes.
     prompt: what answers to one prompt share. They go to one side of the split. None if the record
         is no answer to anything.
+    identity: records with the same one are duplicates, and it decides the side of the split. It is
+        the text if that does not depend on settings; None stands for that.
     unread: number of its messages with each key that nothing reads.
     """
 
     text: str
     label: str | None = None
     prompt: str | None = None
+    identity: str | None = None
     unread: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 

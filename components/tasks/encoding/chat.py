@@ -25,6 +25,7 @@ from steadytrain.components.tasks.encoding.fields import Defect, is_judgment, te
 from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     ROLES,
+    Message,
     chat_of,
     check_learned,
     messages_of,
@@ -44,6 +45,17 @@ def _texts(content: str) -> Sequence[str]:
     messages, tools = chat_of(content)
     described = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     return [*described, *(text for message in messages for text in texts_of(message))]
+
+
+def _as_json(messages: Sequence[Message], tools: Sequence[Any]) -> str:
+    return written({"messages": messages, "tools": tools} if tools else messages)
+
+
+def _without_mark(message: Message) -> Message:
+    """Leave out a mark that only `data.train_on: all` reads."""
+    if "train" not in message or message["role"] == "assistant":
+        return message
+    return {key: value for key, value in message.items() if key != "train"}
 
 
 def prompt_and_answer(content: str) -> tuple[str, str]:
@@ -79,7 +91,7 @@ class ChatEncoder:
 
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return the messages, with the tools if there are any, as canonical JSON."""
-        columns = self.data.columns
+        columns, train_on = self.data.columns, self.data.train_on
         value, unread = row.get(columns.messages), Counter[str]()
         if value is None and (columns.prompt in row or columns.completion in row):
             messages = [
@@ -87,15 +99,17 @@ class ChatEncoder:
                 {"role": "assistant", "content": text_of(row, columns.completion)},
             ]
         else:
-            messages = messages_of(
-                value, columns.messages, unread, whole=self.data.train_on == "all"
-            )
-            if self.data.train_on == "last_turn":
-                messages = only_last_turn(messages)
-            check_learned(messages)
+            messages = messages_of(value, columns.messages, unread, whole=train_on == "all")
         tools = tools_of(row.get(columns.tools), columns.tools)
-        text = written({"messages": messages, "tools": tools} if tools else messages)
-        return Content(text, prompt=opening(messages), unread=unread)
+        prompt, unmarked = opening(messages), messages
+        if train_on == "last_turn":
+            messages = only_last_turn(messages)
+        elif train_on == "all":
+            unmarked = [_without_mark(message) for message in messages]
+        check_learned(messages)
+        # With another data.train_on, it is the same record, on the same side of the split.
+        identity = None if unmarked == messages else _as_json(unmarked, tools)
+        return Content(_as_json(messages, tools), prompt=prompt, identity=identity, unread=unread)
 
     def check_unjudged(self, row: Mapping[str, Any], used: Container[str | None]) -> None:
         """Check that no column says that a record may be bad.

@@ -149,6 +149,21 @@ def test_targets_are_those_that_are_asked_for(tmp_path, configure, train_on):
     assert tokenizer.convert_ids_to_tokens(found.turn_ends) == ["<|endoftext|>"]
 
 
+def test_another_choice_of_targets_moves_no_record_across_the_split(tmp_path, configure):
+    rows = [{"messages": [
+        {"role": role, "content": sentence(seed * 10 + turn, 4), "train": None if turn else False}
+        for turn, role in enumerate(["user", "assistant", "user", "assistant"])
+    ]} for seed in range(60)]  # fmt: skip
+    source = write_jsonl(tmp_path / "chats.jsonl", rows)
+    task = "supervised_finetuning"
+    held_out = set()
+    for train_on in (None, "last_turn", "all"):
+        data = {"task": task, "sequence_length": 256, "train_on": train_on}
+        found = run(configure(source, group_by_prompt=False, **data))
+        held_out.add(frozenset(read_table(found.path(found.test_records))["id"].to_pylist()))
+    assert len(held_out) == 1
+
+
 def test_a_chat_template_is_that_of_the_configuration(tmp_path, tokens, configure):
     """A file's content counts: an edit prepares the data again, and its text is the same."""
     rows = [{"prompt": sentence(n, 4), "completion": sentence(n + 500, 4)} for n in range(60)]
