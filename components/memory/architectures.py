@@ -28,6 +28,9 @@ def architecture_of(model: ModelConfig) -> Mapping[str, Any]:
         BadInput: it can't be determined from here, or it has no such dropout.
     """
     found = _as_published(model)
+    size = found.get("vocab_size")
+    if isinstance(size, int) and "vocab_size" not in model.config:
+        found = {**found, "vocab_size": size + len(model.added_tokens)}
     return {**found, **dropout_fields(model.dropout, str(found.get("model_type")))}
 
 

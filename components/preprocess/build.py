@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import pyarrow.compute as pc
+
 from steadytrain.components.preprocess.card import DataCard, card_html
 from steadytrain.components.preprocess.folds import Division, joined, read_table
 from steadytrain.components.preprocess.inputs import Inputs
@@ -34,6 +36,7 @@ from steadytrain.components.preprocess.survey import check_sides, survey
 from steadytrain.components.preprocess.tokenizer import SAMPLE_BYTES, make_tokenizer
 from steadytrain.components.shared.added_columns import added_columns
 from steadytrain.components.shared.arrow_files import join_files
+from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.events.types import Warned
@@ -131,6 +134,11 @@ class _Builder:
         join_files(self._parts("test-records", names), self.folder / TEST_RECORDS)
         split = split_digest(self.data, found.given)
         record = self._record(sides, folds, labels, reading, split)
+        if absent := self._absent_tokens(names):
+            self._warn(
+                f"tokens of model.added_tokens that the training side does not have, so that "
+                f"they stay as they begin: {listed(absent)}"
+            )
         self._write_card(record, reading)
         return record
 
@@ -177,6 +185,18 @@ class _Builder:
             done += job.part.stat().st_size
             self._progress("encoding", done, total, "bytes")
         return [job.part.stem for job in jobs]
+
+    def _absent_tokens(self, names: list[str]) -> list[str]:
+        """Return the tokens that the run adds and that no row of the training side has."""
+        added = self.config.model.added_tokens
+        if not added or "input_ids" not in self.encoder.schema.names:
+            return []
+        ids = kept_tokenizer(self.folder / TOKENIZER).convert_tokens_to_ids(added)
+        absent = dict(zip(ids, added, strict=True))
+        for part in self._parts("train", names):
+            found = pc.unique(pc.list_flatten(read_table(part)["input_ids"])).to_pylist()
+            absent = {token: name for token, name in absent.items() if token not in {*found}}
+        return [*absent.values()]
 
     def _pack(self, side: Side, names: list[str]) -> SideRecord:
         self._progress("packing", SIDES.index(side), len(SIDES), "sides")

@@ -97,8 +97,8 @@ def find_model(config: RunConfig) -> Model:
             its tokenizer cannot be read or has different tokens, sequences are too long for it, its
             head is too narrow to quantize, it has no dropout where model.dropout sets it, or its
             configuration asks for a loss that the task does not have; or the teacher of a
-            distillation or the reference model of a curriculum is not there, or has other tokens,
-            or the teacher has too few layers.
+            distillation or the reference model of a curriculum is not there, or has other tokens
+            than the model with its added ones, or the teacher has too few layers.
     """
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
@@ -160,6 +160,11 @@ def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
 
 def _check_other(config: RunConfig, address: str, field: str, model: Model) -> Model:
     """Check that another model can read the rows of this one. Return it."""
+    if config.model.added_tokens and address != config.model.base:
+        raise BadInput(
+            f"{field} = {address!r}: it does not have the tokens of model.added_tokens",
+            remedy="leave one of the two out",
+        )
     folder = resolve_model(address, config)
     known = Model(_read_config(folder, field), None)
     _check_length(config, known, field)
@@ -217,6 +222,8 @@ def _check_vocabulary(config: RunConfig, model: Model, base: Path | None) -> Non
         own = base if base is not None and (base / "tokenizer.json").is_file() else None
         if own is not None and own != model.tokenizer:
             _check_same_tokens(tokenizer.get_vocab(), load_tokenizer(own, "model.base").get_vocab())
+    if base is None:
+        size += len(config.model.added_tokens)
     if model.vocab_size is not None and size > model.vocab_size:
         raise BadInput(
             f"the tokenizer has {size} tokens, the model only {model.vocab_size}: "

@@ -123,6 +123,7 @@ def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) ->
             )
         ),
         (model.tokenizer_digest() or config.model.vocab_size) if model else "",
+        config.model.added_tokens,
         # The files in the output folder change with every run.
         {kind: count for kind, count in inputs.left_out.items() if kind != OWN_OUTPUT},
         task_code(config.data.task),

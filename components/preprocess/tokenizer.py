@@ -39,6 +39,16 @@ def make_tokenizer(
         tokenizer = train_tokenizer(texts, settings, vocab_size=config.model.vocab_size)
     default = tokenizer.chat_template or settings.chat_template or None
     tokenizer.chat_template = config.data.chat_template or default
+    vocabulary = tokenizer.get_vocab()
+    for token in config.model.added_tokens:
+        if token in vocabulary:
+            raise BadInput(
+                f"model.added_tokens has {token!r}, which the tokenizer has already",
+                remedy="leave it out",
+            )
+        # Decoding leaves out special tokens, such as the end of a turn.
+        special = token in str(tokenizer.chat_template or "")
+        tokenizer.add_tokens(token, special_tokens=special)
     tokenizer.save_pretrained(folder)
 
 

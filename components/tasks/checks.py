@@ -116,14 +116,20 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     if training.order == BALANCED and not open_encoder(config.data).labeled:
         why = f"data.task {task} has no labels to balance"
         yield Problem("training.order", BALANCED, why, "use training.order seeded")
-    if config.data.chat_template:
-        settings = open_encoder(config.data).tokenizer
-        if settings is None or not settings.chat_template:
-            value = repr(shortened(config.data.chat_template))
-            yield Problem(
-                "data.chat_template", value, f"data.task {task} has no chats", "leave it out"
-            )
+    yield from _tokens(config)
     yield from _curriculum(config)
+
+
+def _tokens(config: RunConfig) -> Iterator[Problem]:
+    """Yield settings of a tokenizer that the task does not have."""
+    template, added = config.data.chat_template, config.model.added_tokens
+    settings = open_encoder(config.data).tokenizer if template or added else None
+    if added and settings is None:
+        why = f"data.task {config.data.task} has no tokenizer"
+        yield Problem("model.added_tokens", repr(added), why, "leave it out")
+    if template and not (settings and settings.chat_template):
+        why = f"data.task {config.data.task} has no chats"
+        yield Problem("data.chat_template", repr(shortened(template)), why, "leave it out")
 
 
 def _curriculum(config: RunConfig) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
+from steadytrain.components.tasks.added_tokens import add_tokens
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.frozen_parts import lighten
 from steadytrain.components.tasks.host_parts import leave_on_the_host, places
@@ -60,6 +61,8 @@ def build(
                 model = _quantized(auto, folder, tokenizer, settings, how, config.model.adapter)
             else:
                 model = _loaded(auto, folder, tokenizer, settings, how)
+        if folder is not None and config.model.added_tokens:
+            add_tokens(model, tokenizer, config.model.added_tokens)
         _check_vocabulary(model, tokenizer)
         _check_length(model, data.sequence_length)
         add_split(model, data.split_digest)
@@ -120,6 +123,8 @@ def load_frozen(
         "give a folder that Transformers' from_pretrained reads",
     ):
         model = _loaded(auto, folder, tokenizer, {}, how, field)
+        if own and config.model.added_tokens:
+            add_tokens(model, tokenizer, config.model.added_tokens)
         _check_vocabulary(model, tokenizer, field)
         _check_length(model, data.sequence_length, field)
     return model.eval().requires_grad_(False)

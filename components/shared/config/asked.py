@@ -77,6 +77,8 @@ def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
     if config.evaluation.landscape.on:
         field, points = "evaluation.landscape", config.evaluation.landscape.points
         yield field, f"{field}.points", str(points)
+    if config.model.added_tokens:
+        yield "model.added_tokens", "model.added_tokens", ", ".join(config.model.added_tokens)
     if config.model.framework != "pytorch":
         yield "another framework", "model.framework", config.model.framework
     if config.recovery.min_nodes is not None:

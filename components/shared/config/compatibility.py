@@ -97,6 +97,12 @@ RULES: Final = (
         Rule("training.multi_task.sampling", other, "it is an order of its own")
         for other in ("another order", "training.curriculum")
     ),
+    Rule(
+        "model.added_tokens",
+        "adapters",
+        "adapters freeze the embeddings, so that new tokens would never be learned",
+    ),
+    Rule("model.added_tokens", "another framework", "only pytorch gives the model such tokens"),
     Rule("data.parts", "another framework", "only pytorch trains a head for each part"),
     Rule("evaluation.landscape", "another framework", "only weights of pytorch can be moved"),
     *(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -131,6 +132,12 @@ class ModelConfig(Section):
     vocab_size: int = Field(
         8192, ge=300, description="Vocabulary size, in tokens, of a tokenizer trained from scratch."
     )
+    added_tokens: Annotated[list[str], Field(max_length=1000)] = Field(
+        [],
+        description="Tokens to add to the tokenizer, such as the marks of a chat template, for "
+        "which they are special tokens. Each begins as the mean of the base model's tokens, and "
+        "is learned.",
+    )
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None,
         description="Precision of the exported weights. None means that of the base model's files, "
@@ -143,6 +150,16 @@ class ModelConfig(Section):
     @classmethod
     def _names_something(cls, address: str | None) -> str | None:
         return None if address is None else complete_address(address)
+
+    @field_validator("added_tokens")
+    @classmethod
+    def _are_tokens(cls, tokens: list[str]) -> list[str]:
+        for token, count in Counter(tokens).items():
+            if not token.strip():
+                raise ValueError(f"{token!r} is only white space: leave it out")
+            if count > 1:
+                raise ValueError(f"{token!r} is listed {count} times: list it once")
+        return tokens
 
     @field_validator("framework")
     @classmethod
@@ -209,6 +226,12 @@ class ModelConfig(Section):
 
 
 def identifying_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a run of a dumped ModelConfig: dropout counts only if it is set."""
-    off = not DropoutConfig.model_validate(model.get("dropout", {})).places
-    return {name: value for name, value in model.items() if not (off and name == "dropout")}
+    """Return what identifies a run of a dumped ModelConfig.
+
+    Dropout and added tokens count only if they are set, so that other runs keep their identity.
+    """
+    set_ = {
+        "dropout": DropoutConfig.model_validate(model.get("dropout", {})).places,
+        "added_tokens": model.get("added_tokens"),
+    }
+    return {name: value for name, value in model.items() if set_.get(name, True)}

@@ -92,6 +92,7 @@ CONTENT = {
     "model.adapter.frozen_embeddings host": {
         "model": {"adapter": {"kind": "lora", "frozen_embeddings": "host"}}
     },
+    "model.added_tokens": {"model": {"added_tokens": ["<a>"]}},
     "adapters": {"model": {"adapter": {"kind": "lora"}}},
     "cpu": {"compute": {"device": "cpu"}},
     "sharding": {"compute": {"strategy": "fsdp"}},
