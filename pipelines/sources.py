@@ -6,6 +6,7 @@ is guessed: if the records suit several tasks, the error lists them.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Final
 from steadytrain.components.shared.config import RunConfig, load, preset_names
 from steadytrain.components.shared.config.data import SUFFIXES
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, DataError
 
 PRESETS: Final = {
     "causal_lm": "causal-lm",
@@ -82,7 +83,7 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
         BadInput: the task is not clear, or this is not data.
     """
     try:
-        from steadytrain.components.preprocess.inspection import inspect, task_of
+        from steadytrain.components.preprocess.inspection import inspect, reason, task_of
     except ModuleNotFoundError as error:
         raise BadInput(
             f"{source}: data cannot be read without the package {error.name}",
@@ -99,6 +100,10 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
             f"data.task = {task!r} has no preset",
             remedy=f"one of {', '.join(PRESETS)}, or write a configuration",
         )
+    data = load(PRESETS[task], [*_basis(source), *overrides]).data
+    # The task is clear, so that records that cannot be read are an error of preprocessing.
+    with contextlib.suppress(BadInput, DataError):
+        return task, f"data.task says so; {reason(inspect(data), task)}"
     return task, "data.task says so"
 
 

@@ -286,6 +286,8 @@ class _Builder:
             source=[address for _, address in self.data.addresses],
             left_out=self.inputs.left_out,
             detected=reading.detected,
+            layouts=reading.layouts,
+            unused=reading.unused,
             records=reading.records,
             counts=self.counts,
             quarantine=self.quarantine.counts,

@@ -66,6 +66,8 @@ class DataCard:
 
     left_out: files that are not data, by kind.
     detected: number of files by what was found out about them, such as their delimiter.
+    layouts: number of good records by the layout that was detected, such as Alpaca.
+    unused: number of good records by column with text that nothing reads.
     records: number of records read, used or not.
     near_duplicate_threshold: `data.near_duplicate_threshold`; None if near duplicates are not
         searched.
@@ -81,6 +83,8 @@ class DataCard:
     trained_tokenizer: bool
     left_out: dict[str, int]
     detected: dict[str, int]
+    layouts: dict[str, int]
+    unused: dict[str, int]
     records: int
     defective: int
     duplicates: dict[str, int]
@@ -99,6 +103,8 @@ class DataCard:
         source: list[str],
         left_out: Mapping[str, int],
         detected: Mapping[str, int],
+        layouts: Mapping[str, int],
+        unused: Counter[str],
         records: int,
         counts: Mapping[Side, SideCounts],
         quarantine: Counter[str],
@@ -124,6 +130,8 @@ class DataCard:
             trained_tokenizer=trained_tokenizer,
             left_out=dict(left_out),
             detected=dict(detected),
+            layouts=dict(layouts),
+            unused=dict(unused.most_common()),
             records=records,
             defective=sum(quarantine[reason] for reason in DEFECTS),
             duplicates={reason: quarantine[reason] for reason in LEFT_OUT},
@@ -200,6 +208,8 @@ def card_html(card: DataCard, told: str) -> str:
         detected=_counted(card.detected),
         told=html.escape(told),
         warnings=html.escape("; ".join(map(without_controls, card.warnings)) or "none"),
+        layouts=_counted(card.layouts),
+        unused=_counted(card.unused),
         near=card.near_duplicate_threshold or "not searched",
         tokenizer=_tokenizer(card),
         fingerprint=html.escape(card.fingerprint),
@@ -358,6 +368,8 @@ _PAGE = """<!doctype html>
 <dt>detected</dt><dd>{detected}</dd>
 <dt>records</dt><dd>{told}</dd>
 <dt>warnings</dt><dd>{warnings}</dd>
+<dt>records of other layouts</dt><dd>{layouts}</dd>
+<dt>columns not used</dt><dd>{unused}</dd>
 <dt>near duplicates</dt><dd>data.near_duplicate_threshold: {near}</dd>
 <dt>tokenizer</dt><dd>{tokenizer}</dd>
 <dt>fingerprint</dt><dd><code>{fingerprint}</code></dd></dl>

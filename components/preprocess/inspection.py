@@ -19,9 +19,15 @@ from steadytrain.components.preprocess.formats import read_files
 from steadytrain.components.preprocess.hub import read_dataset
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.sources import RemoteFile, SourceFile
-from steadytrain.components.preprocess.validate import JUDGED_REMEDY, check, needed_columns
+from steadytrain.components.preprocess.validate import (
+    JUDGED_REMEDY,
+    ColumnUse,
+    check,
+    needed_columns,
+)
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -50,6 +56,7 @@ class Inspection:
     defects: why the others cannot be used, by task.
     labels: how many records have each label.
     judged: what says how good the first such record is.
+    use: what each task makes of the columns.
     """
 
     records: int = 0
@@ -58,6 +65,7 @@ class Inspection:
     defects: dict[str, Counter[str]] = field(default_factory=lambda: {t: Counter() for t in TASKS})
     labels: Counter[str] = field(default_factory=Counter)
     judged: str = ""
+    use: dict[str, ColumnUse] = field(default_factory=dict)
 
 
 def inspect(data: DataConfig) -> Inspection:
@@ -67,8 +75,8 @@ def inspect(data: DataConfig) -> Inspection:
         BadInput: there is no data, or not one record, or only large remote files.
         DataError: a file cannot be read.
     """
-    found = Inspection()
     encoders = {task: _encoder(data, task) for task in TASKS}
+    found = Inspection(use={task: ColumnUse(data, one) for task, one in encoders.items()})
     with closing(first_rows(data)) as rows:
         for _, _, row in rows:
             found.records += 1
@@ -113,7 +121,15 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
             remedy=" or ".join(f"--set data.task={task}" for task in usable),
         )
     (task,) = usable
-    return task, f"{_columns(found)}{_label_count(found, task)}"
+    return task, reason(found, task)
+
+
+def reason(found: Inspection, task: str) -> str:
+    """Return what the records have, and what a task does with it."""
+    use = found.use[task]
+    layouts = "".join(f", read as {layout}" for layout in use.layouts)
+    unused = unused_columns(use.unused)
+    return f"{_columns(found)}{layouts}{_label_count(found, task)}{unused}"
 
 
 def first_rows(data: DataConfig) -> Generator[Row]:
@@ -180,6 +196,7 @@ def _add(
                 found.judged = found.judged or defect.detail
             continue
         found.good[task] += 1
+        found.use[task].count(row)
         if checked.label is not None:
             found.labels[checked.label] += 1
 
@@ -196,7 +213,7 @@ def _where(data: DataConfig) -> str:
 def _columns(found: Inspection) -> str:
     if not found.columns:
         return "no record could be read"
-    shown = [name if name.isprintable() else repr(name) for name in found.columns]
+    shown = [readable(name) for name in found.columns]
     more = f" and {len(shown) - _SHOWN:,} more" if len(shown) > _SHOWN else ""
     names = ", ".join(shown[:_SHOWN]) + more
     start = f"the first {found.records} records have" if found.records > 1 else "the record has"

@@ -23,9 +23,10 @@ from steadytrain.components.preprocess.quarantine import Entry, excerpt_of
 from steadytrain.components.preprocess.signatures import band_rows, bands, sign
 from steadytrain.components.preprocess.split import SIDES, TRAIN, identity_in, place_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
-from steadytrain.components.preprocess.validate import Checked, check, needed_columns
+from steadytrain.components.preprocess.validate import Checked, ColumnUse, check, needed_columns
 from steadytrain.components.preprocess.words import Runs, ascii_runs
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.parts import label_in
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.fields import Defect
 
@@ -54,6 +55,8 @@ class Taken:
     labels: label names by their hash.
     columns: column names that occurred, with the number of rows, by part.
     unread: number of messages with each key that nothing reads.
+    layouts: number of good records by the layout that was detected.
+    unused: number of good records by column with text that nothing reads.
     tally: statistics of its good records.
     sample: shingles of some of its records, by content hash.
     bytes: the chunk's share of its file.
@@ -66,6 +69,8 @@ class Taken:
     labels: dict[int, str] = field(default_factory=dict)
     columns: dict[str, Counter[str]] = field(default_factory=dict)
     unread: Counter[str] = field(default_factory=Counter)
+    layouts: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
     sample: dict[bytes, NDArray[np.uint64]] = field(default_factory=dict)
     records: int = 0
@@ -84,6 +89,7 @@ def take_in(job: ReadRequest) -> Taken:
         detected=getattr(job.chunk, "detected", ""),
     )
     columns = taken.columns[job.data.part] = Counter()
+    use = ColumnUse(job.data, job.encoder, job.difficulty)
     needed = list(itertools.chain(*needed_columns(job.data, job.encoder, job.difficulty)))
     for source, line, row in job.chunk.rows():
         taken.records += 1
@@ -92,10 +98,15 @@ def take_in(job: ReadRequest) -> Taken:
                 raise row
             columns.update(list(row)[:_COLUMNS_SHOWN])
             good.append((check(row, job.data, job.encoder, job.difficulty), source, line))
+            use.count(row)
         except Defect as defect:
             excerpt = "" if isinstance(row, Defect) else excerpt_of(row, needed)
             taken.defects.append(Entry(source, line, defect.reason, defect.detail, excerpt=excerpt))
     records = [record for record, _, _ in good]
+    part, taken.layouts = job.data.part, use.layouts
+    taken.unused.update(
+        {label_in(part, name) if part else name: count for name, count in use.unused.items()}
+    )
     taken.labels = {_hash(record.label): record.label for record in records if record.label}
     for record in records:
         taken.unread.update(record.unread)

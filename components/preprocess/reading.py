@@ -33,6 +33,7 @@ class Reading:
     labels: names of all labels by their hash, as stored in the spool.
     columns: column names that occurred, with the number of rows, by part.
     unread: number of messages with each key that nothing reads.
+    layouts, unused: as for `Taken`.
     tally: statistics of the good records.
     sample: shingles of some of the good records.
     detected: number of files by what was found out about them.
@@ -43,6 +44,8 @@ class Reading:
     labels: dict[int, str] = field(default_factory=dict)
     columns: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     unread: Counter[str] = field(default_factory=Counter)
+    layouts: Counter[str] = field(default_factory=Counter)
+    unused: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
     sample: Sample = field(default_factory=Sample)
     detected: Counter[str] = field(default_factory=Counter)
@@ -85,6 +88,8 @@ def read_everything(
             reading.given[part, taken.given] += taken.records
         reading.unread += taken.unread
         reading.labels |= taken.labels
+        reading.layouts += taken.layouts
+        reading.unused += taken.unused
         reading.tally.add(taken.tally)
         reading.sample.add(taken.sample)
         if taken.detected:

@@ -100,6 +100,9 @@ def survey(
     for what, count in reading.detected.items():
         files = "1 file is" if count == 1 else f"{count:,} files are"
         warn(f"{files} read with {what}; if that is wrong, set the fields of data.csv")
+    for layout, count in reading.layouts.items():
+        records = "1 record is" if count == 1 else f"{count:,} records are"
+        warn(f"{records} read as {layout}; if that is wrong, name their columns in data.columns")
     settings = encoder.tokenizer
     threshold = data.near_duplicate_threshold if settings else None
     rows = 0 if threshold is None else band_rows(threshold)

@@ -8,7 +8,8 @@ good, and does not count.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ JUDGED_REMEDY: Final = (
     "name it in data.columns.slice; pairs of a good and a bad answer are for data.task preference"
 )
 """The fix for records with the reason "judged"."""
+
+_COLUMNS: Final = 50
+"""Columns of a row to look at, of those that are not read."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +97,69 @@ def needed_columns(
     asked = (data.columns.group, data.columns.slice, difficulty)
     more = [column for column in asked if column]
     return [[*columns, *more] for columns in encoder.columns()]
+
+
+class ColumnUse:
+    """Counts what a task makes of good rows, by their columns.
+
+    layouts: number of rows by the layout that was detected.
+    unused: number of rows by column with text, or a structure that may hold some, that nothing
+        reads.
+    """
+
+    def __init__(self, data: DataConfig, encoder: Encoder, difficulty: str | None = None) -> None:
+        self.layouts: Counter[str] = Counter()
+        self.unused: Counter[str] = Counter()
+        self._encoder = encoder
+        self._asked = {data.columns.group, data.columns.slice, difficulty}
+        self._found: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+
+    def count(self, row: Mapping[str, Any]) -> None:
+        """Count a row that has no defect."""
+        # What an encoder reads depends on which columns are not null, so it is traced once for
+        # each set of them.
+        columns = tuple(row)
+        if None in row.values():
+            columns = tuple(name for name in columns if row[name] is not None)
+        found = self._found.get(columns)
+        if found is None:
+            found = self._found[columns] = self._trace(row, columns)
+        layout, unread = found
+        if layout:
+            self.layouts[layout] += 1
+        for name in unread:
+            if _has_text(row[name]):
+                self.unused[name] += 1
+
+    def _trace(self, row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, list[str]]:
+        traced = _ReadRow(row)
+        content = self._encoder.read(traced)
+        used = traced.read | self._asked
+        return content.layout, [name for name in columns if name not in used][:_COLUMNS]
+
+
+class _ReadRow(Mapping[str, Any]):
+    """A row that remembers which of its columns were read."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._row = row
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self._row[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._row
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value) and not value.isspace()
+    return isinstance(value, list | dict) and bool(value)

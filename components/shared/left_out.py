@@ -30,6 +30,8 @@ LONG: Final = {
 SET_ASIDE: Final = LEFT_OUT | LONG
 """By reason, as in the quarantine file: why a good record is left out."""
 _MUCH: Final = 0.1
+_SHOWN: Final = 12
+"""Columns in a message."""
 
 
 def counted(reasons: Iterable[str], counts: Mapping[str, int]) -> list[str]:
@@ -126,5 +128,21 @@ def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
     return (
         f"{card['records']:,} records read, {card['defective']:,} defective, {aside}{near}, "
         f"{longer(cut, windowed, card.get('quarantine', {}))}; used: {used}{learned}"
-        f"{'; ' if keys else ''}{keys}"
+        f"{'; ' if keys else ''}{keys}{unused_columns(card.get('unused', {}))}"
     )
+
+
+def unused_columns(counts: Mapping[str, int]) -> str:
+    """Return the columns with text that nothing reads, as the end of a sentence, or "".
+
+    Args:
+        counts: number of records by column.
+    """
+    shown = [f"{readable(name)} ({count:,} records)" for name, count in counts.items()]
+    more = [f"and {len(shown) - _SHOWN:,} more"] if len(shown) > _SHOWN else []
+    return f"; not used: {', '.join(shown[:_SHOWN] + more)}" if shown else ""
+
+
+def readable(name: str) -> str:
+    """Return a column's name as text without control characters."""
+    return name if name.isprintable() else repr(name)

@@ -87,6 +87,12 @@ class Columns(Section):
         description="Column with the answer that the model learns. For text_embedding: the text "
         "that belongs to the prompt.",
     )
+    input: str | None = Field(
+        None,
+        description="For supervised_finetuning: column with text that follows the prompt on a new "
+        "line, such as the context of a question. None means that there is none, or `input` if "
+        "the prompt is `instruction`, as in Alpaca.",
+    )
     chosen: str = Field(
         "chosen", description="Column with the preferred answer, as text or as messages."
     )

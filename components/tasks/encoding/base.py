@@ -28,6 +28,7 @@ class Content:
     identity: records with the same one are duplicates, and it decides the side of the split. It is
         the text if that does not depend on settings; None stands for that.
     unread: number of its messages with each key that nothing reads.
+    layout: the layout that was detected; "" if the columns are those of the configuration.
     """
 
     text: str
@@ -35,6 +36,7 @@ class Content:
     prompt: str | None = None
     identity: str | None = None
     unread: Mapping[str, int] = field(default_factory=dict, compare=False)
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

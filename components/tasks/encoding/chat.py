@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import LongRecords
+from steadytrain.components.shared.config.data import Columns, LongRecords
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.encoding.base import (
     Content,
@@ -21,17 +21,24 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.fields import Defect, is_judgment, text_of
+from steadytrain.components.tasks.encoding.fields import Defect, is_judgment
+from steadytrain.components.tasks.encoding.layouts import (
+    input_column,
+    layout_of,
+    layouts_for,
+)
 from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     ROLES,
     Message,
+    as_context,
     chat_of,
     check_learned,
     messages_of,
     only_last_turn,
     opening,
     said,
+    said_in,
     texts_of,
     tools_of,
     written,
@@ -87,29 +94,44 @@ class ChatEncoder:
 
     def columns(self) -> Sequence[Sequence[str]]:
         columns = self.data.columns
-        return [[columns.messages], [columns.prompt, columns.completion]]
+        more = [columns.input] if columns.input else []
+        own = [[columns.messages], [columns.prompt, columns.completion, *more]]
+        others = (layout.columns for layout in layouts_for(columns))
+        return [*own, *([name for name in each.values() if name != "input"] for each in others)]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return the messages, with the tools if there are any, as canonical JSON."""
-        columns, train_on = self.data.columns, self.data.train_on
+        columns, layout = self.data.columns, layout_of(row, self.data.columns)
+        if layout is not None:
+            columns = columns.model_copy(update=dict(layout.columns))
+        train_on, context = self.data.train_on, 0
         value, unread = row.get(columns.messages), Counter[str]()
+        whole = train_on == "all"
         if value is None and (columns.prompt in row or columns.completion in row):
-            messages = [
-                {"role": "user", "content": text_of(row, columns.prompt)},
-                {"role": "assistant", "content": text_of(row, columns.completion)},
-            ]
+            messages = _prompt(row, columns, unread, whole=whole)
+            # Answers in the prompt are context.
+            context = len(messages)
+            messages += said_in(row, columns.completion, "assistant", unread, whole=whole)
         else:
-            messages = messages_of(value, columns.messages, unread, whole=train_on == "all")
+            messages = messages_of(value, columns.messages, unread, whole=whole)
         tools = tools_of(row.get(columns.tools), columns.tools)
         prompt, unmarked = opening(messages), messages
+        if whole:
+            unmarked = [_without_mark(message) for message in messages]
+        else:
+            messages = [*as_context(messages[:context]), *messages[context:]]
         if train_on == "last_turn":
             messages = only_last_turn(messages)
-        elif train_on == "all":
-            unmarked = [_without_mark(message) for message in messages]
         check_learned(messages)
         # With another data.train_on, it is the same record, on the same side of the split.
         identity = None if unmarked == messages else _as_json(unmarked, tools)
-        return Content(_as_json(messages, tools), prompt=prompt, identity=identity, unread=unread)
+        return Content(
+            _as_json(messages, tools),
+            prompt=prompt,
+            identity=identity,
+            unread=unread,
+            layout=layout.name if layout else "",
+        )
 
     def check_unjudged(self, row: Mapping[str, Any], used: Container[str | None]) -> None:
         """Check that no column says that a record may be bad.
@@ -179,3 +201,19 @@ class ChatRows:
             ends=encoded.ends,
             unprinted=encoded.unprinted,
         )
+
+
+def _prompt(
+    row: Mapping[str, Any], columns: Columns, unread: Counter[str], *, whole: bool
+) -> list[Message]:
+    """Return the messages before the completion."""
+    messages = said_in(row, columns.prompt, "user", unread, whole=whole)
+    column = input_column(columns)
+    more = row.get(column) if column else None
+    if more is None or more == "":
+        return messages
+    if not isinstance(row.get(columns.prompt), str):
+        raise Defect("wrong_type", f"{column} has text, but {columns.prompt} is a list of messages")
+    if not isinstance(more, str):
+        raise Defect("wrong_type", f"{column} is {type(more).__name__}, not text")
+    return [{"role": "user", "content": f"{messages[0]['content']}\n{more}"}]

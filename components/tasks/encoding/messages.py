@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile, takewhile
 from typing import Any, Final
 
-from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
+from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect, text_of
+from steadytrain.components.tasks.encoding.layouts import as_message
 
 Message = dict[str, Any]
 """A turn: `role`, `content` (may be None with calls), and if they are not empty, REASONING[0],
@@ -99,10 +100,14 @@ def only_last_turn(messages: Sequence[Message]) -> list[Message]:
     roles = [message["role"] for message in messages]
     answer = max((place for place, role in enumerate(roles) if role == "assistant"), default=0)
     asked = max((place for place in range(answer) if roles[place] == "user"), default=0)
-    earlier = [place < asked and role == "assistant" for place, role in enumerate(roles)]
+    return [*as_context(messages[:asked]), *messages[asked:]]
+
+
+def as_context(messages: Sequence[Message]) -> list[Message]:
+    """Mark what the assistant says as not learned."""
     return [
-        {**message, "train": False} if marked else message
-        for message, marked in zip(messages, earlier, strict=True)
+        {**message, "train": False} if message["role"] == "assistant" else message
+        for message in messages
     ]
 
 
@@ -159,6 +164,7 @@ def messages_of(
     turns = _list_of(value, column, "bad_messages")
     if not turns:
         raise Defect("empty_field", f"{column} is empty")
+    turns = [as_message(turn) for turn in turns]
     messages = [message_of(turn, whole=whole) for turn in turns]
     for turn in turns:
         unread.update(dict.fromkeys(_unread(turn), 1))
@@ -219,6 +225,23 @@ def _list_of(value: Any, column: str, reason: str) -> list[Any]:
     if not isinstance(value, list):
         raise Defect("wrong_type", f"{column} is {type(value).__name__}, not a list")
     return value
+
+
+def said_in(
+    row: Mapping[str, Any], column: str, role: str, unread: Counter[str], *, whole: bool = False
+) -> list[Message]:
+    """Return a column's messages; text is one message of a role.
+
+    Args:
+        unread, whole: as for `messages_of`.
+
+    Raises:
+        Defect: it has no usable ones.
+    """
+    value = row.get(column)
+    if value is None or isinstance(value, str):
+        return [{"role": role, "content": text_of(row, column)}]
+    return messages_of(value, column, unread, whole=whole)
 
 
 def message_of(item: Any, *, whole: bool = False) -> Message:

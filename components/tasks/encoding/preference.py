@@ -25,14 +25,14 @@ from steadytrain.components.tasks.encoding.base import (
     TokenizerSettings,
 )
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
-from steadytrain.components.tasks.encoding.fields import Defect, text_of
+from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     Message,
     check_learned,
-    messages_of,
     opening,
     said,
+    said_in,
     texts_of,
     tools_of,
     written,
@@ -88,13 +88,13 @@ class PreferenceEncoder:
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return prompt and answers, each a list of messages, as canonical JSON."""
         columns, unread = self.data.columns, Counter[str]()
-        chosen = _said(row, columns.chosen, "assistant", unread)
-        rejected = _said(row, columns.rejected, "assistant", unread)
+        chosen = said_in(row, columns.chosen, "assistant", unread)
+        rejected = said_in(row, columns.rejected, "assistant", unread)
         # What two whole conversations begin with is the prompt.
         shared = [both[0] for both in takewhile(_alike, zip(chosen, rejected, strict=False))]
         prompt = whole = shared
         if row.get(columns.prompt) is not None:
-            prompt = _said(row, columns.prompt, "user", unread)
+            prompt = said_in(row, columns.prompt, "user", unread)
             whole = _whole_prompt(prompt, shared)
         if whole:
             prompt, chosen, rejected = whole, chosen[len(shared) :], rejected[len(shared) :]
@@ -181,14 +181,6 @@ def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:
     pair = json.loads(content)
     prompt, tools = pair["prompt"], pair.get("tools", ())
     return [encode_chat(tokenizer, [*prompt, *pair[name]], tools, len(prompt)) for name in ANSWERS]
-
-
-def _said(row: Mapping[str, Any], column: str, role: str, unread: Counter[str]) -> list[Message]:
-    """Return a column's messages; text is one message of a role."""
-    value = row.get(column)
-    if value is None or isinstance(value, str):
-        return [{"role": role, "content": text_of(row, column)}]
-    return messages_of(value, column, unread)
 
 
 def _alike(both: tuple[Message, Message]) -> bool:
