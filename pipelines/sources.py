@@ -6,7 +6,6 @@ is guessed: if the records suit several tasks, the error lists them.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +82,12 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
         BadInput: the task is not clear, or this is not data.
     """
     try:
-        from steadytrain.components.preprocess.inspection import inspect, reason, task_of
+        from steadytrain.components.preprocess.inspection import (
+            check_classes,
+            inspect,
+            reason,
+            task_of,
+        )
     except ModuleNotFoundError as error:
         raise BadInput(
             f"{source}: data cannot be read without the package {error.name}",
@@ -101,10 +105,14 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
             remedy=f"one of {', '.join(PRESETS)}, or write a configuration",
         )
     data = load(PRESETS[task], [*_basis(source), *overrides]).data
-    # The task is clear, so that records that cannot be read are an error of preprocessing.
-    with contextlib.suppress(BadInput, DataError):
-        return task, f"data.task says so; {reason(inspect(data), task)}"
-    return task, "data.task says so"
+    try:
+        found = inspect(data)
+    except (BadInput, DataError):
+        # The task is clear, so that records that cannot be read are an error of preprocessing.
+        return task, "data.task says so"
+    if task == "sequence_classification":
+        check_classes(found, data)
+    return task, f"data.task says so; {reason(found, task)}"
 
 
 def for_task(source: str, task: str, reason: str, overrides: Sequence[Override]) -> Chosen:

@@ -30,7 +30,7 @@ from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.tasks.encoding.base import Encoder
-from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, Defect
 from steadytrain.components.tasks.registry import open_encoder
 
 RECORDS: Final = 200
@@ -55,7 +55,7 @@ class Inspection:
     good: how many records each task can use.
     defects: why the others cannot be used, by task.
     labels: how many records have each label.
-    judged: what says how good the first such record is.
+    details: what is wrong with the first record of each reason.
     use: what each task makes of the columns.
     """
 
@@ -64,7 +64,7 @@ class Inspection:
     good: Counter[str] = field(default_factory=Counter)
     defects: dict[str, Counter[str]] = field(default_factory=lambda: {t: Counter() for t in TASKS})
     labels: Counter[str] = field(default_factory=Counter)
-    judged: str = ""
+    details: dict[str, str] = field(default_factory=dict)
     use: dict[str, ColumnUse] = field(default_factory=dict)
 
 
@@ -100,10 +100,12 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
     if 2 * judged > found.records and not {"preference", "sequence_classification"} & set(usable):
         raise BadInput(
             f"{_where(data)}: {judged} of the first {found.records} records say how good they are "
-            f"(the first: {found.judged}), but supervised_finetuning learns good and bad alike; "
-            f"{_columns(found)}",
+            f"(the first: {found.details['judged']}), but supervised_finetuning learns good and "
+            f"bad alike; {_columns(found)}",
             remedy=JUDGED_REMEDY,
         )
+    if not {"supervised_finetuning", "preference"} & set(usable):
+        check_classes(found, data)
     if not usable:
         raise BadInput(
             f"{_where(data)}: no task can use the records; {_columns(found)}. "
@@ -122,6 +124,22 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
         )
     (task,) = usable
     return task, reason(found, task)
+
+
+def check_classes(found: Inspection, data: DataConfig) -> None:
+    """Check that the labels of most records are classes.
+
+    Raises:
+        BadInput: they are measured values, or each is several classes.
+    """
+    count = found.defects["sequence_classification"]["not_a_class"]
+    if 2 * count > found.records:
+        raise BadInput(
+            f"{_where(data)}: in {count} of the first {found.records} records, the label is not a "
+            f"class (the first: {found.details['not_a_class']}); {_columns(found)}",
+            remedy=f"{NO_CLASS_REMEDY}; or name the column of the class with --set "
+            "data.columns.label=COLUMN; or learn the text alone with --set data.task=causal_lm",
+        )
 
 
 def reason(found: Inspection, task: str) -> str:
@@ -192,8 +210,7 @@ def _add(
             checked = check(row, data, encoder)
         except Defect as defect:
             found.defects[task][defect.reason] += 1
-            if defect.reason == "judged":
-                found.judged = found.judged or defect.detail
+            found.details.setdefault(defect.reason, defect.detail)
             continue
         found.good[task] += 1
         found.use[task].count(row)

@@ -13,7 +13,7 @@ from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.left_out import SET_ASIDE
-from steadytrain.components.tasks.encoding.fields import DEFECTS
+from steadytrain.components.tasks.encoding.fields import DEFECTS, NO_CLASS_REMEDY
 
 EXCERPT_CHARACTERS: Final = 400
 _EXAMPLE_CHARACTERS: Final = 200
@@ -25,6 +25,7 @@ _ADVICE: Final = {
     "bad_format": "set data.format or data.csv",
     "missing_field": _COLUMNS,
     "empty_field": _COLUMNS,
+    "not_a_class": NO_CLASS_REMEDY,
     "unknown_label": "add the labels to data.labels, or leave data.labels out",
     "too_long": "raise data.max_record_bytes",
     "refused_by_template": "set data.chat_template to one that accepts them",

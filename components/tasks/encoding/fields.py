@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from steadytrain.components.shared.left_out import LONG
@@ -19,12 +20,18 @@ DEFECTS: Final = {
     "bad_messages": "messages are not a chat with an assistant message",
     "prompt_mismatch": "its answers are whole conversations that do not begin with its prompt",
     "judged": "a column that is not used says how good the record is",
+    "not_a_class": "the label is a measured value or several classes",
     "unknown_label": "the label is not among data.labels",
     "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
     "refused_by_template": "the tokenizer's chat template rejects it",
     "label_unseen_in_training": "held out, with a label that training never saw",
 }
 """By reason: what is wrong with a record."""
+NO_CLASS_REMEDY: Final = (
+    "give each record one class, as text or a whole number, or list classes with names such as "
+    "'0.5' in data.labels"
+)
+"""The fix for records with the reason "not_a_class"."""
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
 """A decimal number as text, also after the comma and space of a CSV file. Python reads more as one,
 such as 1_000."""
@@ -92,6 +99,50 @@ def name_of(row: Mapping[str, Any], column: str, *, limit: float = NAME_BYTES) -
     if len(name) > limit or utf8_size(name) > limit:
         raise Defect("too_long", f"{column} has more than {limit} bytes")
     return name
+
+
+def class_of(row: Mapping[str, Any], column: str, labels: Sequence[str] | None = None) -> str:
+    """Return the one class of a record: a name, or a whole number.
+
+    Args:
+        labels: the only classes; None if any may occur.
+
+    Raises:
+        Defect: it is absent, something else, or not among the labels.
+    """
+    value = row.get(column)
+    if isinstance(value, float | list):
+        raise _not_a_class(column, value)
+    label = name_of(row, column)
+    if label is None:
+        raise Defect("missing_field", f"{column} is absent or null")
+    if not label.strip():
+        raise Defect("empty_field", f"{column} is empty")
+    if labels is None and (_has_fraction(label) or _is_list(label)):
+        raise _not_a_class(column, value)
+    if labels is not None and label not in labels:
+        raise Defect("unknown_label", f"{column} is {label[:80]!r}")
+    return label
+
+
+def _not_a_class(column: str, value: Any) -> Defect:
+    return Defect("not_a_class", f"{column[:80]} is {value!r:.80}, not one class")
+
+
+def _has_fraction(label: str) -> bool:
+    """Return whether text is a number such as 0.5, as CSV files hold measured values."""
+    number = _NUMBER.fullmatch(label) if "." in label or "e" in label.casefold() else None
+    return number is not None and not float(label).is_integer()
+
+
+def _is_list(label: str) -> bool:
+    """Return whether text is a list such as ['a', 'b'], as pandas writes it to CSV files."""
+    if not label.lstrip().startswith("["):
+        return False
+    try:
+        return isinstance(ast.literal_eval(label.strip()), list)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def number_of(row: Mapping[str, Any], column: str) -> float:

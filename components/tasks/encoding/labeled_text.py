@@ -19,7 +19,7 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.fields import Defect, name_of, text_of
+from steadytrain.components.tasks.encoding.fields import Defect, class_of, text_of
 from steadytrain.components.tasks.encoding.plain_text import whole_text
 from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
 
@@ -40,18 +40,9 @@ class LabeledTextEncoder:
         return [[self.data.columns.text, self.data.columns.label]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
-        return Content(text_of(row, self.data.columns.text), self._label(row))
-
-    def _label(self, row: Mapping[str, Any]) -> str:
-        column = self.data.columns.label
-        label = name_of(row, column)
-        if label is None:
-            raise Defect("missing_field", f"{column} is absent or null")
-        if not label.strip():
-            raise Defect("empty_field", f"{column} is empty")
-        if self.data.labels is not None and label not in self.data.labels:
-            raise Defect("unknown_label", f"{column} is {label[:80]!r}")
-        return label
+        columns = self.data.columns
+        text = text_of(row, columns.text)
+        return Content(text, class_of(row, columns.label, self.data.labels))
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         return {"text": records["content"], "label": records["label"]}

@@ -239,9 +239,9 @@ def said_in(
         Defect: it has no usable ones.
     """
     value = row.get(column)
-    if value is None or isinstance(value, str):
-        return [{"role": role, "content": text_of(row, column)}]
-    return messages_of(value, column, unread, whole=whole)
+    if isinstance(value, list):
+        return messages_of(value, column, unread, whole=whole)
+    return [{"role": role, "content": text_of(row, column)}]
 
 
 def message_of(item: Any, *, whole: bool = False) -> Message:

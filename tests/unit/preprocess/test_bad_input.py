@@ -244,7 +244,7 @@ def test_unknown_label(tmp_path: Path, configure: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "reason"), [(None, "missing_field"), ("", "empty_field"), (0.5, "wrong_type")]
+    ("label", "reason"), [(None, "missing_field"), ("", "empty_field"), (0.5, "not_a_class")]
 )
 def test_bad_label(tmp_path: Path, configure: Any, label: Any, reason: str) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", labelled([label, "a"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import datasets
@@ -14,7 +15,9 @@ from steadytrain.components.preprocess.hub import read_dataset
 from steadytrain.components.preprocess.inspection import inspect, task_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.class_names import in_order, listed, places_of
-from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, class_of
+from steadytrain.pipelines.sources import find_task
 
 from support.data import quarantined, read_table, sentence, write_jsonl
 from support.weight_digests import BERT
@@ -96,6 +99,50 @@ def test_the_datasets_library_gives_the_same_names(tmp_path, classes, kind):
     rows = [row for chunk in read_dataset(address) for _, _, row in chunk.rows()]
     expected = [None if n % 20 == 0 else NAMES[n % 4] for n in range(200)]
     assert [row["label"] for row in rows] == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ([0.5, 3.7, 2.0], "rows.csv"),
+        ([0.5, 3.7, 2.0], "rows.jsonl"),
+        ([[0, 2], [1], [0, 1]], "rows.jsonl"),
+        ([["a"], ["a", "b"], []], "rows.csv"),
+        (['["a"]', '["a", "b"]', "[]"], "rows.csv"),
+    ],
+)
+@pytest.mark.parametrize("task", [None, "sequence_classification"])
+def test_measured_values_and_several_classes_are_refused(tmp_path, configure, values, name, task):
+    rows = [{"body": sentence(n), "topic": values[n % 3]} for n in range(60)]
+    path = tmp_path / name
+    if name.endswith("csv"):
+        with path.open("w", newline="") as handle:
+            writer = csv.DictWriter(handle, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        write_jsonl(path, rows)
+    columns = {"text": "body", "label": "topic"}
+    asked = [f"data.columns.{field}={column}" for field, column in columns.items()]
+    with pytest.raises(BadInput) as caught:
+        find_task(str(path), [*asked, *([f"data.task={task}"] if task else [])])
+    first = repr(values[0] if name.endswith("jsonl") else str(values[0]))
+    assert f"the first: topic is {first}, not one class" in caught.value.message
+    assert "one class, as text or a whole number" in caught.value.remedy
+    with pytest.raises(DataError, match="not_a_class") as failed:
+        run(labeled(configure, path, columns=columns))
+    assert f"topic is {first}, not one class" in failed.value.message
+    assert NO_CLASS_REMEDY in failed.value.remedy
+
+
+def test_classes_that_look_like_values_are_kept_if_listed(tmp_path, configure):
+    """Names such as 3.10 are classes if data.labels says so; 1.0 and [NEG] are in any case."""
+    versions = ["3.10", "3.11"]
+    rows = [{"text": sentence(n), "label": versions[n % 2]} for n in range(60)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    assert run(labeled(configure, path, labels=versions)).labels == versions
+    for label in ("1.0", "2.", "1e3", "[NEG]", "[", "v1.5", "nan"):
+        assert class_of({"label": label}, "label") == label
 
 
 def write_parquet(path, label, feature):
