@@ -71,7 +71,7 @@ def is_data(source: str) -> bool:
         return False
     if source.partition(":")[0] in _REMOTE or set(source) & set("*?["):
         return True
-    suffixes = PurePosixPath(source).suffixes
+    suffixes = PurePosixPath(source.lower()).suffixes
     return bool(set(suffixes[-2:]) & SUFFIXES.keys()) or _is_folder(source)
 
 

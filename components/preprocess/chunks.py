@@ -93,9 +93,9 @@ class Table:
             rows: Iterable[dict[str, Any]] = self.batch.to_pylist()
         except _NO_VALUE:
             rows = map(self._row, range(self.batch.num_rows))
-        lists = [field.name for field in self.batch.schema if pa.types.is_list(field.type)]
+        nested = [field.name for field in self.batch.schema if pa.types.is_nested(field.type)]
         for line, row in enumerate(rows, start=self.first):
-            row.update({name: _without_nulls(dict.get(row, name)) for name in lists})
+            row.update({name: _without_nulls(dict.get(row, name)) for name in nested})
             yield self.source, line, row
 
     def _row(self, index: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Table:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out the null fields of mappings in a list.
+    """Leave out the null fields of mappings.
 
     A column has one type, so each mapping has the fields of all others, such as the arguments of
     calls to other tools.

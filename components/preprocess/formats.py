@@ -42,6 +42,7 @@ from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_ROWS: Final = 4096
 METADATA: Final = "files that describe the data"
+UNREAD: Final = "files with a suffix that is not read"
 _DESCRIBING: Final = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
 }
@@ -63,22 +64,24 @@ def wanted(
     and files that describe the data are left out.
 
     Args:
-        left_out: counts the files that describe the data.
+        left_out: counts the files that describe the data, and unless it is a source tree, those
+            that are not read because of their suffix.
 
     Raises:
         BadInput: none of the files can be read.
     """
     known = dict.fromkeys(data.suffixes, "source")
     if data.format == "auto" and not address.startswith("package:"):
-        by_suffix = SUFFIXES if any(file.suffix in SUFFIXES for file in files) else known
+        by_suffix = SUFFIXES if any(file.suffix.lower() in SUFFIXES for file in files) else known
     elif data.format in ("auto", "source"):
         by_suffix = known
     else:
         by_suffix = {suffix: name for suffix, name in SUFFIXES.items() if name == data.format}
     named = None if data.format == "auto" else data.format
+    suffixes = [file.suffix if by_suffix is known else file.suffix.lower() for file in files]
     formats = (
-        (file, by_suffix.get(file.suffix) if file.listed or named is None else named)
-        for file in files
+        (file, by_suffix.get(suffix) if file.listed or named is None else named)
+        for file, suffix in zip(files, suffixes, strict=True)
     )
     found = [(file, name) for file, name in formats if name]
     mixed = len({name for _, name in found}) > 1
@@ -89,6 +92,8 @@ def wanted(
     ]
     if len(read) < len(found) and left_out is not None:
         left_out[METADATA] += len(found) - len(read)
+    if len(found) < len(files) and by_suffix is not known and left_out is not None:
+        left_out[UNREAD] += len(files) - len(found)
     if not read:
         raise BadInput(
             f"data.source = {address!r}: none of its {len(files)} files (such as "

@@ -96,7 +96,7 @@ def take_in(job: ReadRequest) -> Taken:
         try:
             if isinstance(row, Defect):
                 raise row
-            columns.update(list(row)[:_COLUMNS_SHOWN])
+            columns.update({*itertools.islice(row, _COLUMNS_SHOWN), *needed} & row.keys())
             good.append((check(row, job.data, job.encoder, job.difficulty), source, line))
             use.count(row)
         except Defect as defect:

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 from steadytrain.components.shared.errors import BadInput, DataError
 
 LINKS: Final = "links that leave the source"
+BROKEN: Final = "broken links"
 SPECIAL: Final = "pipes, sockets, devices and kernel files"
 
 _LEFT_OUT: Final = {"site-packages", "dist-packages", "__pycache__"}
@@ -36,7 +37,7 @@ class Source:
 
     Args:
         root: the folder, or a link to one.
-        left_out: counts what is not data, by LINKS and SPECIAL.
+        left_out: counts what is not data, by LINKS, BROKEN and SPECIAL.
 
     Raises:
         BadInput: the folder belongs to the kernel.
@@ -60,7 +61,9 @@ class Source:
             try:
                 found = real.stat()
             except OSError:
-                # A broken link, or a file that was removed in the meantime.
+                # Without a link, the file was removed in the meantime.
+                if path.is_symlink():
+                    self.left_out[BROKEN] += 1
                 continue
             if stat.S_ISDIR(found.st_mode):
                 continue

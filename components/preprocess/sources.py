@@ -75,7 +75,7 @@ class SourceFile:
     def suffix(self) -> str:
         """Return the suffix of the format, without a compression suffix."""
         path = PurePosixPath(self.path)
-        if path.suffix in _COMPRESSIONS:
+        if path.suffix.lower() in _COMPRESSIONS:
             path = path.with_suffix("")
         return path.suffix
 
@@ -89,7 +89,7 @@ class SourceFile:
     @contextlib.contextmanager
     def local(self, scratch: Path) -> Iterator[Path]:
         """Yield the file as a local one, downloaded and decompressed to `scratch` if necessary."""
-        suffix = PurePosixPath(self.path).suffix
+        suffix = PurePosixPath(self.path).suffix.lower()
         if isinstance(self.location, Path) and suffix not in _COMPRESSIONS:
             yield self.location
             return
@@ -111,7 +111,7 @@ class SourceFile:
 
         try:
             with self._fetched(scratch) as raw:
-                suffix = PurePosixPath(self.path).suffix
+                suffix = PurePosixPath(self.path).suffix.lower()
                 if suffix == ".gz":
                     yield Stream(cast("BinaryIO", gzip.GzipFile(fileobj=raw)), raw)
                 elif suffix == ".zst":

@@ -125,10 +125,12 @@ def in_one_line(record: DataRecord, card: Mapping[str, Any]) -> str:
         targets = f"{share:.1%} of them targets"
     learned = f"; {tokens:,} training tokens, {targets}" if record.tokenizer else ""
     keys = unused_keys(card.get("unread_keys", {}), card.get("unprinted_keys", {}))
+    files = ", ".join(f"{count:,} {what}" for what, count in card.get("left_out", {}).items())
     return (
         f"{card['records']:,} records read, {card['defective']:,} defective, {aside}{near}, "
         f"{longer(cut, windowed, card.get('quarantine', {}))}; used: {used}{learned}"
         f"{'; ' if keys else ''}{keys}{unused_columns(card.get('unused', {}))}"
+        f"{'; files left out: ' if files else ''}{files}"
     )
 
 

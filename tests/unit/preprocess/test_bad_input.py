@@ -182,6 +182,13 @@ def test_wrong_column(
     assert "the existing columns are note, text" in error.message
 
 
+def test_needed_columns_after_many_others_are_found(tmp_path: Path, configure: Any) -> None:
+    many = {f"c{number}": number for number in range(60)}
+    path = write_jsonl(tmp_path / "x.jsonl", [{**many, **row} for row in texts(20)])
+    config = configure(path, columns={"group": "author"}, max_bad_share=1.0)
+    assert "no record has the column 'author';" in refused(config, DataError).message
+
+
 def test_wrong_column_is_found_early(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ({"body": "x" * 90} for _ in range(40_000)))
     error = refused(configure(path), DataError)

@@ -73,8 +73,13 @@ def contents(path):
 def test_columns_of_one_type_hold_the_same_chats_as_lines(tmp_path):
     """In Parquet, each call has the arguments of all tools, null but for its own."""
     chats = [chat(seed) for seed in range(4)]
-    pq.write_table(pa.Table.from_pylist(chats), tmp_path / "chats.parquet")
+    table = pa.Table.from_pylist(chats)
+    pq.write_table(table, tmp_path / "chats.parquet")
     assert contents(tmp_path / "chats.parquet") == chats
+    # Polars writes lists as large lists.
+    large = [pa.field(each.name, pa.large_list(each.type.value_type)) for each in table.schema]
+    pq.write_table(table.cast(pa.schema(large)), tmp_path / "large.parquet")
+    assert contents(tmp_path / "large.parquet") == chats
     assert contents(write_jsonl(tmp_path / "chats.jsonl", chats)) == chats
 
 

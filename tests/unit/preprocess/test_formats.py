@@ -14,7 +14,8 @@ import zstandard
 
 from steadytrain.components.preprocess import formats
 from steadytrain.components.preprocess.chunks import Lines
-from steadytrain.components.preprocess.formats import read_files, wanted
+from steadytrain.components.preprocess.formats import UNREAD, read_files, wanted
+from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
@@ -227,3 +228,12 @@ def test_folder_gives_the_files_of_its_format(tmp_path: Path) -> None:
     assert [row for _, row in read(tmp_path)] == [{"text": "a"}, {"text": "b"}]
     assert [row for _, row in read(tmp_path, format="csv")] == [{"text": "b"}]
     assert [row["text"] for _, row in read(tmp_path, format="source")] == ["c"]
+
+
+def test_suffixes_in_capitals_are_read_and_others_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "A.CSV").write_text("text\na\n")
+    (tmp_path / "b.Csv.GZ").write_bytes(gzip.compress(b"text\nb\n"))
+    (tmp_path / "c.xlsx").write_text("c")
+    found = find_inputs(DataConfig(source=[str(tmp_path)]))
+    assert [row for _, row in read(tmp_path)] == [{"text": "a"}, {"text": "b"}]
+    assert found.left_out == {UNREAD: 1}

@@ -15,11 +15,12 @@ import pytest
 
 from steadytrain.components.preprocess.hub import dataset_digest
 from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.preprocess.local_files import LINKS, SPECIAL, open_regular
+from steadytrain.components.preprocess.local_files import BROKEN, LINKS, SPECIAL, open_regular
 from steadytrain.components.preprocess.sources import SourceFile, find_files
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.records import DataRecord
 
 from support.data import texts, write_jsonl
@@ -69,6 +70,7 @@ def link_to(target: str) -> Callable[[Path], None]:
         (link_to("/etc/passwd"), LINKS),
         (link_to("../../outside.txt"), LINKS),
         (link_to("/dev/null"), LINKS),
+        (link_to("absent.txt"), BROKEN),
         (pipe, SPECIAL),
         (unix_socket, SPECIAL),
     ],
@@ -118,7 +120,7 @@ def test_circular_links_are_skipped(folder: Path) -> None:
     (folder / "x.txt").symlink_to("y.txt")
     (folder / "y.txt").symlink_to("x.txt")
     (folder / "sub" / "up").symlink_to("..")
-    assert found(folder) == (["a.txt"], {})
+    assert found(folder) == (["a.txt"], {BROKEN: 2})
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,7 @@ def test_data_card_shows_the_count_and_the_key_contains_it(
     (tmp_path / "in" / "y.jsonl").symlink_to("/proc/self/environ")
     record = run(config)
     assert _card(record)["left_out"] == {LINKS: 1}
+    assert in_one_line(record, _card(record)).endswith(f"; files left out: 1 {LINKS}")
     assert f"1 {LINKS}" in record.path("card.html").read_text()
     for file in Path(record.folder).rglob("*"):
         assert not file.is_file() or b"sekret-canary" not in file.read_bytes()
