@@ -72,8 +72,8 @@ def check(
         raise Defect("too_long", f"the record has {size:,} bytes, more than {limit}")
     group = name_of(row, columns.group, limit=math.inf) if columns.group else None
     named = name_of(row, columns.slice) if columns.slice and row.get(columns.slice) != "" else None
-    if columns.group and group is None:
-        raise Defect("missing_field", f"{columns.group} (the group) is absent or null")
+    if columns.group and not (group or "").strip():
+        raise Defect("missing_field", f"{columns.group} (the group) is absent, null or empty")
     if group is None and data.group_by_prompt and content.prompt is not None:
         group = hashed(" ".join(content.prompt.split()))
     elif group is not None and utf8_size(group) > NAME_BYTES:

@@ -35,7 +35,7 @@ NO_CLASS_REMEDY: Final = (
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
 """A decimal number as text, also after the comma and space of a CSV file. Python reads more as one,
 such as 1_000."""
-_SCORE: Final = re.compile(r"(score|reward|rating)s?", re.IGNORECASE)
+_SCORE: Final = re.compile(r"(score|reward|rating|(sample_)?weight)s?", re.IGNORECASE)
 _VERDICTS: Final = ("true", "false", "0", "1", "-1", "+1")
 NAME_BYTES: Final = 1024
 """Limit for a label or slice, because reports show it and it is held in memory."""

@@ -189,6 +189,13 @@ def test_needed_columns_after_many_others_are_found(tmp_path: Path, configure: A
     assert "no record has the column 'author';" in refused(config, DataError).message
 
 
+@pytest.mark.parametrize("group", [None, "", " "])
+def test_records_without_a_group_are_no_group(tmp_path: Path, configure: Any, group: Any) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [{**row, "author": group} for row in texts(2)])
+    error = refused(configure(path, columns={"group": "author"}), DataError)
+    assert "author (the group) is absent, null or empty" in error.message
+
+
 def test_wrong_column_is_found_early(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ({"body": "x" * 90} for _ in range(40_000)))
     error = refused(configure(path), DataError)

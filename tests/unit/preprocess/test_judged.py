@@ -59,6 +59,7 @@ FEEDBACK = {
     "chats": (chats(**KTO), "label is True"),
     "score": (answered(score=lambda n: n / 7), r"score is 0\.0"),
     "reward": (chats(reward=lambda n: -n), "reward is 0"),
+    "weight": (chats(weight=lambda n: n % 2), "weight is 0"),
     "ratings": (answered(Ratings=lambda n: str(n % 5)), "Ratings is 0"),
 }
 
