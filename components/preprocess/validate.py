@@ -27,7 +27,9 @@ from steadytrain.components.tasks.encoding.fields import (
 
 JUDGED_REMEDY: Final = (
     "keep the good records only, and drop or rename the column; if it is only for information, "
-    "name it in data.columns.slice; pairs of a good and a bad answer are for data.task preference"
+    "name it in data.columns.slice; pairs of a good and a bad answer are for data.task preference, "
+    "and a prompt, a completion and a yes or no as data.columns.label for data.task "
+    "unpaired_preference"
 )
 """The fix for records with the reason "judged"."""
 

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from steadytrain.components.shared.config import DataConfig, RunConfig, TrainingConfig
 from steadytrain.components.shared.config.adversarial import Attack
@@ -33,6 +33,10 @@ Batch = dict[str, Any]
 
 Components = Mapping[str, Any]
 """A model loaded for evaluation: "model" and what belongs to it (a tokenizer, a processor)."""
+
+
+MEASURED: Final = "measured"
+"""In a micro-batch that is trained on: what `TrainingTask.measure` found in its global batch."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,18 @@ class TrainingTask(Protocol):
         """Return the number of targets in a micro-batch.
 
         The loss of a global batch is divided by the total of these numbers.
+        """
+
+    def measure(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return a sum over a micro-batch, whose mean in the global batch `loss` depends on.
+
+        Optional. It comes before the first loss of a step, without gradients. `loss` then finds the
+        sum over the global batch, divided by its targets, as `batch[MEASURED]`. The rows of
+        training come with the row before them in the global batch, the first with the last, as
+        `mixup.PARTNER`. So neither depends on the micro-batch.
+
+        Returns:
+            Scalar, float64.
         """
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:

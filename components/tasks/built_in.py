@@ -16,6 +16,7 @@ from steadytrain.components.tasks.encoding.part_text import PartTextEncoder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
 from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
+from steadytrain.components.tasks.encoding.unpaired_preference import UnpairedPreferenceEncoder
 
 _TASKS: Final = "steadytrain.components.tasks"
 
@@ -85,6 +86,18 @@ PREFERENCE: Final = Task(
     objectives=frozenset({"dpo"}),
     sequences=2,
     reference=True,
+)
+UNPAIRED_PREFERENCE: Final = replace(
+    PREFERENCE,
+    encoder=UnpairedPreferenceEncoder,
+    training=late(
+        f"{_TASKS}.unpaired_preference:UnpairedPreferenceTraining", metrics=_preference_metrics
+    ),
+    scorer=late(
+        f"{_TASKS}.scoring.preference:UnpairedPreferenceScorer", metrics=_preference_metrics
+    ),
+    objectives=frozenset({"kto"}),
+    sequences=1,
 )
 MASKED_LM: Final = Task(
     encoder=MaskedTextEncoder,

@@ -38,6 +38,7 @@ def check_task(config: RunConfig) -> None:
     """
     found = [
         *_objectives(config),
+        *_feedback(config),
         *_best_metric(config),
         *_data(config),
         *_model(config),
@@ -92,6 +93,30 @@ def _objectives(config: RunConfig) -> Iterator[Problem]:
             "training.batch_contrastive.weight",
             repr(contrast.weight),
             f"the loss of data.task {task} has no other part",
+            "leave it out",
+        )
+
+
+def _feedback(config: RunConfig) -> Iterator[Problem]:
+    """Yield what feedback without pairs cannot be learned with."""
+    task, training = config.data.task, config.training
+    size, smoothing = training.global_batch_size, training.label_smoothing_factor
+    if task in _FROM_SCRATCH or (size > 1 and not smoothing):
+        return
+    if "kto" not in load_task(task).objectives:
+        return
+    if size < 2:
+        yield Problem(
+            "training.global_batch_size",
+            repr(size),
+            f"data.task {task} compares each answer with those to the batch's other prompts",
+            "raise it to at least 2, such as 32",
+        )
+    if smoothing:
+        yield Problem(
+            "training.label_smoothing_factor",
+            repr(smoothing),
+            f"the loss of data.task {task} has no target to spread",
             "leave it out",
         )
 

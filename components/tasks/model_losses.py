@@ -51,7 +51,8 @@ NGRAM_LOSS: Final = frozenset({"prophetnet"})
 
 _LANGUAGE: Final = ("causal_lm", "supervised_finetuning", "denoising")
 _CLASSES: Final = ("sequence_classification", "multi_task")
-_OTHERS: Final = ("preference", "masked_lm", "text_embedding")
+_PREFERENCES: Final = ("preference", "unpaired_preference")
+_OTHERS: Final = (*_PREFERENCES, "masked_lm", "text_embedding")
 ROUTER_COEFFICIENTS: Final = ("router_aux_loss_coef", "aux_loss_coef")
 """Names of the router loss's coefficient in Transformers' models."""
 ROUTER_ON: Final = "output_router_logits"
@@ -88,7 +89,7 @@ def ineffective_fields(
     fields = {**fields, **(inner if isinstance(inner, Mapping) else {})}
     yield from _router(fields, task, given=given)
     yield from _classes(fields, task, given=given)
-    if task in _CLASSES or task not in (*_LANGUAGE, "preference"):
+    if task in _CLASSES or task not in (*_LANGUAGE, *_PREFERENCES):
         return
     family = fields.get("model_type")
     if family in Z_LOSS and fields.get("z_loss_coefficient"):
@@ -107,7 +108,7 @@ def ineffective_fields(
 def _router(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[Ineffective]:
     family, on = fields.get("model_type"), fields.get(ROUTER_ON)
     known = family in ROUTER_LOSS
-    if on and known and task not in _LANGUAGE and (given or task == "preference"):
+    if on and known and task not in _LANGUAGE and (given or task in _PREFERENCES):
         why = f"the loss of data.task {task} does not include the router loss"
         yield Ineffective(ROUTER_ON, on, why, "set it to false")
     for name in ROUTER_COEFFICIENTS if given else ():

@@ -126,6 +126,41 @@ def test_two_ranks_prefer_the_same_answers(tmp_path, preferred, shards, kind):
 
 
 @pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    """Return good and bad answers, the sections of a run that learns from them, and the run."""
+    root = tmp_path_factory.mktemp("marked")
+    data = data_of("unpaired_preference", root / "data")
+    base = write_reference("unpaired_preference", root / "base", hidden_size=48)
+    sections = {"training": {**SMALL, "kto": {"beta": 0.5}}, "model": {"base": base}}
+    return data, sections, run(root / "whole", data, sections)
+
+
+@pytest.mark.long
+def test_killed_run_on_marked_answers_ends_with_the_same_weights(tmp_path, marked):
+    data, sections, whole = marked
+    killed = run(tmp_path, data, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+    validated = events_of(killed, Validated)
+    assert validated[-1].metrics["preference_accuracy"] > 0.8
+    assert validated[-1].metrics["loss"] < 0.5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
+def test_two_ranks_share_one_reference_point(tmp_path, marked, shards):
+    data, sections, whole = marked
+    shared = run(tmp_path, data, sections, ranks=2, strategy=shards)
+    assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+
+
+@pytest.mark.long
+def test_smaller_micro_batches_have_the_same_reference_point(tmp_path, marked):
+    data, sections, whole = marked
+    halved = {**sections, "training": {**sections["training"], "micro_batch_size": 1}}
+    assert losses_of(run(tmp_path, data, halved)) == pytest.approx(losses_of(whole), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
 def masked(tmp_path_factory):
     """Return texts, the sections of a run that predicts their masked tokens, and the run."""
     root = tmp_path_factory.mktemp("masked")

@@ -181,6 +181,37 @@ def test_preferences_tune_a_model_from_the_registry(shared_steadytrain, lm, tmp_
 
 
 @pytest.mark.long
+def test_feedback_without_pairs_tunes_a_model_from_the_registry(shared_steadytrain, lm, tmp_path):
+    data = tmp_path / "feedback.jsonl"
+    rows = [
+        {"prompt": pair["prompt"], "completion": completion, "label": good}
+        for pair in docstrings(["json", "email.message", "logging", "shutil"])
+        for completion, good in ((pair["completion"], True), ("I do not know.", False))
+    ]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    done = shared_steadytrain.run(
+        "preference",
+        *TINY_RUN,
+        "name=feedback",
+        "data.task=unpaired_preference",
+        f"data.source=[{data}]",
+        "model.base=models:/stdlib-lm@champion",
+        "training.learning_rate=1e-3",
+        "data.sequence_length=64",
+        "data.test_share=0.2",
+        "data.validation_share=0.2",
+        "gate.floors={preference_accuracy: 0.01}",
+    )
+    assert done.code == 0, done.out + done.err
+    (folder,) = (run for run in done.runs if run.name.startswith("feedback-"))
+    found = records(folder)
+    metrics = found["evaluate"].metrics
+    assert metrics["loss"].value < found["evaluate"].baselines["loss"] == 0.5
+    assert metrics["preference_margin"].value > 0
+    assert found["register"].model_name == "feedback"
+
+
+@pytest.mark.long
 def test_masked_lm_ends_with_an_encoder_that_fills_gaps(steadytrain):
     settings = [item for item in TINY_LM if "key_value" not in item]
     done = steadytrain.run("masked-lm", *settings)

@@ -16,6 +16,7 @@ from steadytrain.components.shared.config.compatibility import SMALLER_MICRO_BAT
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.registry import load_task
 
 from support import strategies
 from support.forked import on_ranks
@@ -36,6 +37,7 @@ _RECIPE: Final = {
 _PLAIN: Final[dict[str, dict[str, Any]]] = {
     "multi_task": {"multi_task": {"sampling": "temperature"}},
     "preference": {"dpo": {"beta": 0.5}},
+    "unpaired_preference": {"kto": {"beta": 0.5}},
     "text_embedding": {"batch_contrastive": {"rows": strategies.MICRO_BATCH}},
 }
 """What a task needs in `training`."""
@@ -204,7 +206,7 @@ def _permitted(
 ) -> RunConfig | None:
     """Return the configuration; None if the compatibility table, or the task, rejects it."""
     model: dict[str, Any] = (
-        {"base": reference} if task == "preference" else {"config": model_of(task)}
+        {"base": reference} if load_task(task).reference else {"config": model_of(task)}
     )
     if "r_drop" in training:
         # It compares two passes that differ by their dropout.

@@ -20,6 +20,7 @@ from transformers import (
 from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.encoding.unpaired_preference import UnpairedPreferenceEncoder
 
 from support.training import (
     LLAMA,
@@ -127,6 +128,21 @@ def _preferred(folder: Path) -> DataRecord:
     return write_data(folder, rows[:_TRAINED], rows[_TRAINED:], task="preference")
 
 
+def _marked(folder: Path) -> DataRecord:
+    """Write answers: a good one goes on counting, and a bad one counts backward."""
+    rows = []
+    generator = np.random.default_rng(0)
+    for index in range(_TRAINED + _HELD_OUT):
+        row = packed_row([int(generator.integers(5, 12))], generator)
+        row["desirable"] = index % 2 == 0
+        row["targets"] = [0, 0] + [1] * (row["lengths"][0] - 2)
+        if not row["desirable"]:
+            row["input_ids"][2:] = row["input_ids"][:1:-1]
+        rows.append(row)
+    held_out, schema = rows[_TRAINED:], UnpairedPreferenceEncoder.schema
+    return write_data(folder, rows[:_TRAINED], held_out, task="unpaired_preference", schema=schema)
+
+
 def _paired(folder: Path) -> DataRecord:
     """Write texts, each with a counterpart that follows from it."""
     texts = [row["input_ids"] for row in class_rows(_TRAINED + _HELD_OUT, classes=8)]
@@ -149,6 +165,7 @@ _WRITERS: Final[Mapping[str, Callable[[Path], DataRecord]]] = {
     "sequence_classification": _classified,
     "supervised_finetuning": partial(_packed, task="supervised_finetuning"),
     "text_embedding": _paired,
+    "unpaired_preference": _marked,
     MULTI_TASK: write_parts,
 }
 TASKS: Final = tuple(_WRITERS)

@@ -35,13 +35,19 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
 MULTI_TASK: Final = "multi_task"
 """The task that learns several data sets."""
 
-ANSWERING: Final = ("supervised_finetuning", "preference", "text_embedding")
+ANSWERING: Final = (
+    "supervised_finetuning",
+    "preference",
+    "unpaired_preference",
+    "text_embedding",
+)
 """The tasks whose records are a prompt and what answers it."""
 
 LongRecords = Literal["cut", "drop", "window"]
 _LONG: Final[Mapping[str, tuple[LongRecords, ...]]] = {
     "supervised_finetuning": ("cut", "drop", "window"),
     "preference": ("cut", "drop"),
+    "unpaired_preference": ("cut", "drop"),
 }
 """By task: what it can do with a record that is longer than a row."""
 
@@ -97,7 +103,11 @@ class Columns(Section):
         "chosen", description="Column with the preferred answer, as text or as messages."
     )
     rejected: str = Field("rejected", description="Column with the other answer.")
-    label: str = Field("label", description="Column with the class of the text.")
+    label: str = Field(
+        "label",
+        description="Column with the class of the text. For unpaired_preference: whether the "
+        "completion is good, true or false.",
+    )
     group: str | None = Field(
         None,
         description="Column with a group name of any length. Records of the same group go to the "

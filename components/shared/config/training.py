@@ -38,6 +38,7 @@ from steadytrain.components.shared.config.objectives import (
     DenoisingConfig,
     DistillationConfig,
     DpoConfig,
+    KtoConfig,
     MaskingConfig,
     identifying_distillation,
     objectives_off,
@@ -193,6 +194,7 @@ class TrainingConfig(Section):
     mixup: MixupConfig = MixupConfig()
     augmentation: AugmentationConfig = AugmentationConfig()
     dpo: DpoConfig = DpoConfig()
+    kto: KtoConfig = KtoConfig()
     masking: MaskingConfig = MaskingConfig()
     multi_task: MultiTaskConfig = MultiTaskConfig()
     denoising: DenoisingConfig = DenoisingConfig()

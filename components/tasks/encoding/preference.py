@@ -104,7 +104,7 @@ class PreferenceEncoder:
             raise Defect("missing_field", f"{columns.prompt} is absent or null")
         for column, answer in ((columns.chosen, chosen), (columns.rejected, rejected)):
             check_learned(answer, f"in {column}, ")
-        if not whole and any(_is_whole(answer, prompt) for answer in (chosen, rejected)):
+        if not whole and any(is_whole(answer, prompt) for answer in (chosen, rejected)):
             raise Defect(
                 "prompt_mismatch",
                 f"{columns.prompt} is not what {columns.chosen} and {columns.rejected} begin with",
@@ -206,7 +206,7 @@ def _compared(messages: list[Message]) -> list[Message]:
     return [{**message, "content": (message["content"] or "").strip()} for message in messages]
 
 
-def _is_whole(answer: list[Message], prompt: list[Message]) -> bool:
+def is_whole(answer: list[Message], prompt: list[Message]) -> bool:
     """Return whether an answer cannot follow the prompt, since it begins with one of its own."""
     first = answer[0]["role"]
     return bool(first == "system" or first == "user" == prompt[-1]["role"])

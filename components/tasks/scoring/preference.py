@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -17,10 +16,16 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.long_records import truncated
 from steadytrain.components.tasks.encoding.preference import encode_pair
-from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer
+from steadytrain.components.tasks.encoding.unpaired_preference import (
+    encode_answer,
+    is_desirable,
+)
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.language import document_losses
 from steadytrain.components.tasks.scoring.table import longest, padding_id, score_table
+
+Floats = npt.NDArray[np.float64]
 
 
 class PreferenceScorer:
@@ -28,6 +33,8 @@ class PreferenceScorer:
 
     The column `margin` is the difference of the rewards: above 0, the preferred answer won.
     """
+
+    column = "pair"
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.data = config, data
@@ -53,27 +60,37 @@ class PreferenceScorer:
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         device = next(components["model"].parameters()).device
         self.reference["model"].to(device)
-        pairs: list[Any] = records.column("pair").to_pylist()
-        gained = self._losses(self.reference, pairs) - self._losses(components, pairs)
-        margin = self.config.training.dpo.beta * (gained[0::2] - gained[1::2])
-        return score_table(
-            records,
-            {
-                "loss": np.logaddexp(0, -margin),
-                "targets": np.ones(len(margin), dtype=np.int64),
-                "bytes": np.zeros(len(margin), dtype=np.int64),
-                "margin": margin,
-            },
-        )
+        contents: list[Any] = records.column(self.column).to_pylist()
+        gained = self._losses(self.reference, contents) - self._losses(components, contents)
+        margin = self.margins(gained, contents)
+        values = _values(self.losses(margin, contents))
+        return score_table(records, {**values, "margin": margin})
 
-    def _losses(self, components: Components, pairs: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return the loss of each document in nats, two of each pair."""
+    def encode(self, tokenizer: Any, content: str) -> Sequence[Encoded]:
+        """Return the documents of a record."""
+        return encode_pair(tokenizer, content)
+
+    def margins(self, gained: Floats, _: Sequence[str]) -> Floats:
+        """Return the margin of each record.
+
+        Args:
+            gained: how much more likely each document has become, in nats.
+        """
+        return self.config.training.dpo.beta * (gained[0::2] - gained[1::2])
+
+    def losses(self, margins: Floats, _: Sequence[str]) -> Floats:
+        """Return the loss of each record."""
+        found: Floats = np.logaddexp(0, -margins)
+        return found
+
+    def _losses(self, components: Components, contents: Sequence[str]) -> Floats:
+        """Return the loss of each document in nats."""
         model, tokenizer = components["model"], components["tokenizer"]
         length = longest(model, self.data.sequence_length)
         documents = [
             truncated(document, length)
-            for pair in pairs
-            for document in encode_pair(tokenizer, pair)
+            for content in contents
+            for document in self.encode(tokenizer, content)
         ]
         found = document_losses(
             model.eval(),
@@ -86,10 +103,39 @@ class PreferenceScorer:
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         """Score the reference model itself: all margins are 0, which prefers neither answer."""
-        count = records.num_rows
-        values = {
-            "loss": np.full(count, math.log(2)),
-            "targets": np.ones(count, dtype=np.int64),
-            "bytes": np.zeros(count, dtype=np.int64),
-        }
-        return score_table(records, values) if count else None
+        if not records.num_rows:
+            return None
+        contents: list[Any] = records.column(self.column).to_pylist()
+        return score_table(records, _values(self.losses(np.zeros(len(contents)), contents)))
+
+
+class UnpairedPreferenceScorer(PreferenceScorer):
+    """Scores a model on answers that are good or bad, with 0 as the reference point.
+
+    The column `margin` is the reward of a good answer, and minus the reward of a bad one.
+    """
+
+    column = "answer"
+
+    def encode(self, tokenizer: Any, content: str) -> Sequence[Encoded]:
+        return [encode_answer(tokenizer, content)]
+
+    def margins(self, gained: Floats, contents: Sequence[str]) -> Floats:
+        desirable = [is_desirable(content) for content in contents]
+        return self.config.training.kto.beta * np.where(desirable, gained, -gained)
+
+    def losses(self, margins: Floats, contents: Sequence[str]) -> Floats:
+        kto = self.config.training.kto
+        desirable = [is_desirable(content) for content in contents]
+        weights = np.where(desirable, kto.desirable_weight, kto.undesirable_weight)
+        # The sigmoid of minus the margin, which does not overflow.
+        return weights * np.exp(-np.logaddexp(0, margins))
+
+
+def _values(losses: Floats) -> dict[str, Any]:
+    """Return the columns that every table of scores has: one target of each record."""
+    return {
+        "loss": losses,
+        "targets": np.ones(len(losses), dtype=np.int64),
+        "bytes": np.zeros(len(losses), dtype=np.int64),
+    }

@@ -52,6 +52,11 @@ def take_share(parts: Parts, step: int) -> RankBatches:
             {**row, PARTNER: other, SHARE: part}
             for row, other, part in zip(rows, others, shares, strict=True)
         ]
+    elif hasattr(parts.task, "measure"):
+        rows = [
+            {**row, PARTNER: row_at((place - 1) % size)}
+            for row, place in zip(rows, own, strict=True)
+        ]
     micro = parts.batch.micro_batch_size
     batches = [parts.task.collate(part) for part in micro_batches(rows, micro)]
     weight = sum(map(parts.task.weight, batches))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from steadytrain.components.shared.events.types import AttemptOutcome
-from steadytrain.components.tasks.base import Batch
+from steadytrain.components.tasks.base import MEASURED, Batch
 from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
 from steadytrain.components.train.loop.batches import RankBatches
@@ -158,6 +158,8 @@ def _accumulate(
     phases = parts.phases
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
     attacked = parts.config.training.adversarial.on
+    if hasattr(parts.task, "measure"):
+        batches = _measured(parts, batches, weight)
     for index, batch in enumerate(batches):
         for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
             with strategy.micro_batch(last=index == last and each.last):
@@ -176,3 +178,14 @@ def _accumulate(
     sums = torch.cat((summed.view(1), waited))
     loss, *waits = accelerator.reduce(sums, "sum").tolist()
     return loss, phases.take(exchanged), waits
+
+
+@torch.no_grad()
+def _measured(parts: Parts, batches: list[Batch], weight: int) -> list[Batch]:
+    """Return the micro-batches with what the task measures in the global batch."""
+    found = torch.zeros((), dtype=torch.float64, device=parts.accelerator.device)
+    with parts.phases.forward:
+        for batch in batches:
+            found += parts.task.measure(parts.strategy.model, batch)
+    mean = parts.accelerator.reduce(found, "sum") / weight
+    return [{**batch, MEASURED: mean} for batch in batches]

@@ -42,6 +42,7 @@ CONTENT = {
     "training.contrastive": {"training": {"contrastive": {"weight": 1}}},
     "training.batch_contrastive": {"training": {"batch_contrastive": {"rows": 4}}},
     "training.dpo": {"training": {"dpo": {"beta": 0.5}}},
+    "training.kto": {"training": {"kto": {"beta": 0.5}}},
     "training.masking": {"training": {"masking": {"probability": 0.3}}},
     "training.denoising": {"training": {"denoising": {"noise_density": 0.3}}},
     "training.r_drop": {"training": {"r_drop": {"weight": 1}}},

@@ -76,7 +76,7 @@ def test_losses_that_compare_texts_are_not_attacked():
     attacked = {"adversarial": {"kind": "fgm"}}
     for task in ("masked_lm", "causal_lm", "supervised_finetuning", "denoising"):
         check_task(configure(task, **attacked))
-    for task in ("preference", "text_embedding"):
+    for task in ("preference", "unpaired_preference", "text_embedding"):
         with pytest.raises(ConfigError, match=rf"adversarial.*{task} does not include it"):
             check_task(configure(task, model={"base": "folder:x"}, **attacked))
 

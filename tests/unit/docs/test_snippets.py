@@ -107,7 +107,9 @@ def test_documented_task_is_the_tested_one(name):
 def test_json_lines_are_records_of_a_task(block):
     for line in block.text.splitlines():
         record = json.loads(line)
-        data = load("chat", {"data.task": "preference" if "chosen" in record else CHAT}).data
+        tasks = {"chosen": "preference", "label": "unpaired_preference"}
+        task = next((tasks[column] for column in tasks if column in record), CHAT)
+        data = load("chat", {"data.task": task}).data
         assert check(record, data, open_encoder(data)).content
 
 

@@ -172,7 +172,13 @@ def test_points_do_not_depend_on_those_before_them():
         assert model.linear.weight.equal(first)
 
 
-LANGUAGE = ("causal_lm", "supervised_finetuning", "preference", "denoising")
+LANGUAGE = (
+    "causal_lm",
+    "supervised_finetuning",
+    "preference",
+    "unpaired_preference",
+    "denoising",
+)
 TASKS = (*LANGUAGE, "masked_lm", "text_embedding", "sequence_classification", "multi_task")
 WORDS = ["import", "return", "class", "self", "item", "value", "first", "second", "third", "code"]
 
@@ -199,6 +205,11 @@ def prepared(folder, task, **sections):
     columns = {
         "supervised_finetuning": lambda: {"prompt": text(), "completion": text()},
         "preference": lambda: {"prompt": text(), "chosen": text(), "rejected": text()},
+        "unpaired_preference": lambda: {
+            "prompt": text(),
+            "completion": text(),
+            "label": bool(random.choice([True, False])),
+        },
         "text_embedding": lambda: {"prompt": text(), "completion": text()},
         "sequence_classification": lambda: {
             "text": text(),

@@ -13,8 +13,16 @@ from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.encoding.base import Content
 from steadytrain.components.tasks.encoding.preference import PreferenceEncoder, PreferenceRows
+from steadytrain.components.tasks.encoding.unpaired_preference import (
+    UnpairedPreferenceEncoder,
+    UnpairedPreferenceRows,
+)
 from steadytrain.components.tasks.preference import PreferenceTraining
-from steadytrain.components.tasks.scoring.preference import PreferenceScorer
+from steadytrain.components.tasks.scoring.preference import (
+    PreferenceScorer,
+    UnpairedPreferenceScorer,
+)
+from steadytrain.components.tasks.unpaired_preference import UnpairedPreferenceTraining
 
 from support.declared import assert_declared
 from support.tiny import make_language_model
@@ -79,3 +87,52 @@ def test_the_base_has_no_margin(judged, tokenizer):
     assert scores.loss.mean() == pytest.approx(
         point_values(Scores.of(scorer.score_baseline(records)))["loss"]
     )
+
+
+UNPAIRED = [("import", "so be it", True), ("why?", "a much longer answer " * 20, False)]
+KTO = {"beta": 0.4, "desirable_weight": 1.5, "undesirable_weight": 0.5}
+
+
+def test_scores_of_feedback_without_pairs_are_those_of_training(judged, tokenizer, tmp_path):
+    config, data, records = judged
+    config = from_mapping(
+        {
+            "name": "tiny",
+            "data": {
+                "source": ["unused"],
+                "task": "unpaired_preference",
+                "sequence_length": 96,
+            },
+            "model": {"base": config.model.base},
+            "training": {"kto": KTO},
+            "evaluation": {"batch_size": 1},
+        }
+    )
+    encoder = UnpairedPreferenceEncoder(config.data)
+    names = ("prompt", "completion", "label")
+    texts = [encoder.read(dict(zip(names, row, strict=True))).text for row in UNPAIRED]
+    content = pa.table({"content": pa.array(texts, pa.string())})
+    records = pa.table({"id": records["id"], **encoder.test_columns(content)})
+    model = make_language_model("llama", len(tokenizer))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    scorer = UnpairedPreferenceScorer(config, data)
+    table = scorer.score({"model": model, "tokenizer": tokenizer}, records)
+    assert_declared("unpaired_preference", table)
+    scores = Scores.of(table)
+    encoded = UnpairedPreferenceRows(tmp_path / "data" / "tokenizer", 96).encode(
+        [Content(text) for text in texts]
+    )
+    task = UnpairedPreferenceTraining(config, data)
+    task.ready(model)
+    sums = task.validate(model, task.collate([record.rows[0].values for record in encoded]))
+    expected = task.validation_metrics(sums)
+    assert scores.loss.mean() == pytest.approx(expected["loss"], rel=1e-5)
+    assert PREFERENCE_MARGIN.value(scores) == pytest.approx(
+        expected["preference_margin"], rel=1e-4, abs=1e-5
+    )
+    assert PREFERENCE_ACCURACY.value(scores) == expected["preference_accuracy"]
+    assert abs(scores.columns["margin"]).min() > 1e-3
+    baseline = Scores.of(scorer.score_baseline(records))
+    np.testing.assert_allclose(baseline.loss, [0.75, 0.25])

@@ -55,7 +55,7 @@ SETTINGS = {"text_embedding": {"batch_contrastive": {"rows": 4}}}
 )
 def test_task_declares_the_metrics_that_its_validation_reports(tmp_path, name, training):
     model = {"config": model_of(name)}
-    if name == "preference":
+    if load_task(name).reference:
         model = {"base": write_reference(name, tmp_path / "base")}
     sections = {"max_steps": 1, "eval_steps": 1, "global_batch_size": 4, **training}
     data = data_of(name, tmp_path / "data")
