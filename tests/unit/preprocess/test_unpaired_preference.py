@@ -15,7 +15,7 @@ from steadytrain.components.tasks.encoding.unpaired_preference import (
 )
 
 from support.data import quarantined, sentence, side_rows, write_jsonl
-from support.tiny import make_tokenizer
+from support.tiny import make_language_model, make_tokenizer
 from support.weight_digests import CHATML
 
 QUESTION, ANSWER = ({"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"})
@@ -98,8 +98,13 @@ def test_one_answer_may_be_good_to_one_person_and_bad_to_another(tmp_path, confi
         for label in (True, False)
     ]
     path = write_jsonl(tmp_path / "rows.jsonl", [*rows, rows[0]])
-    record = run(configure(path, task="unpaired_preference", sequence_length=256))
-    assert [entry["reason"] for entry in quarantined(record)] == ["duplicate"]
+    base = tmp_path / "base"
+    tokenizer = make_tokenizer(60)
+    tokenizer.save_pretrained(base)
+    make_language_model("llama", len(tokenizer), 1024).save_pretrained(base)
+    model = {"base": str(base)}
+    record = run(configure(path, model=model, task="unpaired_preference", sequence_length=1024))
+    assert [entry["reason"] for entry in quarantined(record)] == ["exact_duplicate"]
     found = side_rows(record, "train")
     assert sum(row["desirable"] for row in found) == len(found) / 2
     assert json.loads(record.path("card.json").read_text())["defective"] == 0
