@@ -30,6 +30,7 @@ WITHOUT_UNIT = {
     "beta",
     "confidence",
     "decay",
+    "desirable_weight",
     "dropout",
     "early_stopping_threshold",
     "epsilon",
@@ -54,6 +55,7 @@ WITHOUT_UNIT = {
     "schema_version",
     "seed",
     "temperature",
+    "undesirable_weight",
     "weight",
     "weight_decay",
 }
