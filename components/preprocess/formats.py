@@ -42,6 +42,7 @@ from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_ROWS: Final = 4096
 METADATA: Final = "files that describe the data"
+HIDDEN: Final = "hidden files"
 UNREAD: Final = "files with a suffix that is not read"
 _DESCRIBING: Final = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
@@ -61,15 +62,19 @@ def wanted(
     """Return those files of an address that are read, each with its format.
 
     A file that the address names is read whatever its suffix. In a folder, the suffix must match,
-    and files that describe the data are left out.
+    and hidden files and those that describe the data are left out.
 
     Args:
-        left_out: counts the files that describe the data, and unless it is a source tree, those
-            that are not read because of their suffix.
+        left_out: counts hidden files, files that describe the data, and unless it is a source
+            tree, those that are not read because of their suffix.
 
     Raises:
         BadInput: none of the files can be read.
     """
+    first, total = files[0].path, len(files)
+    files = [file for file in files if not _is_hidden(file)]
+    if len(files) < total and left_out is not None:
+        left_out[HIDDEN] += total - len(files)
     known = dict.fromkeys(data.suffixes, "source")
     if data.format == "auto" and not address.startswith("package:"):
         by_suffix = SUFFIXES if any(file.suffix.lower() in SUFFIXES for file in files) else known
@@ -96,12 +101,23 @@ def wanted(
         left_out[UNREAD] += len(files) - len(found)
     if not read:
         raise BadInput(
-            f"data.source = {address!r}: none of its {len(files)} files (such as "
-            f"{files[0].path}) has a suffix that is read with data.format = {data.format}",
+            f"data.source = {address!r}: none of its {total} files (such as "
+            f"{first}) has a suffix that is read with data.format = {data.format}",
             remedy=f"set data.format; known suffixes are {', '.join(SUFFIXES)} (each also .gz or "
             f".zst), and of source trees {', '.join(data.suffixes)} (data.suffixes)",
         )
     return read
+
+
+def _is_hidden(file: SourceFile) -> bool:
+    """Return whether a file in a folder is hidden, such as the copies of a notebook's server.
+
+    Kubernetes writes volumes to folders that begin with two dots.
+    """
+    parts = PurePosixPath(file.path).parts
+    return file.listed and any(
+        part == "__MACOSX" or (part[0] == "." and part[1:2] != ".") for part in parts
+    )
 
 
 def _describes(file: SourceFile, *, mixed: bool) -> bool:

@@ -14,7 +14,7 @@ import zstandard
 
 from steadytrain.components.preprocess import formats
 from steadytrain.components.preprocess.chunks import Lines
-from steadytrain.components.preprocess.formats import UNREAD, read_files, wanted
+from steadytrain.components.preprocess.formats import HIDDEN, UNREAD, read_files, wanted
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.config import DataConfig
@@ -230,10 +230,16 @@ def test_folder_gives_the_files_of_its_format(tmp_path: Path) -> None:
     assert [row["text"] for _, row in read(tmp_path, format="source")] == ["c"]
 
 
-def test_suffixes_in_capitals_are_read_and_others_are_counted(tmp_path: Path) -> None:
+def test_suffixes_in_capitals_are_read_and_other_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "A.CSV").write_text("text\na\n")
     (tmp_path / "b.Csv.GZ").write_bytes(gzip.compress(b"text\nb\n"))
     (tmp_path / "c.xlsx").write_text("c")
+    for folder in (".ipynb_checkpoints", "__MACOSX"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "A-checkpoint.csv").write_text("text\nold\n")
+    (tmp_path / "..2026").mkdir()
+    (tmp_path / "..2026" / "d.csv").write_text("text\nd\n")
     found = find_inputs(DataConfig(source=[str(tmp_path)]))
-    assert [row for _, row in read(tmp_path)] == [{"text": "a"}, {"text": "b"}]
-    assert found.left_out == {UNREAD: 1}
+    assert [row for _, row in read(tmp_path)] == [{"text": "d"}, {"text": "a"}, {"text": "b"}]
+    assert read(tmp_path / ".ipynb_checkpoints") == [(2, {"text": "old"})]
+    assert found.left_out == {HIDDEN: 2, UNREAD: 1}
