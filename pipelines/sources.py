@@ -75,6 +75,13 @@ def is_data(source: str) -> bool:
     return bool(set(suffixes[-2:]) & SUFFIXES.keys()) or _is_folder(source)
 
 
+_ONLY: Final = {
+    "data.columns.text_pair": "sequence_classification",
+    "data.columns.input": "supervised_finetuning",
+}
+"""The task by a field that only this one reads."""
+
+
 def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     """Return the task of data, and the reason.
 
@@ -94,7 +101,9 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
             remedy="pip install 'steadytrain[data]', or write a configuration",
         ) from error
     _check_no_model(source)
-    task = dict(override_items(overrides)).get("data.task")
+    given = dict(override_items(overrides))
+    field = next((name for name in ("data.task", *_ONLY) if given.get(name)), "data.task")
+    task = given.get("data.task") or _ONLY.get(field)
     if task is None:
         # The preset only completes the configuration, so that `data` is checked as a whole.
         data = load("causal-lm", [*_basis(source), *overrides]).data
@@ -109,10 +118,10 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
         found = inspect(data)
     except (BadInput, DataError):
         # The task is clear, so that records that cannot be read are an error of preprocessing.
-        return task, "data.task says so"
+        return task, f"{field} says so"
     if task == "sequence_classification":
         check_classes(found, data)
-    return task, f"data.task says so; {reason(found, task)}"
+    return task, f"{field} says so; {reason(found, task)}"
 
 
 def for_task(source: str, task: str, reason: str, overrides: Sequence[Override]) -> Chosen:

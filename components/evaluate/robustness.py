@@ -14,6 +14,7 @@ from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import Report, Scoring, place, score
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import Interval
+from steadytrain.components.tasks.encoding.labeled_text import PAIR
 from steadytrain.components.tasks.noise import generator_of, with_typos
 from steadytrain.components.tasks.registry import OpenTask
 
@@ -61,11 +62,16 @@ def noised(records: pa.Table, share: float, seed: int) -> pa.Table:
     """Return the records with typing errors in their texts, which depend on the seed and the id.
 
     Args:
-        records: `id`, `text`.
+        records: `id`, `text`, and with pairs of texts `text_pair`.
         share: of the characters that get an error.
     """
-    pairs = zip(records.column("id").to_pylist(), records.column("text").to_pylist(), strict=True)
-    texts = [with_typos(str(text), share, generator_of(seed, str(name))) for name, text in pairs]
-    number = records.column_names.index("text")
-    field: Any = records.schema.field(number)
-    return records.set_column(number, field, pa.array(texts, field.type))
+    random = [generator_of(seed, str(name)) for name in records.column("id").to_pylist()]
+    for column in ("text", PAIR):
+        if column not in records.column_names:
+            continue
+        given = zip(records.column(column).to_pylist(), random, strict=True)
+        texts = [with_typos(str(text), share, generator) for text, generator in given]
+        number = records.column_names.index(column)
+        field: Any = records.schema.field(number)
+        records = records.set_column(number, field, pa.array(texts, field.type))
+    return records

@@ -40,6 +40,13 @@ _FILES: Final = 10
 _DOWNLOAD_BYTES: Final = 256_000_000
 _SHOWN: Final = 12
 """Column names in a message."""
+_PAIRS: Final = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("text1", "text2"),
+)
+"""Columns of data sets with two texts to classify, such as those of GLUE."""
 _FEW: Final = 20
 """With fewer records, the number of different labels says nothing."""
 _Files = list[tuple[SourceFile, str]]
@@ -110,7 +117,8 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
         raise BadInput(
             f"{_where(data)}: no task can use the records; {_columns(found)}. "
             + "; ".join(f"{task} {_lacks(found, task, data)}" for task in TASKS),
-            remedy="name the columns, for example --set data.columns.text=COLUMN, or "
+            remedy=_pair_of(found)
+            or "name the columns, for example --set data.columns.text=COLUMN, or "
             "data.columns.label and data.columns.messages",
         )
     if "sequence_classification" in usable and _are_classes(found):
@@ -248,6 +256,19 @@ def _odd_labels(found: Inspection, usable: list[str]) -> str:
     if "sequence_classification" not in usable or _are_classes(found):
         return ""
     return f", and {len(found.labels)} different labels, which is a lot for classes"
+
+
+def _pair_of(found: Inspection) -> str:
+    """Return how to read well-known columns with two texts to classify; "" without them."""
+    pairs = (pair for pair in _PAIRS if all(found.columns[name] for name in pair))
+    return next(
+        (
+            f"to classify pairs of texts, --set data.columns.text={first} --set "
+            f"data.columns.text_pair={second}"
+            for first, second in pairs
+        ),
+        "",
+    )
 
 
 def _lacks(found: Inspection, task: str, data: DataConfig) -> str:

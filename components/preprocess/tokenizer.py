@@ -99,6 +99,7 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, *, vocab_
     if settings.adds_ends:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{_END} $A {_END}",
+            **({"pair": f"{_END} $A {_END} $B {_END}"} if settings.pairs else {}),
             special_tokens=[(_END, backend.token_to_id(_END))],
         )
     return PreTrainedTokenizerFast(

@@ -20,6 +20,7 @@ from steadytrain.components.tasks.class_head import class_names, fit_head, order
 from steadytrain.components.tasks.criterion import Criterion, Mixed, in_pairs, twice
 from steadytrain.components.tasks.distillation import taught_loss
 from steadytrain.components.tasks.drops import R_DROP, check_drops
+from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.hidden_states import (
     attach_comparison,
     comparing,
@@ -30,13 +31,17 @@ from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.class_balance import class_weights
+from steadytrain.components.tasks.scoring.table import token_types
 from steadytrain.components.tasks.stored_answers import collate_answers
 from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels, stored_teaching
 from steadytrain.components.tasks.text import TextTraining
 
 
 class SequenceClassification(TextTraining):
-    """Predict the label of each row: `input_ids` (int32) and `label` (index of the class)."""
+    """Predict the label of each row: `input_ids` (int32) and `label` (index of the class).
+
+    Rows of pairs also have `token_type_ids`.
+    """
 
     task = "sequence_classification"
     auto = "AutoModelForSequenceClassification"
@@ -211,7 +216,10 @@ def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
         ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"], dtype=np.int64))
         mask[index, :length] = 1
     labels = torch.tensor([int(row["label"]) for row in rows])
-    return {"input_ids": ids, "attention_mask": mask, "targets": labels}
+    batch = {"input_ids": ids, "attention_mask": mask, "targets": labels}
+    if TYPES in rows[0]:
+        batch |= token_types([row[TYPES] for row in rows], longest)
+    return batch
 
 
 def class_output(model: torch.nn.Module, batch: Batch, *, states: bool = False) -> Any:
@@ -221,7 +229,8 @@ def class_output(model: torch.nn.Module, batch: Batch, *, states: bool = False) 
         states: whether that includes the states of all layers.
     """
     extra = {"output_hidden_states": True} if states else {}
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    names = ("input_ids", "attention_mask", TYPES)
+    inputs = {name: batch[name] for name in names if name in batch}
     return model(**inputs, **extra)
 
 

@@ -22,6 +22,7 @@ UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
 CUT: Final = f"training.curriculum.by {CUTS}"
 COMPRESSION: Final = "training.gradient_compression"
 STORED: Final = "training.distillation.top_k"
+PAIR: Final = "data.columns.text_pair"
 OPTIM: Final = "training.optim"
 STRATEGY: Final = "compute.strategy"
 
@@ -74,6 +75,8 @@ def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
     yield f"data.task {config.data.task}", "data.task", config.data.task
     if config.data.parts:
         yield "data.parts", "data.parts", ", ".join(config.data.parts)
+    if config.data.columns.text_pair:
+        yield PAIR, PAIR, config.data.columns.text_pair
     if config.evaluation.landscape.on:
         field, points = "evaluation.landscape", config.evaluation.landscape.points
         yield field, f"{field}.points", str(points)

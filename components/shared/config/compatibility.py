@@ -16,6 +16,7 @@ from steadytrain.components.shared.config.asked import (
     CUT,
     FROZEN,
     OPTIM,
+    PAIR,
     STORED,
     STRATEGY,
     UNFREEZE_AT,
@@ -103,6 +104,8 @@ RULES: Final = (
         "adapters freeze the embeddings, so that new tokens would never be learned",
     ),
     Rule("model.added_tokens", "another framework", "only pytorch gives the model such tokens"),
+    Rule("training.augmentation", PAIR, "it changes single texts"),
+    Rule("training.mixup", PAIR, "a mixture of two pairs has no first and second text"),
     Rule("data.parts", "another framework", "only pytorch trains a head for each part"),
     Rule("evaluation.landscape", "another framework", "only weights of pytorch can be moved"),
     *(

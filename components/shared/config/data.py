@@ -75,6 +75,12 @@ class Columns(Section):
     """Which input column holds what. Only the columns that the task needs are read."""
 
     text: str = Field("text", description="Column with the text to learn from or to classify.")
+    text_pair: str | None = Field(
+        None,
+        description="For sequence_classification: column with a second text, such as the "
+        "hypothesis for a premise. The tokenizer encodes both as a pair. None means that there is "
+        "one text.",
+    )
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
     )
@@ -403,6 +409,24 @@ class DataConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _columns_are_of_the_task(self) -> DataConfig:
+        tasks = {"text_pair": "sequence_classification", "input": "supervised_finetuning"}
+        columns = {"data.columns": self.columns} | {
+            f"data.parts.{name}.columns": part.columns for name, part in self.parts.items()
+        }
+        for name, task in tasks.items():
+            for place, given in columns.items():
+                column = getattr(given, name)
+                if column and self.task != task and plugins.is_ours(plugins.TASKS, self.task):
+                    raise at_odds(
+                        f"{place}.{name}",
+                        column,
+                        f"{self.task} does not read it",
+                        f"leave it out, or use data.task {task}",
+                    )
+        return self
+
     @property
     def fits_long_records(self) -> LongRecords | None:
         """What becomes of a record that is longer than a row; None if the task has its own way."""
@@ -528,6 +552,12 @@ def identifying_data(data: Mapping[str, Any]) -> dict[str, Any]:
     before.
     """
     unset = {"parts": {}, "validation_source": [], "test_source": [], "splits": "honor"}
-    return {
+    found = {
         name: value for name, value in data.items() if name not in unset or value != unset[name]
     }
+    columns = {
+        name: column
+        for name, column in data["columns"].items()
+        if column is not None or name not in ("text_pair", "input")
+    }
+    return {**found, "columns": columns}

@@ -87,6 +87,7 @@ class TokenizerSettings:
         as prompt and answer; as many for each record, "" for one that is absent. None compares
         `Content.text` as a whole.
     documents: names of the documents in a row, such as chosen and rejected, if it has several.
+    pairs: whether a trained tokenizer also adds the end token between and after two texts.
     """
 
     texts: Callable[[str], Iterable[str]]
@@ -96,6 +97,7 @@ class TokenizerSettings:
     chat_template: str = ""
     compared: Callable[[str], Sequence[str]] | None = None
     documents: tuple[str, ...] = ()
+    pairs: bool = False
 
 
 @dataclass(frozen=True)

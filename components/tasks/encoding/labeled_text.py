@@ -1,11 +1,11 @@
-"""Encode texts with a class, one row each."""
+"""Encode texts or pairs of texts with a class, one row each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,37 +21,64 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.fields import Defect, class_of, text_of
 from steadytrain.components.tasks.encoding.plain_text import whole_text
+from steadytrain.components.tasks.encoding.text_pairs import texts_of, two_texts, written
 from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
+
+PAIR: Final = "text_pair"
+"""Column of test records with the second text, and the argument of Transformers' pipeline."""
+TYPES: Final = "token_type_ids"
+"""Column of the rows of pairs: which text each token is of, as the tokenizer numbers them."""
+_SINGLE: Final[dict[str, pa.DataType]] = {"input_ids": pa.list_(pa.int32()), "label": pa.int32()}
+SINGLE: Final = pa.schema(_SINGLE)
+PAIRS: Final = pa.schema({**_SINGLE, TYPES: pa.list_(pa.int8())})
 
 
 @dataclass(frozen=True)
 class LabeledTextEncoder:
-    """Records with a text and its class."""
+    """Records with a text, or two, and their class."""
 
     data: DataConfig
 
-    schema = pa.schema({"input_ids": pa.list_(pa.int32()), "label": pa.int32()})
     packed = False
     labeled = True
-    # A classifier reads the first or the last token, so a trained tokenizer adds both.
-    tokenizer = TokenizerSettings(whole_text, adds_ends=True)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return PAIRS if self.data.columns.text_pair else SINGLE
+
+    @property
+    def tokenizer(self) -> TokenizerSettings:
+        # A classifier reads the first or the last token, so a trained tokenizer adds both.
+        if self.data.columns.text_pair:
+            return TokenizerSettings(texts_of, adds_ends=True, compared=two_texts, pairs=True)
+        return TokenizerSettings(whole_text, adds_ends=True)
 
     def columns(self) -> Sequence[Sequence[str]]:
-        return [[self.data.columns.text, self.data.columns.label]]
+        columns = self.data.columns
+        return [[name for name in (columns.text, columns.text_pair, columns.label) if name]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         columns = self.data.columns
         text = text_of(row, columns.text)
+        if columns.text_pair:
+            text = written([text, text_of(row, columns.text_pair)])
         return Content(text, class_of(row, columns.label, self.data.labels))
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
-        return {"text": records["content"], "label": records["label"]}
+        if not self.data.columns.text_pair:
+            return {"text": records["content"], "label": records["label"]}
+        contents: list[Any] = records["content"].to_pylist()
+        firsts, seconds = zip(*map(two_texts, contents), strict=True) if contents else ((), ())
+        texts = {"text": firsts, PAIR: seconds}
+        found = {name: pa.array(values, pa.string()) for name, values in texts.items()}
+        return {**found, "label": records["label"]}
 
     def row_encoder(self, fitted: Fitted) -> LabeledTextRows:
         assert fitted.tokenizer is not None
         indices = {label: index for index, label in enumerate(fitted.labels)}
         trained = {label: indices[label] for label in fitted.labels if label in fitted.trained}
-        return LabeledTextRows(fitted.tokenizer, self.data.sequence_length, trained)
+        rows = LabeledPairRows if self.data.columns.text_pair else LabeledTextRows
+        return rows(fitted.tokenizer, self.data.sequence_length, trained)
 
 
 @dataclass(frozen=True)
@@ -88,21 +115,76 @@ class LabeledTextRows:
             for index, record in enumerate(records)
         ]
 
+    def _label(self, record: Content) -> int | Defect:
+        label = str(record.label)
+        if label not in self.indices:
+            return Defect("label_unseen_in_training", f"the label is {label[:80]!r}")
+        return self.indices[label]
+
     def _record(
         self, record: Content, pieces: list[list[int]], first: Any, special: int
     ) -> EncodedRecord | Defect:
-        label, text = str(record.label), record.text
-        if label not in self.indices:
-            return Defect("label_unseen_in_training", f"the label is {label[:80]!r}")
+        text, label = record.text, self._label(record)
+        if isinstance(label, Defect):
+            return label
         if len(pieces) > 1:
             text = text[: max(end for _, end in first.offsets)]
-        values = {
-            "input_ids": np.array(pieces[0], np.int32),
-            "label": self.indices[label],
-            TEXT: text,
-        }
+        values = {"input_ids": np.array(pieces[0], np.int32), "label": label, TEXT: text}
         return EncodedRecord(
             special + sum(len(ids) - special for ids in pieces),
             [EncodedRow(values, len(pieces[0]), targets=1)],
             truncated=len(pieces) > 1,
         )
+
+
+class LabeledPairRows(LabeledTextRows):
+    """Encodes pairs of texts with the tokenizer in a folder, as Transformers does."""
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        tokenizer = kept_tokenizer(self.tokenizer)
+        pairs = [two_texts(record.text) for record in records]
+        whole = pair_tokens(tokenizer, pairs)
+        long = [place for place, row in enumerate(whole) if len(row[0]) > self.sequence_length]
+        cut = pair_tokens(tokenizer, [pairs[place] for place in long], self.sequence_length)
+        rows = {**dict(enumerate(whole)), **dict(zip(long, cut, strict=True))}
+        return [
+            self._pair(record, rows[place], len(whole[place][0]))
+            for place, record in enumerate(records)
+        ]
+
+    def _pair(
+        self, record: Content, row: tuple[list[int], list[int]], tokens: int
+    ) -> EncodedRecord | Defect:
+        label = self._label(record)
+        if isinstance(label, Defect):
+            return label
+        ids, types = row
+        values = {
+            "input_ids": np.array(ids, np.int32),
+            "label": label,
+            TYPES: np.array(types, np.int8),
+        }
+        found = EncodedRow(values, len(ids), targets=1)
+        return EncodedRecord(tokens, [found], truncated=len(ids) < tokens)
+
+
+def pair_tokens(
+    tokenizer: Any, pairs: Sequence[tuple[str, str]], length: int | None = None
+) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens of each pair, and which text each is of, 0 without such numbers.
+
+    Args:
+        length: maximum number of tokens. More are cut from the longer text first. None cuts none.
+    """
+    if not pairs:
+        return []
+    firsts, seconds = map(list, zip(*pairs, strict=True))
+    encoded = tokenizer(
+        firsts,
+        seconds,
+        truncation=length is not None,
+        max_length=length,
+        verbose=False,
+    )
+    ids = encoded["input_ids"]
+    return [*zip(ids, encoded.get(TYPES) or [[0] * len(row) for row in ids], strict=True)]

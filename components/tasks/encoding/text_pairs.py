@@ -37,7 +37,13 @@ def texts_of(content: str) -> Sequence[str]:
     return texts
 
 
-def _two_texts(content: str) -> tuple[str, str]:
+def written(texts: Sequence[str]) -> str:
+    """Return the `Content.text` of one or two texts."""
+    return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+
+
+def two_texts(content: str) -> tuple[str, str]:
+    """Return the texts of a record, the second "" if there is one."""
     first, second, *_ = *texts_of(content), ""
     return first, second
 
@@ -55,7 +61,7 @@ class TextPairEncoder:
     packed = False
     labeled = False
     tokenizer = TokenizerSettings(
-        texts_of, adds_ends=True, compared=_two_texts, documents=("first text", "second text")
+        texts_of, adds_ends=True, compared=two_texts, documents=("first text", "second text")
     )
 
     def columns(self) -> Sequence[Sequence[str]]:
@@ -67,8 +73,7 @@ class TextPairEncoder:
         pair = [columns.prompt, columns.completion]
         wanted = pair if any(row.get(name) is not None for name in pair) else [columns.text]
         texts = [text_of(row, name) for name in wanted]
-        text = json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
-        return Content(text, prompt=texts[0] if texts[1:] else None)
+        return Content(written(texts), prompt=texts[0] if texts[1:] else None)
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         contents: list[Any] = records["content"].to_pylist()

@@ -19,6 +19,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.attack import perturbed, search
 from steadytrain.components.tasks.base import Batch, Components
 from steadytrain.components.tasks.device import to_device
+from steadytrain.components.tasks.encoding.labeled_text import PAIR, pair_tokens
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.class_balance import class_counts
 from steadytrain.components.tasks.scoring.table import (
@@ -26,6 +27,7 @@ from steadytrain.components.tasks.scoring.table import (
     pad,
     padding_id,
     score_table,
+    token_types,
 )
 
 _RECORDS_AT_ONCE = 2048
@@ -73,7 +75,7 @@ def score_classification(
 
     Args:
         components: "model" and "tokenizer".
-        records: `id`, `text` and `label`.
+        records: `id`, `text` and `label`; with pairs of texts also `text_pair`.
         labels: classes, in the order of the model's outputs.
         batch_size: texts per forward pass.
         max_length: maximum tokens per text; longer texts are truncated.
@@ -87,6 +89,8 @@ def score_classification(
     model.eval()
     length = longest(model, max_length)
     texts: list[Any] = records.column("text").to_pylist()
+    if PAIR in records.column_names:
+        texts = [*zip(texts, records.column(PAIR).to_pylist(), strict=True)]
     truth = label_indices(records, labels)
     attacking = None if attack is None else _Attacking(attack, together)
     parts = []
@@ -175,9 +179,9 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
 
 @dataclass(frozen=True)
 class _Texts:
-    """Texts and their classes."""
+    """Texts or pairs of them, and their classes."""
 
-    texts: list[str]
+    texts: list[Any]
     truth: npt.NDArray[np.int64]
 
 
@@ -208,7 +212,10 @@ def _log_chances(
     attacking: _Attacking | None,
 ) -> npt.NDArray[np.float64]:
     """Return the log-probabilities (texts, classes), in the order of the texts."""
-    encoded = tokenizer(given.texts, truncation=True, max_length=length)["input_ids"]
+    if given.texts and isinstance(given.texts[0], tuple):
+        encoded, types = map(list, zip(*pair_tokens(tokenizer, given.texts, length), strict=True))
+    else:
+        encoded, types = tokenizer(given.texts, truncation=True, max_length=length)["input_ids"], []
     order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]), reverse=True)
     device, fill = next(model.parameters()).device, padding_id(tokenizer)
 
@@ -216,6 +223,8 @@ def _log_chances(
         ids, mask = pad([encoded[index] for index in rows], fill)
         targets = torch.from_numpy(given.truth[list(rows)])
         batch = {"input_ids": ids, "attention_mask": mask, "targets": targets}
+        if types:
+            batch |= token_types([types[index] for index in rows], ids.shape[1])
         return list(_forward(model, to_device(batch, device), attacking))
 
     ordered = np.stack(batched(classify, order, batch_size, lambda index: len(encoded[index])))
@@ -243,7 +252,6 @@ def _classified(model: torch.nn.Module, batch: Batch) -> npt.NDArray[np.float64]
 
 
 def _logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    logits: torch.Tensor = model(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-    ).logits
+    inputs = {name: value for name, value in batch.items() if name != "targets"}
+    logits: torch.Tensor = model(**inputs).logits
     return logits

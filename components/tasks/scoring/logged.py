@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.encoding.labeled_text import PAIR
 from steadytrain.components.tasks.encoding.messages import chat_of
 from steadytrain.components.tasks.saving import never_wrapped
 from steadytrain.components.tasks.scoring.table import longest
@@ -48,13 +49,16 @@ def log_transformers_model(
 
     model, tokenizer = components["model"], components["tokenizer"]
     length = longest(model, min(tokenizer.model_max_length, _LONGEST))
+    example = _example(records)
+    if isinstance(example, str):
+        example = [example + _to_fill(tokenizer, task)]
     with _quiet(), never_wrapped():
         logged = mlflow.transformers.log_model(
             transformers_model=dict(components),
             name=name,
             task=task,
-            signature=_signature(task),
-            input_example=[_example(records) + _to_fill(tokenizer, task)],
+            signature=_signature(task, example),
+            input_example=example,
             metadata=metadata,
             model_config=_settings(task, length),
             # List these explicitly: MLflow would load the model in another process to find them.
@@ -100,7 +104,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _signature(task: str) -> Any:
+def _signature(task: str, example: Any) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
@@ -112,7 +116,9 @@ def _signature(task: str) -> Any:
         if task in ("text-generation", _FILL)
         else [ColSpec("string", "label"), ColSpec("double", "score")]
     )
-    return ModelSignature(inputs=Schema([ColSpec("string")]), outputs=Schema(outputs))
+    names = list(example) if isinstance(example, dict) else [None]
+    inputs = Schema([ColSpec("string", name) for name in names])
+    return ModelSignature(inputs=inputs, outputs=Schema(outputs))
 
 
 def _to_fill(tokenizer: Any, task: str) -> str:
@@ -129,10 +135,15 @@ def _settings(task: str, length: int) -> dict[str, Any]:
     return {"truncation": True, "max_length": length}
 
 
-def _example(records: pa.Table) -> str:
-    """Return the beginning of a record, or of its first message if it is a chat."""
+def _example(records: pa.Table) -> Any:
+    """Return the beginning of a record, or of its first message if it is a chat.
+
+    For a pair of texts, it is a mapping.
+    """
     first = records.slice(0, 1).to_pylist()[0]
     if first.get("messages") is not None:
         messages, _ = chat_of(first["messages"])
         return redact(messages[0]["content"] or "")[:_EXAMPLE_CHARACTERS]
-    return redact(first["text"])[:_EXAMPLE_CHARACTERS]
+    names = [name for name in ("text", PAIR) if name in first]
+    texts = {name: redact(first[name])[:_EXAMPLE_CHARACTERS] for name in names}
+    return texts if PAIR in texts else texts["text"]

@@ -11,6 +11,7 @@ import torch
 
 from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.tasks.encoding.labeled_text import TYPES
 
 _TYPES: dict[str, Any] = {
     "id": pa.string(),
@@ -85,6 +86,17 @@ def pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.T
         ids[index, : len(row)] = torch.tensor(row)
         mask[index, : len(row)] = 1
     return ids, mask
+
+
+def token_types(rows: Sequence[Sequence[int]], width: int) -> dict[str, torch.Tensor]:
+    """Return which text of its pair each token is of, padded on the right, by the model's argument.
+
+    Nothing if the tokenizer does not tell the texts apart: then a model need not know of them.
+    """
+    types = torch.zeros((len(rows), width), dtype=torch.int64)
+    for index, row in enumerate(rows):
+        types[index, : len(row)] = torch.tensor(row)
+    return {TYPES: types} if types.any() else {}
 
 
 def padding_id(tokenizer: Any) -> int:

@@ -60,6 +60,13 @@ CONTENT = {
     },
     "training.multi_task.sampling": {"training": {"multi_task": {"sampling": "temperature"}}},
     "training.multi_task": {"training": {"multi_task": {"sampling": "temperature"}}},
+    "data.columns.text_pair": {
+        "data": {
+            "task": "sequence_classification",
+            "source": ["a"],
+            "columns": {"text_pair": "hypothesis"},
+        }
+    },
     "data.parts": {
         "data": {
             "task": "multi_task",

@@ -106,7 +106,9 @@ READ = {
 @pytest.mark.parametrize("layout", READ)
 def test_layouts_are_read_as_messages(layout):
     row, columns, expected = READ[layout]
-    encoder = ChatEncoder(DataConfig(source=["x"], columns=Columns(**columns)))
+    encoder = ChatEncoder(
+        DataConfig(source=["x"], task="supervised_finetuning", columns=Columns(**columns))
+    )
     assert json.loads(encoder.read(row).text) == expected
 
 
@@ -132,7 +134,9 @@ REFUSED = {
 @pytest.mark.parametrize("layout", REFUSED)
 def test_what_cannot_be_read_is_named(layout):
     row, columns, message = REFUSED[layout]
-    encoder = ChatEncoder(DataConfig(source=["x"], columns=Columns(**columns)))
+    encoder = ChatEncoder(
+        DataConfig(source=["x"], task="supervised_finetuning", columns=Columns(**columns))
+    )
     with pytest.raises(Defect) as caught:
         encoder.read(row)
     assert message in caught.value.detail
