@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,14 @@ import psutil
 from steadytrain.components.shared.config import RunConfig, to_parameters
 from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Follower, Sink
-from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.events.types import StepFailed, Warned
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
 from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes, unreaped
+from steadytrain.components.train.agent.stacks import is_stopped
 from steadytrain.components.train.lease import held
 from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.pipelines.compile import compile_pipeline
@@ -38,6 +39,7 @@ from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.step_processes import died
 
 _POLL_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,32 @@ class _Seen:
                 self.failure = event
 
 
+class _Suspended:
+    """Warns of a run's processes that a signal stopped, for which the others would wait forever."""
+
+    def __init__(self, workspace: Workspace, child: psutil.Process) -> None:
+        self.workspace, self.child = workspace, child
+        self._known, self._due = frozenset[int](), 0.0
+
+    def look(self) -> None:
+        """Look for them, at most once per second, and report those that were not before."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _LOOK_SECONDS
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = [self.child, *self.child.children(recursive=True)]
+            stopped = frozenset(item.pid for item in family if is_stopped(item))
+            if stopped - self._known:
+                self._tell(stopped)
+            self._known = stopped
+
+    def _tell(self, stopped: Collection[int]) -> None:
+        pids = " ".join(map(str, sorted(stopped)))
+        message = f"a signal stopped process {pids} of this run; `kill -CONT {pids}` continues it"
+        with contextlib.closing(self.workspace.stream("command")) as stream:
+            stream.emit(Warned(stage="pipeline", message=message))
+
+
 def _execute(
     config: RunConfig,
     workspace: Workspace,
@@ -158,7 +186,9 @@ def _execute(
         child = _start(command, workspace, lifeline, lock)
         try:
             with interrupts.passed_to(child, lifeline):
+                suspended = _Suspended(workspace, psutil.Process(child.pid))
                 while child.poll() is None:
+                    suspended.look()
                     look()
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(_POLL_SECONDS)

@@ -212,7 +212,7 @@ class Workspace:
         """Create the run's folder.
 
         Raises:
-            BadInput: if it cannot be written.
+            BadInput: if it cannot be written, or something else is in the place of a folder in it.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -224,6 +224,12 @@ class Workspace:
                 f"output = {str(self.output)!r} cannot be written: {error.strerror}",
                 remedy="grant write permission there, free space, or set another output",
             ) from error
+        for folder in (self.logs, self.records, self.ledger, self.lease, self.attempts):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise BadInput(
+                    f"{folder} is in the place of a folder of run {self.run_id!r}",
+                    remedy="move it away, then start the run again: it continues where it stopped",
+                )
 
     def stream(self, writer: str) -> EventStream:
         """Return the run's event stream for one writer (a step, the supervisor, a rank)."""

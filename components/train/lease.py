@@ -14,9 +14,10 @@ ranks down within the other half, so two supervisors never train at once.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 import psutil
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError, Unreadable
 from steadytrain.components.shared.identity import Identity
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.renewal import RENEWALS, Pulse, Renewed
 from steadytrain.components.shared.storage import Storage
 from steadytrain.components.shared.storage.row import Row
@@ -31,6 +33,7 @@ from steadytrain.components.shared.storage.row import Row
 _LOOKS = 20
 """Number of times an agent checks the lease per lease time."""
 _POLL_SECONDS = 0.1
+_log = logging.getLogger(__name__)
 Held = Literal["run", "study"]
 """What a lease is for."""
 _HOLDERS: Final = {"run": ("trained", "supervisor"), "study": ("driven", "driver")}
@@ -166,7 +169,13 @@ class Lease:
 
 @contextlib.contextmanager
 def hold(
-    storage: Storage, *, run_id: str, seconds: float, after: int = 0, what: Held = "run"
+    storage: Storage,
+    *,
+    run_id: str,
+    seconds: float,
+    after: int = 0,
+    what: Held = "run",
+    tell: Callable[[str], object] = _log.warning,
 ) -> Iterator[Lease]:
     """Hold a run for this process.
 
@@ -175,6 +184,7 @@ def hold(
     Args:
         run_id: its name, or that of a study.
         after: a generation that the new one must exceed, in case the lease's own objects are lost.
+        tell: receives a line if it must wait to see whether the holder is silent.
 
     Raises:
         RunBusy: a live supervisor holds the run; the message says which one, where, and since when.
@@ -182,7 +192,7 @@ def hold(
         StorageError: storage failed.
     """
     _probe(storage)
-    lease = _take(Generations(storage), run_id, seconds, after, what)
+    lease = _take(Generations(storage), run_id, seconds, after, what, tell)
     try:
         yield lease
     finally:
@@ -199,13 +209,20 @@ def held(storage: Storage) -> bool:
     return time.time() < holder.until if working is None else working
 
 
-def _take(row: Generations, run_id: str, seconds: float, after: int, what: Held) -> Lease:
+def _take(
+    row: Generations,
+    run_id: str,
+    seconds: float,
+    after: int,
+    what: Held,
+    tell: Callable[[str], object],
+) -> Lease:
     pulse, met = Pulse(), None
     mine = Holder.here().model_copy(update={"until": time.time() + seconds})
     while True:
         last = row.last()
         holder = row.holder(last)
-        met = met or (last, holder)
+        first, met = met is None, met or (last, holder)
         working = holder.working() if holder else None
         if last == 0 or working is False or pulse.silence((last, holder)) >= seconds:
             generation = max(last, after) + 1
@@ -217,6 +234,11 @@ def _take(row: Generations, run_id: str, seconds: float, after: int, what: Held)
                 remedy=f"wait for it, stop it, or give this {what} another name (run: ...)",
             )
         else:
+            if first:
+                tell(
+                    f"waiting up to {duration(seconds)}, because {_who(holder)} may still use "
+                    f"{what} {run_id!r} ({row.storage.uri}/{row.name(last)})"
+                )
             time.sleep(_POLL_SECONDS)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.lease import Lease, hold
@@ -35,9 +38,16 @@ def owned(config: RunConfig) -> Iterator[Lease]:
         run_id=workspace.run_id,
         seconds=config.recovery.lease_seconds,
         after=ledger.generation(),
+        tell=partial(_tell, workspace),
     ) as lease:
         token = _owned_here.set(lease)
         try:
             yield lease
         finally:
             _owned_here.reset(token)
+
+
+def _tell(workspace: Workspace, message: str) -> None:
+    """Report a wait, in a file that no other supervisor writes."""
+    with contextlib.closing(workspace.stream(f"lease-{os.getpid()}")) as stream:
+        stream.emit(Warned(stage="train", message=message))

@@ -1,12 +1,17 @@
-"""A run whose every process was killed still says what it has saved."""
+"""The command that runs a pipeline, when its processes are stopped or killed."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
 
+import psutil
 import pytest
 
-from steadytrain.components.shared.errors import Stopped
+from steadytrain.components.shared.errors import BadInput, Stopped
+from steadytrain.components.shared.events import read_events
 from steadytrain.pipelines import light_kfp, local
 from steadytrain.pipelines.cli import app
 
@@ -30,3 +35,40 @@ def test_third_signal_leaves_nothing_behind(make_run, monkeypatch, capfd):
         "saved   the checkpoint of step 100 of 400",
         f"next    steadytrain resume tiny --output {run.workspace.output}",
     ]
+
+
+def test_process_that_a_signal_stopped_is_named_once(make_run, monkeypatch):
+    workspace = make_run().workspace
+    monkeypatch.setattr(local, "_LOOK_SECONDS", 0)
+
+    def told():
+        suspended.look()
+        return [item.message for item in read_events(workspace.events) if item.name == "warned"]
+
+    def send(number):
+        process.send_signal(number)
+        os.waitpid(process.pid, os.WUNTRACED | os.WCONTINUED)
+
+    suspended = local._Suspended(workspace, psutil.Process())
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert told() == []
+        send(signal.SIGSTOP)
+        pid = process.pid
+        message = f"a signal stopped process {pid} of this run; `kill -CONT {pid}` continues it"
+        assert [told(), told()] == [[message]] * 2
+        send(signal.SIGCONT)
+        assert told() == [message]
+        send(signal.SIGSTOP)
+        assert told() == [message] * 2
+        process.kill()
+
+
+@pytest.mark.parametrize("folder", ["logs", "records", "ledger", "lease", "attempts"])
+def test_file_in_the_place_of_a_folder_is_named_before_anything_starts(make_run, folder):
+    run = make_run()
+    place = getattr(run.workspace, folder)
+    shutil.rmtree(place, ignore_errors=True)
+    place.write_text("mine")
+    with pytest.raises(BadInput, match=f"{place} is in the place of a folder"):
+        local.run_locally(run.config, display=None)
+    assert place.read_text() == "mine"

@@ -110,6 +110,16 @@ def test_silent_remote_holder_is_superseded_by_the_observers_clock(storage):
         assert lease.generation == 5
 
 
+def test_wait_for_a_lease_is_reported_once_with_what_it_waits_for(folder):
+    folder.write("generation-00000007", b"garbage")
+    told = []
+    with hold(folder, run_id="tiny", seconds=0.3, tell=told.append) as lease:
+        assert lease.generation == 8
+    (line,) = told
+    assert line.startswith("waiting up to 0.3 s, because another process may still use run 'tiny'")
+    assert f"{folder.uri}/generation-00000007" in line
+
+
 def test_renewing_remote_holder_is_left_alone(folder):
     name, content = elsewhere(folder, 4)
     ended = threading.Event()
