@@ -4,7 +4,7 @@ What it advises works where it is printed: a run of a cluster is submitted again
 resumed.
 
 Up to three more lines name damaged files, and up to three more the problems that were found. One
-more says that memory ran out outside the training itself.
+more says that a checkpoint was skipped, and one that memory ran out outside the training itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from steadytrain.components.report.story import (
 )
 from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.controls import on_one_line
-from steadytrain.components.shared.events.types import BatchSplit, StepFailed
+from steadytrain.components.shared.events.types import BatchSplit, CheckpointSkipped, StepFailed
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
@@ -58,8 +58,13 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
         said = f"{standing.failure.error}: {standing.failure.message}"
         lines.append(_short(said, _LONGEST_FAILURE))
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
+    lines += facts.left_out[:DAMAGES]
     lines += _training(facts)
-    lines += [event.message for event in facts.of(BatchSplit)[-1:]]
+    told: list[CheckpointSkipped | BatchSplit] = [
+        *facts.of(CheckpointSkipped)[-1:],
+        *facts.of(BatchSplit)[-1:],
+    ]
+    lines += [event.message for event in told]
     found = findings(facts.events)
     lines += map(str, found[:PROBLEMS])
     lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []

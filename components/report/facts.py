@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +42,7 @@ class Facts:
     card: the data card as plain data.
     history: training's ledger.
     unreadable: files and entries that are damaged or cannot be read, with the reason.
+    left_out: damaged lines of the event log, which cost no more than what they said.
     running: whether a process works on the run, as its lease or its lock shows.
     """
 
@@ -57,6 +59,7 @@ class Facts:
     registration: RegistrationRecord | None = None
     promotion: RegistrationRecord | None = None
     unreadable: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     running: bool = False
 
     @property
@@ -86,7 +89,12 @@ def gather(workspace: Workspace, *, running: bool = False) -> Facts:
     Args:
         running: as in `Facts`. Whoever reads the run knows it, not the folder.
     """
-    facts = Facts(workspace, events=read_events(workspace.events), running=running)
+    skipped = Counter[str]()
+    facts = Facts(workspace, events=read_events(workspace.events, skipped), running=running)
+    facts.left_out = [
+        f"{workspace.events / name}: left out because they are not events: {count} lines"
+        for name, count in skipped.items()
+    ]
     facts.unreadable += problems(workspace.events)
     facts.history = _history(facts)
     text = _text(facts, workspace.config)

@@ -31,13 +31,11 @@ from steadytrain.components.report.timing import phases, repeated_steps, wall_se
 from steadytrain.components.report.words import moment, number, percent
 from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.events.types import (
-    BatchSplit,
     DecisionMade,
-    PodsPending,
+    Remark,
     StepStarted,
     TrainingStarted,
     TrainingStep,
-    Warned,
 )
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.tracking.notes import RUN, recall
@@ -102,13 +100,11 @@ def content(facts: Facts) -> dict[str, Any]:
         "phases": _phase_rows(ran),
         "wall": duration(wall_seconds(ran)),
         "warnings": Counter(
-            (event.stage, event.message)
-            for event in facts.events
-            if isinstance(event, Warned | BatchSplit | PodsPending)
+            (event.stage, event.message) for event in facts.events if isinstance(event, Remark)
         ).items(),
         "environment": _environment(facts),
         "config_text": facts.config_text,
-        "unreadable": facts.unreadable,
+        "unreadable": [*facts.unreadable, *facts.left_out],
     }
 
 

@@ -9,13 +9,12 @@ from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
-    BatchSplit,
     CheckpointSaved,
     DecisionMade,
     GradientOverflow,
     LatencyMeasured,
-    PodsPending,
     ProblemFound,
+    Remark,
     Resubmitted,
     StepFailed,
     StepFinished,
@@ -23,7 +22,6 @@ from steadytrain.components.shared.events.types import (
     TrainingDiverged,
     TrainingStarted,
     Validated,
-    Warned,
 )
 from steadytrain.components.shared.quantities import duration, size
 
@@ -150,7 +148,7 @@ def _(event: GradientOverflow) -> str:
 
 
 @describe.register
-def _(event: Warned | BatchSplit | PodsPending) -> str:
+def _(event: Remark) -> str:
     return f"{event.stage}: {event.message}"
 
 

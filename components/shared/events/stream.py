@@ -11,7 +11,7 @@ import errno
 import heapq
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -179,22 +179,30 @@ class Placed(NamedTuple):
     offset: int
 
 
-def unread(folder: Path, offsets: Mapping[str, int]) -> Iterator[Placed]:
+def unread(
+    folder: Path, offsets: Mapping[str, int], skipped: Counter[str] | None = None
+) -> Iterator[Placed]:
     """Yield the events after a given offset in each file of a folder, ordered by time.
 
     It reads one line at a time, because files may be larger than memory.
+
+    Args:
+        folder: the folder.
+        offsets: by file name; 0 for a file without one.
+        skipped: counts the lines of each file that are not an event.
     """
     paths = sorted(folder.glob("*.jsonl"))
-    tails = [_tail(path, offsets.get(path.name, 0)) for path in paths]
+    tails = [_tail(path, offsets.get(path.name, 0), skipped) for path in paths]
     return heapq.merge(*tails, key=lambda item: item.event.time)
 
 
-def read_events(folder: Path) -> list[Event]:
-    """Return every event of a run so far, ordered by time."""
-    return Follower(folder).new()
+def read_events(folder: Path, skipped: Counter[str] | None = None) -> list[Event]:
+    """Return every event of a run so far, ordered by time. See `unread`."""
+    found = (item.event for item in unread(folder, {}, skipped))
+    return sorted(found, key=lambda event: event.time)
 
 
-def _tail(path: Path, offset: int) -> Iterator[Placed]:
+def _tail(path: Path, offset: int, skipped: Counter[str] | None = None) -> Iterator[Placed]:
     """Yield the events of complete lines. Torn lines and events of newer versions are skipped.
 
     A file that cannot be read yields nothing; `problems` reports why.
@@ -208,6 +216,8 @@ def _tail(path: Path, offset: int) -> Iterator[Placed]:
             try:
                 event = from_json(line.decode("utf-8", "replace"))
             except ValueError:
+                if skipped is not None:
+                    skipped[path.name] += 1
                 continue
             yield Placed(event, path.name, offset)
 

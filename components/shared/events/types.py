@@ -486,6 +486,32 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointSkipped(Event):
+    """A saved checkpoint cannot be used, so training starts from an older step.
+
+    step: step of that checkpoint.
+    resumed_from_step: where training starts instead; 0 for the beginning.
+    reason: what is wrong with the checkpoint.
+    """
+
+    name: ClassVar[str] = "checkpoint_skipped"
+    level: ClassVar[Level] = "warn"
+    stage: ClassVar[str] = "train"
+    attempt: int
+    step: int
+    resumed_from_step: int
+    reason: str
+
+    @property
+    def message(self) -> str:
+        """The same in words."""
+        return (
+            f"the checkpoint of step {self.step:,} is skipped, training starts from step "
+            f"{self.resumed_from_step:,}: {self.reason}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingDiverged(Event):
     """The loss, a gradient or the training state is not finite, or the loss spiked."""
 
@@ -587,6 +613,9 @@ class Terminated(Event):
     kfp_run: str
     how: str
 
+
+Remark = Warned | BatchSplit | PodsPending | CheckpointSkipped
+"""Events that every display shows as `stage: message`."""
 
 # Create the encoder once and do not copy fields: this code runs between training steps.
 _encode = json.JSONEncoder(ensure_ascii=False).encode

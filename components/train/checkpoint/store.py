@@ -52,15 +52,16 @@ def newest(
     lineage: Lineage = Lineage(),  # noqa: B008  immutable
     *,
     read: bool = True,
+    skipped: Callable[[Checkpoint, CheckpointDamaged], object] = lambda *_: None,
 ) -> Checkpoint | None:
     """Return the newest checkpoint that counts and is intact, or None.
 
-    A checkpoint that is damaged or was committed too late is reported in the log and set aside, so
-    it never counts again.
+    A checkpoint that is damaged or was committed too late is set aside, so it never counts again.
 
     Args:
         read: compare the digest of every file. Otherwise check only names and sizes, because
             loading a checkpoint compares the digests of what it loads.
+        skipped: called with each checkpoint that was set aside, and why. The log has it too.
 
     Raises:
         BadInput: another version of steadytrain wrote the checkpoint.
@@ -75,6 +76,7 @@ def newest(
                 checkpoint.look()
         except CheckpointDamaged as error:
             _set_aside(checkpoint, error)
+            skipped(checkpoint, error)
         else:
             return checkpoint
     return None
@@ -102,7 +104,7 @@ def refuse_foreign(address: str | Path, run: str, known: Collection[str]) -> Non
             them: a run's folder may have been copied or renamed together with its ledger.
 
     Raises:
-        BadInput: a folder is not a checkpoint of steadytrain, or is one of another run.
+        BadInput: something there is not a checkpoint of steadytrain, or is one of another run.
         StorageError: storage failed.
     """
     storage = open_storage(str(address))
@@ -110,6 +112,8 @@ def refuse_foreign(address: str | Path, run: str, known: Collection[str]) -> Non
         names = storage.sub(folder).list() if is_of_a_step(folder) else []
         if not folder.startswith(".") and (not is_of_a_step(folder) or not _ours(names)):
             raise _foreign(storage.sub(folder).uri, "was not written by steadytrain")
+    for file in filter(is_of_a_step, storage.list(PREFIX)):
+        raise _foreign(storage.sub(file).uri, "is a file, not a folder of steadytrain")
     for checkpoint in _committed(storage):
         # If it cannot be read, this is reported when a checkpoint is needed.
         with contextlib.suppress(CheckpointDamaged):

@@ -19,6 +19,7 @@ from steadytrain.components.shared.errors import StorageError, Unkillable
 from steadytrain.components.shared.events import Event, Sink
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
+    CheckpointSkipped,
     SupervisorStarted,
     Validated,
     Warned,
@@ -210,9 +211,18 @@ class Supervisor:
             history.supervisor,
         )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step = _newest_checkpoint(self.config, history)
+        resume_from, resumed_step, skipped = _newest_checkpoint(self.config, history)
         watch, began = Watch(self, folder, request, step=resumed_step or 0), time.monotonic()
         with contextlib.closing(watch):
+            for step, reason in skipped.items():
+                watch.tell(
+                    CheckpointSkipped(
+                        attempt=number,
+                        step=step,
+                        resumed_from_step=resumed_step or 0,
+                        reason=reason,
+                    )
+                )
             if self._changed:
                 watch.tell(Warned(stage="train", message=self._changed))
                 self._changed = ""
@@ -317,8 +327,10 @@ class Supervisor:
         return policy(history, failure)
 
 
-def _newest_checkpoint(config: RunConfig, history: History) -> tuple[str, int | None]:
-    """Return the address and step of the checkpoint where an attempt starts.
+def _newest_checkpoint(
+    config: RunConfig, history: History
+) -> tuple[str, int | None, dict[int, str]]:
+    """Return the checkpoint where an attempt starts, and what is wrong with newer ones, by step.
 
     Its ranks compare digests in parallel. This function reads complete checkpoints only if the
     ranks found damage.
@@ -327,8 +339,16 @@ def _newest_checkpoint(config: RunConfig, history: History) -> tuple[str, int | 
 
     ended = history.attempts[-1].ended if history.attempts else None
     damaged = ended is not None and ended.failure_class == FailureClass.CHECKPOINT_CORRUPT
-    found = newest(checkpoints_of(config), Lineage.of(history.supervisor), read=damaged)
-    return (str(found), found.step) if found else ("", None)
+    skipped = dict[int, str]()
+    found = newest(
+        checkpoints_of(config),
+        Lineage.of(history.supervisor),
+        read=damaged,
+        skipped=lambda checkpoint, why: skipped.setdefault(checkpoint.step, why.message),
+    )
+    if (found.step if found else 0) < history.last_step:
+        skipped.setdefault(history.last_step, f"it is not in {checkpoints_of(config)} any more")
+    return (str(found), found.step, skipped) if found else ("", None, skipped)
 
 
 def _last_step(ending: Ending, watch: Watch) -> int:

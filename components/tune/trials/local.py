@@ -12,7 +12,7 @@ from typing import Final
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import Follower
-from steadytrain.components.shared.events.types import PodsPending, Warned
+from steadytrain.components.shared.events.types import Remark
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.connection import (
     Connection,
@@ -74,7 +74,7 @@ class _Followed:
     def state(self) -> TrialState:
         for event in self.events.new():
             self.curve.add(event)
-            if isinstance(event, Warned | PodsPending) and event.time >= self.since:
+            if isinstance(event, Remark) and event.time >= self.since:
                 self.tell(event.message)
         return self.curve.state(running=True)
 

@@ -30,6 +30,12 @@ def test_folder_of_another_program_is_refused_and_kept(tmp_path, name):
     assert weights.read_bytes() == b"weights"
 
 
+def test_file_in_the_place_of_a_checkpoint_is_refused_before_training_reaches_its_step(tmp_path):
+    (tmp_path / "step-00000500").write_bytes(b"weights")
+    with pytest.raises(BadInput, match="step-00000500 is a file"):
+        refuse_foreign(tmp_path, "mine", ())
+
+
 def test_checkpoint_of_another_run_is_refused_with_its_origin(tmp_path):
     save(tmp_path / "theirs", 500, "theirs")
     shutil.copytree(tmp_path / "theirs" / "step-00000500", tmp_path / "mine" / "step-00000500")

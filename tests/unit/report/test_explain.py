@@ -7,7 +7,8 @@ from typing import Any
 from steadytrain.components.report.explain import explain
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.page import render
-from steadytrain.components.shared.events.types import DecisionMade
+from steadytrain.components.report.sentences import describe
+from steadytrain.components.shared.events.types import CheckpointSkipped, DecisionMade
 
 
 def fail(run: Any, number: int, first: int, last: int, reason: str, action: str = "retry") -> None:
@@ -97,3 +98,23 @@ def test_finished_and_unstarted_runs(language_model: Any, make_config: Any) -> N
 
 def test_before_training(bare: Any) -> None:
     assert "training has not been attempted" in explain(bare.workspace)
+
+
+def test_skipped_checkpoint_is_named_everywhere(bare: Any) -> None:
+    bare.start_step("train")
+    fields = {"attempt": 2, "step": 1200, "resumed_from_step": 0, "reason": "x.bin: is cut off"}
+    bare.emit("supervisor", CheckpointSkipped, **fields)
+    said = "the checkpoint of step 1,200 is skipped, training starts from step 0: x.bin: is cut off"
+    assert said in explain(bare.workspace)
+    assert said in render(gather(bare.workspace))
+    assert describe(CheckpointSkipped(**fields)) == f"train: {said}"
+
+
+def test_damaged_lines_of_the_log_are_counted_and_the_run_is_not_damaged(bare: Any) -> None:
+    bare.start_step("train")
+    path = bare.workspace.events / "train.jsonl"
+    path.write_text(f'{path.read_text()}{{"torn": \nno event\n')
+    said = f"{path}: left out because they are not events: 2 lines"
+    assert said in explain(bare.workspace)
+    assert said in render(gather(bare.workspace))
+    assert gather(bare.workspace).unreadable == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,9 +15,16 @@ import pytest
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade, Warned
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    CheckpointSkipped,
+    DecisionMade,
+    Warned,
+)
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
+from steadytrain.components.train.checkpoint import CheckpointStore
 
+from support.checkpoints import save
 from support.disks import small_file_system
 
 RANK = Path(__file__).with_name("rank.py")
@@ -176,3 +184,29 @@ def test_foreign_checkpoint_is_refused_before_the_first_attempt(supervisor, work
         supervisor("finish").run()
     assert theirs.exists()
     assert not workspace.attempts.exists()
+
+
+def skipped(workspace):
+    found = [item for item in read_events(workspace.events) if isinstance(item, CheckpointSkipped)]
+    return [(item.attempt, item.step, item.resumed_from_step, item.reason) for item in found]
+
+
+def test_checkpoint_that_is_damaged_or_gone_is_an_event(supervisor, workspace):
+    store = CheckpointStore(workspace.checkpoints, keep=9)
+    for step in (1, 2, 3):
+        save(store, step)
+    (damaged,) = (workspace.checkpoints / "step-00000003").glob("*.model.safetensors")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    supervisor("finish").run()
+    ((*first, reason),) = skipped(workspace)
+    assert first == [1, 3, 2]
+    assert str(damaged) in reason
+
+    shutil.rmtree(workspace.checkpoints / "step-00000002")
+    supervisor("finish").run()
+    assert skipped(workspace)[1:] == [(2, 2, 1, f"it is not in {workspace.checkpoints} any more")]
+
+    shutil.rmtree(workspace.checkpoints / "step-00000001")
+    supervisor("finish").run()
+    supervisor("finish").run()
+    assert [item[:3] for item in skipped(workspace)[2:]] == [(3, 1, 0)]
