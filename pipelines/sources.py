@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, load, preset_names
+from steadytrain.components.shared.config.assign import stated_fields
 from steadytrain.components.shared.config.data import SUFFIXES
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
 from steadytrain.components.shared.errors import BadInput, DataError
@@ -61,7 +62,7 @@ def open_source(source: str, overrides: Sequence[Override]) -> Chosen:
         return for_task(source, *find_task(source, overrides), overrides)
     name = f"preset {source}" if source in preset_names() else source
     return Chosen(
-        load(source, overrides), [(name, _stated(read_mapping(source))), *_options(overrides)]
+        load(source, overrides), [(name, stated_fields(read_mapping(source))), *_options(overrides)]
     )
 
 
@@ -106,7 +107,7 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     task = given.get("data.task") or _ONLY.get(field)
     if task is None:
         # The preset only completes the configuration, so that `data` is checked as a whole.
-        data = load("causal-lm", [*_basis(source), *overrides]).data
+        data = load("causal-lm", [*_basis(source), *override_items(overrides)]).data
         return task_of(inspect(data), data)
     if task not in PRESETS:
         raise BadInput(
@@ -145,7 +146,7 @@ def for_task(source: str, task: str, reason: str, overrides: Sequence[Override])
         f"`steadytrain init --data {shlex.quote(source)}`",
     )
     layers = [
-        (f"preset {preset}", _stated(read_mapping(preset))),
+        (f"preset {preset}", stated_fields(read_mapping(preset))),
         (source, frozenset(field for field, _ in override_items(basis))),
         *_options(overrides),
     ]
@@ -174,15 +175,6 @@ def _options(overrides: Sequence[Override]) -> Iterator[tuple[str, frozenset[str
     for item in overrides:
         ((field, _),) = override_items([item])
         yield "--set" if isinstance(item, str) else "command line", frozenset({field})
-
-
-def _stated(content: Mapping[str, Any], before: str = "") -> frozenset[str]:
-    """Return the full names of the fields that plain data state."""
-    names: set[str] = set()
-    for name, value in content.items():
-        full = f"{before}{name}"
-        names |= _stated(value, f"{full}.") if isinstance(value, dict) and value else {full}
-    return frozenset(names)
 
 
 def _overlap(field: str, other: str) -> bool:

@@ -13,6 +13,7 @@ from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.plugins import METRICS, is_ours
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
+from steadytrain.components.tasks.model_fields import unknown_fields
 from steadytrain.components.tasks.model_losses import ineffective_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
 
@@ -205,6 +206,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     for found in ineffective_fields(model.config, task, given=True) if own else ():
         name = f"model.config.{found.name}"
         yield Problem(name, repr(found.value), found.why, found.remedy)
+    if own and model.base is None and task in _FROM_SCRATCH:
+        yield from unknown_fields(model.config)
     bits = model.adapter.frozen_head
     if bits != "as_loaded" and not load_task(task).language_model:
         yield Problem(

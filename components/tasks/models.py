@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel
 
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.dropout import dropout_fields
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
@@ -27,6 +27,7 @@ from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.frozen_parts import lighten
 from steadytrain.components.tasks.host_parts import leave_on_the_host, places
 from steadytrain.components.tasks.loaded import note_dtype, note_new_weights
+from steadytrain.components.tasks.model_fields import unknown_fields
 from steadytrain.components.tasks.splits import add_split
 from steadytrain.components.tasks.weights import check_whole
 
@@ -161,33 +162,12 @@ def _from_scratch(
         name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     filled = {"vocab_size": len(tokenizer), **special, **settings, **fields}
-    _check_fields(fields)
+    if problems := [*unknown_fields(fields)]:
+        raise ConfigError(problems)
     model: torch.nn.Module = auto.from_config(
         AutoConfig.for_model(**filled), dtype=torch.float32, trust_remote_code=False
     )
     return model
-
-
-def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Reject unknown fields.
-
-    Transformers silently accepts any field, so a typo would train a different model.
-    """
-    try:
-        known = AutoConfig.for_model(fields["model_type"]).to_dict().keys()
-    except ValueError as error:
-        raise BadInput(
-            f"model.config.model_type = {fields['model_type']!r}: Transformers has no such model",
-            remedy="for example llama, gpt2, bert",
-        ) from error
-    aliases = AutoConfig.for_model(fields["model_type"]).attribute_map.keys()
-    unknown = sorted(fields.keys() - known - aliases - {"attn_implementation"})
-    if unknown:
-        raise BadInput(
-            f"model.config.{unknown[0]} = {fields[unknown[0]]!r}: a {fields['model_type']} "
-            "model has no such field",
-            remedy=f"one of {', '.join(sorted(known))}",
-        )
 
 
 def _loaded(

@@ -1,7 +1,8 @@
-"""Set a field of a configuration in plain data by its full name."""
+"""Fields of a configuration in plain data, by their full names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from steadytrain.components.shared.config.plain import shown
@@ -26,3 +27,12 @@ def assign(content: dict[str, Any], field: str, value: Any) -> None:
             )
         place = inner
     place[last] = value
+
+
+def stated_fields(content: Mapping[str, Any], before: str = "") -> frozenset[str]:
+    """Return the full names of the fields that plain data state."""
+    names: set[str] = set()
+    for name, value in content.items():
+        full = f"{before}{name}"
+        names |= stated_fields(value, f"{full}.") if isinstance(value, dict) and value else {full}
+    return frozenset(names)

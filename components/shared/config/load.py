@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
@@ -18,7 +19,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from steadytrain.components.shared.config.assign import assign
+from steadytrain.components.shared.config.assign import assign, stated_fields
 from steadytrain.components.shared.config.changes import change_problems, comparison_problems
 from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.fields import describe
@@ -39,6 +40,7 @@ _TYPE: Final = re.compile(r"function-|constrained-|\w+\[")
 _QUOTES: Final = ("'", '"', "|", ">")
 """Characters that begin quoted or block text in YAML."""
 _STUDIES: Final = ("tune.", "ablation.", "cross_validation.compare")
+_log = logging.getLogger(__name__)
 _PRESETS: Final = resources.files("steadytrain.components.shared.config") / "presets"
 
 
@@ -56,15 +58,30 @@ def load(source: str | Path, overrides: Iterable[Override] | Mapping[str, Any] =
     Args:
         source: a preset's name, a file's path, or the YAML text itself.
         overrides: "a.b=value" strings (value in YAML), pairs of a field and its value, or a mapping
-            from field to value.
+            from field to value. The log names what a string takes back: an earlier string of the
+            same field, or the rest of a section that it replaces.
 
     Raises:
         BadInput: if there is no preset or file with that name, or the text is not YAML.
         ConfigError: with every problem in the configuration.
     """
-    content = read_mapping(source)
-    for field, value in override_items(overrides):
+    content, typed = read_mapping(source), set[str]()
+    for item in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        ((field, value),) = override_items([item])
+        if field in typed:
+            _log.warning("%s is set more than once; the last value counts", redact(field))
+        before = stated_fields(content)
         assign(content, field, value)
+        if isinstance(item, str):
+            typed.add(field)
+            gone = sorted(before - stated_fields(content) - {field})
+            if value and gone:
+                _log.warning(
+                    "%s is replaced as a whole, and no longer has %s; to keep the rest, set one "
+                    "field at a time",
+                    redact(field),
+                    redact(", ".join(gone)),
+                )
     return from_mapping(content)
 
 

@@ -362,3 +362,21 @@ def test_an_override_without_a_value_is_an_error() -> None:
         with pytest.raises(BadInput, match=r"'training.learning_rate=' has no value"):
             load("causal-lm", [f"training.learning_rate={text}"])
     assert load("causal-lm", ["recovery.checkpoints=null"]).recovery.checkpoints is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["training.max_steps=5", "training.max_steps=7"], "training.max_steps is set more than"),
+        (["run=a", ("run", "b")], "run is set more than once; the last value counts"),
+        (
+            ["training.max_steps=5", "training={learning_rate: 0.1, max_steps: 5}"],
+            "training is replaced as a whole, and no longer has training.adam_beta2, ",
+        ),
+        (["data.columns={}", "training.max_steps=5"], None),
+        ([("data.source", ["a"]), "data.source=[b]", "model.config.num_hidden_layers=2"], None),
+    ],
+)
+def test_what_an_override_takes_back_is_named(caplog, overrides, said):
+    load("causal-lm", overrides)
+    assert (said in caplog.text) if said else not caplog.text

@@ -10,7 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.config.load import preset_names
+from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.model_fields import unknown_fields
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.splits import splits_of
 
@@ -250,8 +254,6 @@ def test_buffers_saved_by_older_versions_are_ignored(language, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**LLAMA, "hiden_size": 8}, r"model\.config\.hiden_size = 8: a llama model has no such"),
-        ({"model_type": "lama"}, "model_type = 'lama': Transformers has no such model"),
         ({**LLAMA, "hidden_size": 30}, "model.config cannot be built"),
         ({**LLAMA, "vocab_size": 12}, "tokenizer has 64 tokens, the model's vocabulary 12"),
         ({**LLAMA, "max_position_embeddings": 47}, "sequence_length = 48: .* at most 47 tokens"),
@@ -263,6 +265,29 @@ def test_configuration_that_does_not_fit_is_rejected(language, config, message):
         language(config=config).training.build_model()
 
     assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({**LLAMA, "hiden_size": 8}, r"model\.config\.hiden_size = 8: a llama model has no such"),
+        ({"model_type": "lama"}, "model_type = 'lama': Transformers has no such model"),
+    ],
+)
+def test_unknown_field_is_an_error_before_there_is_data_and_in_training(language, fields, message):
+    made = language(config=fields)
+    with pytest.raises(ConfigError, match=message):
+        check_task(made.config)
+    with pytest.raises(ConfigError, match=message):
+        made.training.build_model()
+
+
+def test_known_fields_are_found_in_the_source_of_transformers(monkeypatch):
+    """Importing it takes seconds, and every command looks at a configuration."""
+    monkeypatch.setattr(AutoConfig, "for_model", None)
+    for name in preset_names():
+        model = load(name).model
+        assert model.base or not [*unknown_fields(model.config)]
 
 
 def test_roberta_takes_fewer_tokens_than_it_has_positions(classes):
