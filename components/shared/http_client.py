@@ -241,7 +241,7 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
     ) -> requests.Response:
         if not stream:
             request.headers["Accept-Encoding"] = "identity"
-        server = awaited_server()
+        server, lost = awaited_server(), False
         while True:
             try:
                 answer = self._send(request, stream, *args, **options)
@@ -254,12 +254,19 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
             except Exception as error:
                 if server is None or not is_absence(error) or not server.may_come_back(str(error)):
                     raise
+                lost = True
             server.pause()
             if getattr(request, "_body_position", None) is not None:
                 rewind_body(request)
         if server is not None and answer.status_code not in UNAVAILABLE:
             server.reset()
+        if lost and self.repeats(answer):
+            answer.status_code, answer._content = 200, b"{}"
         return answer
+
+    def repeats(self, answer: requests.Response) -> bool:  # noqa: ARG002  for subclasses
+        """Return whether an error says that the server did this before, but its answer was lost."""
+        return False
 
     def _send(
         self, request: requests.PreparedRequest, stream: bool, *args: Any, **options: Any

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.patience import waiting
 from steadytrain.components.shared.tracking import MlflowSink, finish_run
 from steadytrain.components.shared.tracking import finish as finish_module
 from steadytrain.components.shared.tracking import notes as notes_module
@@ -112,6 +114,22 @@ def test_each_point_arrives_once(story: Story, proxy: Proxy, request_: str, faul
     names = {run.info.run_name: run.info.status for run in story.runs()}
     assert names == {"attempt-1": "FINISHED", story.config.run_id: "FINISHED"}
     assert len(story.runs()) == 2
+
+
+def test_parameters_of_a_model_whose_answer_was_lost_are_there_once(
+    story: Story, proxy: Proxy
+) -> None:
+    """MLflow rejects the second request, which ended the register step."""
+    tracking = open_tracking(story.config, story.workspace)
+    model = tracking.client.create_logged_model(tracking.experiment_id)
+    proxy.concerns = lambda _, path: path.endswith("/params")
+    proxy.queued.append("lose")
+    with waiting(30.0):
+        tracking.client.log_model_params(model.model_id, {"a": "1"})
+    assert not proxy.queued
+    assert tracking.client.get_logged_model(model.model_id).params == {"a": "1"}
+    with pytest.raises(MlflowException, match="UNIQUE"), waiting(30.0):
+        tracking.client.log_model_params(model.model_id, {"a": "2"})
 
 
 def test_run_that_the_server_created_too_late_is_deleted(story: Story, proxy: Proxy) -> None:
