@@ -82,8 +82,8 @@ def _endless_turns(config: RunConfig, record: DataRecord) -> str:
     field, value = next((field, value) for field, value in found.items() if value)
     shown = shortened(value) if is_template(value) else value
     return (
-        f"the chat template of {field} = {shown!r} ends no turn of the assistant with "
-        "an end token, so the model does not learn to stop: use a template that ends each turn "
+        f"in the chat template of {field} = {shown!r}, no end token directly follows what the "
+        "assistant says, so the model does not learn to stop: use a template that ends each turn "
         "with one, such as the tokenizer's eos_token (data.chat_template)"
     )
 

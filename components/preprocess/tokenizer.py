@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.tasks.encoding.base import TokenizerSettings
@@ -58,23 +59,38 @@ def with_template(config: RunConfig) -> RunConfig:
     What identifies the prepared data is then the template, and not its path.
 
     Raises:
-        BadInput: the file has no template.
+        BadInput: there is no template in the file, or it is not Jinja.
     """
     given = config.data.chat_template
-    if given is None or is_template(given):
+    if given is None:
         return config
     try:
-        text = local_path(given).read_text(encoding="utf-8")
-        why = "" if is_template(text) else "it has neither {{ nor {%"
+        text = given if is_template(given) else local_path(given).read_text(encoding="utf-8")
+        why = _fault(text)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        text, why = given, getattr(error, "strerror", None) or str(error)
     if why:
         raise BadInput(
-            f"data.chat_template = {given!r} cannot be used: {why}",
+            f"data.chat_template = {shortened(given)!r} cannot be used: {why}",
             remedy="give a UTF-8 file with a template in Jinja, or the template itself",
         )
     data = config.data.model_copy(update={"chat_template": text})
     return config.model_copy(update={"data": data})
+
+
+def _fault(text: str) -> str:
+    """Return why text is no chat template, or ""."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    if not is_template(text):
+        return "it has neither {{ nor {%"
+    try:
+        # It knows the tags of chat templates, such as {% generation %}.
+        _compile_jinja_template(text)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    return ""
 
 
 def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings, *, vocab_size: int) -> Any:

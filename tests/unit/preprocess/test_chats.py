@@ -202,6 +202,11 @@ def test_a_chat_template_is_that_of_the_configuration(tmp_path, tokens, configur
         ("absent.jinja", None, "cannot be used: No such file or directory"),
         ("text.jinja", "hello", "it has neither"),
         ("latin.jinja", b"{{ '\xe9' }}", "cannot be used: 'utf-8' codec"),
+        (
+            "open.jinja",
+            b"{% for m in messages %}\n{{ m.content }",
+            "cannot be used: line 2: unexpected",
+        ),
     ],
 )
 def test_a_file_without_a_template_is_an_error(tmp_path, configure, given, content, told):

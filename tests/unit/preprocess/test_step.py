@@ -320,7 +320,7 @@ def test_a_template_without_end_tokens_is_named(tmp_path: Path, configure: Any, 
         run(config)
         events = read_events(Workspace.of(config).events)
         warned = [event.message for event in events if isinstance(event, Warned)]
-        named = f"the chat template of {field} = '{value}' ends no turn"
+        named = f"in the chat template of {field} = '{value}', no end token directly follows"
         assert [message.startswith(named) for message in warned] == [True] * ("eos" not in end)
 
 
