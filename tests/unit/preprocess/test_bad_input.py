@@ -337,7 +337,7 @@ def test_unimportable_task(tmp_path: Path, configure: Any) -> None:
         ),
         (
             {
-                "config": {"model_type": "x", "text_config": {"max_position_embeddings": 16}},
+                "config": {"model_type": "gemma3", "text_config": {"max_position_embeddings": 16}},
                 "vocab_size": 400,
             },
             32,

@@ -60,6 +60,7 @@ OURS_ALONE = {
     "mixup",
     "augmentation",
     "dpo",
+    "kto",
     "masking",
     "multi_task",
     "denoising",

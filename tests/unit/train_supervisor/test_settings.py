@@ -37,6 +37,7 @@ REFUSED = {
         "config": {"model_type": "gpt2"},
         "tokenizer": "hub:other",
         "vocab_size": 9000,
+        "added_tokens": ["<note>"],
         "export_dtype": "float32",
     },
     "training": {
@@ -118,7 +119,7 @@ NOT_ALONE = {
     *("model.framework", "training.order", "training.components"),
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
     *("training.r_drop", "training.focal_loss", "training.class_weights"),
-    *("training.adversarial", "training.dpo", "training.masking"),
+    *("training.adversarial", "training.dpo", "training.kto", "training.masking"),
     *("training.mixup", "training.augmentation"),
     "training.multi_task",
     "training.denoising",
