@@ -152,7 +152,7 @@ class _Suspended:
         self.workspace, self.child = workspace, child
         self._known, self._due = frozenset[int](), 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look for them, at most once per second, and report those that were not before."""
         if time.monotonic() < self._due:
             return
@@ -161,10 +161,10 @@ class _Suspended:
             family = [self.child, *self.child.children(recursive=True)]
             stopped = frozenset(item.pid for item in family if is_stopped(item))
             if stopped - self._known:
-                self._tell(stopped)
+                self._warn(stopped)
             self._known = stopped
 
-    def _tell(self, stopped: Collection[int]) -> None:
+    def _warn(self, stopped: Collection[int]) -> None:
         pids = " ".join(map(str, sorted(stopped)))
         message = f"a signal stopped process {pids} of this run; `kill -CONT {pids}` continues it"
         with contextlib.closing(self.workspace.stream("command")) as stream:
@@ -188,7 +188,7 @@ def _execute(
             with interrupts.passed_to(child, lifeline):
                 suspended = _Suspended(workspace, psutil.Process(child.pid))
                 while child.poll() is None:
-                    suspended.look()
+                    suspended.check()
                     look()
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(_POLL_SECONDS)

@@ -40,7 +40,7 @@ from steadytrain.components.tasks.encoding.messages import (
 from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
 
 ANSWERS: Final = ("chosen", "rejected")
-_COLUMNS: Final[dict[str, pa.DataType]] = {
+COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_ids": pa.list_(pa.int32()),
     "targets": pa.list_(pa.int8()),
     "lengths": pa.list_(pa.int32()),
@@ -69,7 +69,7 @@ class PreferenceEncoder:
 
     data: DataConfig
 
-    schema = pa.schema(_COLUMNS)
+    schema = pa.schema(COLUMNS)
     packed = False
     labeled = False
     tokenizer = TokenizerSettings(
@@ -115,9 +115,7 @@ class PreferenceEncoder:
         return Content(written(content), prompt=opening(prompt), unread=unread)
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
-        contents: list[Any] = records["content"].to_pylist()
-        prompts = [json.dumps(json.loads(pair)["prompt"], ensure_ascii=False) for pair in contents]
-        return {"messages": pa.array(prompts, pa.string()), "pair": records["content"]}
+        return {"messages": prompts_of(records), "pair": records["content"]}
 
     def row_encoder(self, fitted: Fitted) -> PreferenceRows:
         assert fitted.tokenizer is not None
@@ -167,6 +165,13 @@ class PreferenceRows:
             ends=whole[0].ends | whole[1].ends,
             unprinted=Counter(whole[0].unprinted) + Counter(whole[1].unprinted),
         )
+
+
+def prompts_of(records: pa.Table) -> pa.Array[Any]:
+    """Return the messages of each record's prompt, as JSON."""
+    contents: list[Any] = records["content"].to_pylist()
+    prompts = [json.dumps(json.loads(each)["prompt"], ensure_ascii=False) for each in contents]
+    return pa.array(prompts, pa.string())
 
 
 def encode_pair(tokenizer: Any, content: str) -> list[Encoded]:

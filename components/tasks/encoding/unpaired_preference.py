@@ -34,18 +34,12 @@ from steadytrain.components.tasks.encoding.messages import (
     tools_of,
     written,
 )
-from steadytrain.components.tasks.encoding.preference import is_whole
+from steadytrain.components.tasks.encoding.preference import COLUMNS, is_whole, prompts_of
 from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
 
 _VERDICTS: Final = {
     **dict.fromkeys(("true", "1", "+1"), True),
     **dict.fromkeys(("false", "0", "-1"), False),
-}
-_COLUMNS: Final[dict[str, pa.DataType]] = {
-    "input_ids": pa.list_(pa.int32()),
-    "targets": pa.list_(pa.int8()),
-    "lengths": pa.list_(pa.int32()),
-    "desirable": pa.bool_(),
 }
 
 
@@ -70,7 +64,7 @@ class UnpairedPreferenceEncoder:
 
     data: DataConfig
 
-    schema = pa.schema(_COLUMNS)
+    schema = pa.schema({**COLUMNS, "desirable": pa.bool_()})
     packed = False
     labeled = False
     tokenizer = TokenizerSettings(
@@ -114,9 +108,7 @@ class UnpairedPreferenceEncoder:
         return verdict
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
-        contents: list[Any] = records["content"].to_pylist()
-        prompts = [json.dumps(json.loads(each)["prompt"], ensure_ascii=False) for each in contents]
-        return {"messages": pa.array(prompts, pa.string()), "answer": records["content"]}
+        return {"messages": prompts_of(records), "answer": records["content"]}
 
     def row_encoder(self, fitted: Fitted) -> UnpairedPreferenceRows:
         assert fitted.tokenizer is not None

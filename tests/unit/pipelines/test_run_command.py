@@ -42,7 +42,7 @@ def test_process_that_a_signal_stopped_is_named_once(make_run, monkeypatch):
     monkeypatch.setattr(local, "_LOOK_SECONDS", 0)
 
     def told():
-        suspended.look()
+        suspended.check()
         return [item.message for item in read_events(workspace.events) if item.name == "warned"]
 
     def send(number):
