@@ -70,9 +70,9 @@ images: ## Build the two container images, with the names that the pipeline uses
 	done
 
 plugins: setup ## Add the example package of tests/plugins to both images, for tests/cluster.
-	rm -rf build/plugins && mkdir -p build/plugins && cp -R tests/plugins build/plugins/sources
+	rm -rf build/plugins
 	$(BIN)/python -m pip install --quiet --no-index --no-deps --no-build-isolation \
-	  --target build/plugins/site build/plugins/sources
+	  --target build/plugins/site tests/plugins
 	for target in step train; do \
 	  $(DOCKER) build $(DOCKER_FLAGS) --file tests/plugins/Dockerfile \
 	    --build-arg BASE=steadytrain/$$target:$(VERSION) \
@@ -102,8 +102,6 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/tools.lock
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock .ci/tools.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --no-deps --editable .
-	# An earlier build's entry points, which a program started in this folder would find first.
-	rm -rf *.egg-info
 	touch $@
 
 lock: setup ## Resolve the dependencies again, with hashes, for every platform.
@@ -112,4 +110,4 @@ lock: setup ## Resolve the dependencies again, with hashes, for every platform.
 	  pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf .venv build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist .coverage* .mypy_cache .pytest_cache .ruff_cache

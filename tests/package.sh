@@ -8,7 +8,6 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$bin/python" -m build --quiet --wheel --no-isolation --outdir "$work/dist" "$root"
-rm -rf "$root/build/lib" "$root/build/bdist."*
 "$bin/python" -m venv --without-pip "$work/venv"
 # The lock file as constraints: the same versions, only those that the wheel asks for.
 "$bin/uv" pip install --quiet --python "$work/venv/bin/python" \

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_every_package_is_listed_for_the_wheel():
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {
-        "steadytrain." + ".".join(path.parent.relative_to(ROOT).parts)
-        for top in ("components", "pipelines")
-        for path in (ROOT / top).rglob("*.py")
-    }
-    assert sorted(listed) == sorted(found)
 
 
 def test_folders_are_importable_under_one_name_only():
