@@ -17,9 +17,8 @@ from steadytrain.components.tasks.criterion import diverging, twice
 from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
-    class_logits,
-    class_output,
 )
+from steadytrain.components.tasks.text_head import head_logits, head_output
 from steadytrain.components.tasks.uncertainty import attach_uncertainty, uncertain_loss
 
 
@@ -57,7 +56,7 @@ class MultiTaskClassification(SequenceClassification):
             batch = twice(batch)
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
-        given = class_output(model, batch)
+        given = head_output(model, batch)
         logits = within_parts(given.logits.float(), targets, owners)
         losses = smoothed_losses(logits, targets, self.criterion.smoothing)
         losses = self.criterion.scaled(losses, logits, targets)
@@ -77,12 +76,12 @@ class MultiTaskClassification(SequenceClassification):
         del counts
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
-        return smoothed_losses(within_parts(class_logits(model, batch), targets, owners), targets)
+        return smoothed_losses(within_parts(head_logits(model, batch), targets, owners), targets)
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
-        given = class_output(model, batch)
+        given = head_output(model, batch)
         logits = within_parts(given.logits.float(), targets, owners)
         losses = smoothed_losses(logits, targets)
         correct = logits.argmax(-1) == targets

@@ -6,46 +6,39 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
-from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.answering import AnsweringTeacher
-from steadytrain.components.tasks.augmentation import augmented
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
 from steadytrain.components.tasks.class_head import class_names, fit_head, order_rows
 from steadytrain.components.tasks.criterion import Criterion, Mixed, in_pairs, twice
 from steadytrain.components.tasks.distillation import taught_loss
 from steadytrain.components.tasks.drops import R_DROP, check_drops
-from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.hidden_states import (
     attach_comparison,
     comparing,
     comparing_part,
 )
 from steadytrain.components.tasks.mixup import PARTNER, SHARE, mixed_batch, mixing
-from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.class_balance import class_weights
-from steadytrain.components.tasks.scoring.table import token_types
 from steadytrain.components.tasks.stored_answers import collate_answers
 from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels, stored_teaching
-from steadytrain.components.tasks.text import TextTraining
+from steadytrain.components.tasks.text_head import (
+    TextHead,
+    head_logits,
+    head_output,
+    padded_inputs,
+)
 
 
-class SequenceClassification(TextTraining):
-    """Predict the label of each row: `input_ids` (int32) and `label` (index of the class).
-
-    Rows of pairs also have `token_type_ids`.
-    """
+class SequenceClassification(TextHead):
+    """Predict the label of each row: the index of the class."""
 
     task = "sequence_classification"
-    auto = "AutoModelForSequenceClassification"
-    padded = "input_ids"
     teacher: Teacher | None = None
     head_remark = ""
     embedding: torch.nn.Module | None = None
@@ -56,21 +49,8 @@ class SequenceClassification(TextTraining):
         return Criterion.of(training, class_weights(training.class_weights, self.data))
 
     def build_model(self) -> torch.nn.Module:
-        from transformers import AutoModelForSequenceClassification
-
         labels = self.data.labels
-        model = build(
-            AutoModelForSequenceClassification,
-            self.config,
-            self.data,
-            self.tokenizer,
-            num_labels=len(labels),
-            id2label=dict(enumerate(labels)),
-            label2id={label: index for index, label in enumerate(labels)},
-            problem_type="single_label_classification",
-            # Decoders use it to find the last token of a text.
-            pad_token_id=self.pad_token_id,
-        )
+        model = self.build_headed(labels, "single_label_classification")
         base = self.config.model.base
         if base and torch.get_default_device().type != "meta":
             names = class_names(resolve_config(base, self.config))
@@ -97,40 +77,20 @@ class SequenceClassification(TextTraining):
         settings = self.config.training.distillation
         teacher = Teacher(self.load_reference(str(settings.teacher), FIELD), settings)
         collate = partial(collate_padded, pad_token_id=self.pad_token_id)
-        return AnsweringTeacher(teacher, class_output, collate, len(self.data.labels))
+        return AnsweringTeacher(teacher, head_output, collate, len(self.data.labels))
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
         model = super().load_reference(address, field)
         order_rows(model, self.data.labels, field)
         check_labels(model, self.data.labels, address, field)
-        # With another padding token than the batches, decoders would read a padded place.
-        model.config.pad_token_id = self.pad_token_id  # type: ignore[union-attr]
         return model
 
     def row_losses(
         self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
     ) -> torch.Tensor:
         del counts
-        logits = class_logits(model, batch)
+        logits = head_logits(model, batch)
         return functional.cross_entropy(logits, batch["targets"], reduction="none")
-
-    def draw(self, row: Row, place: int, *, training: bool) -> Row:
-        """Return the row with the tokens of an augmented text, which depends on the place alone."""
-        config = self.config.training
-        if not (training and config.augmentation.on):
-            return row
-        random = generator_of(config.seed, f"augmentation {place}")
-        text = augmented(row[TEXT], config.augmentation, random)
-        ids = self._tokens(text) if text != row[TEXT] else ()
-        return {**row, "input_ids": ids} if len(ids) else row
-
-    def _tokens(self, text: str) -> Sequence[int]:
-        """Return a text's tokens, as preprocessing does."""
-        encoded = self.tokenizer(
-            text, truncation=True, max_length=self.data.sequence_length, verbose=False
-        )
-        ids: list[int] = encoded["input_ids"]
-        return ids
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         batch = collate_padded(rows, self.pad_token_id) | collate_answers(rows)
@@ -138,9 +98,6 @@ class SequenceClassification(TextTraining):
             return batch
         partners = collate_padded([row[PARTNER] for row in rows], self.pad_token_id)
         return mixed_batch(batch, partners, [row[SHARE] for row in rows], self.pad_token_id)
-
-    def weight(self, batch: Batch) -> int:
-        return len(batch["targets"])
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         smoothing = self.config.training.label_smoothing_factor
@@ -151,10 +108,10 @@ class SequenceClassification(TextTraining):
         # The teacher comes first: the student's activations do not exist yet.
         teaching = stored_teaching(batch, self.config.training.distillation)
         if self.teacher is not None:
-            teaching = self.teacher.teach(class_output, batch)
+            teaching = self.teacher.teach(head_output, batch)
         comparison = teaching.comparison if teaching else None
         with comparing(comparison, _token_shares(batch)), mixing(self.embedding, batch):
-            given = class_output(model, batch, states=contrast.on or comparison is not None)
+            given = head_output(model, batch, states=contrast.on or comparison is not None)
         logits = given.logits.float()
         if teaching is None:
             order = in_pairs if self.criterion.r_drop else _unchanged
@@ -170,7 +127,7 @@ class SequenceClassification(TextTraining):
         return LossSum(total)
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        logits, targets = class_logits(model, batch), batch["targets"]
+        logits, targets = head_logits(model, batch), batch["targets"]
         predicted = logits.argmax(-1)
         right = targets[predicted == targets]
         sums = {
@@ -208,41 +165,13 @@ class ClassifierPackager(TransformersPackager):
 
 def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
     """Return a micro-batch of rows, padded to the longest."""
-    longest = max(len(row["input_ids"]) for row in rows)
-    ids = torch.full((len(rows), longest), pad_token_id)
-    mask = torch.zeros((len(rows), longest), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        length = len(row["input_ids"])
-        ids[index, :length] = torch.from_numpy(np.asarray(row["input_ids"], dtype=np.int64))
-        mask[index, :length] = 1
     labels = torch.tensor([int(row["label"]) for row in rows])
-    batch = {"input_ids": ids, "attention_mask": mask, "targets": labels}
-    if TYPES in rows[0]:
-        batch |= token_types([row[TYPES] for row in rows], longest)
-    return batch
-
-
-def class_output(model: torch.nn.Module, batch: Batch, *, states: bool = False) -> Any:
-    """Return what Transformers' classifier returns for a micro-batch.
-
-    Args:
-        states: whether that includes the states of all layers.
-    """
-    extra = {"output_hidden_states": True} if states else {}
-    names = ("input_ids", "attention_mask", TYPES)
-    inputs = {name: batch[name] for name in names if name in batch}
-    return model(**inputs, **extra)
-
-
-def class_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the logits (rows, classes) of a micro-batch, float32."""
-    logits: torch.Tensor = class_output(model, batch).logits.float()
-    return logits
+    return padded_inputs(rows, pad_token_id) | {"targets": labels}
 
 
 def class_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     """Return the summed cross-entropy of a micro-batch, in nats, with smoothed labels."""
-    return _summed_loss(class_logits(model, batch), batch["targets"], smoothing)
+    return _summed_loss(head_logits(model, batch), batch["targets"], smoothing)
 
 
 def _token_shares(batch: Batch) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Encode texts or pairs of texts with a class, one row each."""
+"""Encode texts or pairs of texts with a target, such as a class, one row each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,27 +28,39 @@ PAIR: Final = "text_pair"
 """Column of test records with the second text, and the argument of Transformers' pipeline."""
 TYPES: Final = "token_type_ids"
 """Column of the rows of pairs: which text each token is of, as the tokenizer numbers them."""
-_SINGLE: Final[dict[str, pa.DataType]] = {"input_ids": pa.list_(pa.int32()), "label": pa.int32()}
-SINGLE: Final = pa.schema(_SINGLE)
-PAIRS: Final = pa.schema({**_SINGLE, TYPES: pa.list_(pa.int8())})
 
 
 @dataclass(frozen=True)
-class LabeledTextEncoder:
-    """Records with a text, or two, and their class."""
+class TargetedTextEncoder:
+    """Records with a text, or two, and one target each. It offers all but the target.
+
+    `Content.label` is the target as text, and the column `label` of the rows has it as the model
+    learns it. A subclass adds `labeled` and:
+
+    target: the type of that column.
+    label_of: returns `Content.label`, or raises Defect.
+    target_of: returns what turns a content into its target, or says why it has none.
+    """
 
     data: DataConfig
 
     packed = False
-    labeled = True
+    target: ClassVar[pa.DataType]
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        raise NotImplementedError
+
+    def target_of(self, fitted: Fitted) -> Target:
+        raise NotImplementedError
 
     @property
     def schema(self) -> pa.Schema:
-        return PAIRS if self.data.columns.text_pair else SINGLE
+        types = {TYPES: pa.list_(pa.int8())} if self.data.columns.text_pair else {}
+        return pa.schema({"input_ids": pa.list_(pa.int32()), "label": self.target, **types})
 
     @property
     def tokenizer(self) -> TokenizerSettings:
-        # A classifier reads the first or the last token, so a trained tokenizer adds both.
+        # A head reads the first or the last token, so a trained tokenizer adds both.
         if self.data.columns.text_pair:
             return TokenizerSettings(texts_of, adds_ends=True, compared=two_texts, pairs=True)
         return TokenizerSettings(whole_text, adds_ends=True)
@@ -62,7 +74,7 @@ class LabeledTextEncoder:
         text = text_of(row, columns.text)
         if columns.text_pair:
             text = written([text, text_of(row, columns.text_pair)])
-        return Content(text, class_of(row, columns.label, self.data.labels))
+        return Content(text, self.label_of(row))
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         if not self.data.columns.text_pair:
@@ -73,24 +85,53 @@ class LabeledTextEncoder:
         found = {name: pa.array(values, pa.string()) for name, values in texts.items()}
         return {**found, "label": records["label"]}
 
-    def row_encoder(self, fitted: Fitted) -> LabeledTextRows:
+    def row_encoder(self, fitted: Fitted) -> TextRows:
         assert fitted.tokenizer is not None
+        rows = PairRows if self.data.columns.text_pair else TextRows
+        return rows(fitted.tokenizer, self.data.sequence_length, self.target_of(fitted))
+
+
+class LabeledTextEncoder(TargetedTextEncoder):
+    """Records with a text, or two, and their class."""
+
+    labeled = True
+    target = pa.int32()
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        return class_of(row, self.data.columns.label, self.data.labels)
+
+    def target_of(self, fitted: Fitted) -> Target:
         indices = {label: index for index, label in enumerate(fitted.labels)}
-        trained = {label: indices[label] for label in fitted.labels if label in fitted.trained}
-        rows = LabeledPairRows if self.data.columns.text_pair else LabeledTextRows
-        return rows(fitted.tokenizer, self.data.sequence_length, trained)
+        return ClassIndex({label: indices[label] for label in indices if label in fitted.trained})
+
+
+Target = Callable[[Content], Any]
+"""Returns the target of a record, or the Defect because of which it has none. It can be pickled."""
 
 
 @dataclass(frozen=True)
-class LabeledTextRows:
-    """Encodes texts with the tokenizer in a folder.
+class ClassIndex:
+    """Returns the index of a record's class.
 
     indices: of the labels on the training side.
     """
 
+    indices: Mapping[str, int]
+
+    def __call__(self, record: Content) -> int | Defect:
+        label = str(record.label)
+        if label not in self.indices:
+            return Defect("label_unseen_in_training", f"the label is {label[:80]!r}")
+        return self.indices[label]
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """Encodes texts with the tokenizer in a folder."""
+
     tokenizer: Path
     sequence_length: int
-    indices: Mapping[str, int]
+    target: Target
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
         tokenizer = kept_tokenizer(self.tokenizer)
@@ -115,21 +156,15 @@ class LabeledTextRows:
             for index, record in enumerate(records)
         ]
 
-    def _label(self, record: Content) -> int | Defect:
-        label = str(record.label)
-        if label not in self.indices:
-            return Defect("label_unseen_in_training", f"the label is {label[:80]!r}")
-        return self.indices[label]
-
     def _record(
         self, record: Content, pieces: list[list[int]], first: Any, special: int
     ) -> EncodedRecord | Defect:
-        text, label = record.text, self._label(record)
-        if isinstance(label, Defect):
-            return label
+        text, target = record.text, self.target(record)
+        if isinstance(target, Defect):
+            return target
         if len(pieces) > 1:
             text = text[: max(end for _, end in first.offsets)]
-        values = {"input_ids": np.array(pieces[0], np.int32), "label": label, TEXT: text}
+        values = {"input_ids": np.array(pieces[0], np.int32), "label": target, TEXT: text}
         return EncodedRecord(
             special + sum(len(ids) - special for ids in pieces),
             [EncodedRow(values, len(pieces[0]), targets=1)],
@@ -137,7 +172,7 @@ class LabeledTextRows:
         )
 
 
-class LabeledPairRows(LabeledTextRows):
+class PairRows(TextRows):
     """Encodes pairs of texts with the tokenizer in a folder, as Transformers does."""
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
@@ -155,13 +190,13 @@ class LabeledPairRows(LabeledTextRows):
     def _pair(
         self, record: Content, row: tuple[list[int], list[int]], tokens: int
     ) -> EncodedRecord | Defect:
-        label = self._label(record)
-        if isinstance(label, Defect):
-            return label
+        target = self.target(record)
+        if isinstance(target, Defect):
+            return target
         ids, types = row
         values = {
             "input_ids": np.array(ids, np.int32),
-            "label": label,
+            "label": target,
             TYPES: np.array(types, np.int8),
         }
         found = EncodedRow(values, len(ids), targets=1)

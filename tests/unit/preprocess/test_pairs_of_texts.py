@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.preprocess.shown import show
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tasks.encoding.labeled_text import PAIRS
+from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.pipelines.sources import find_task
 
 from support.data import quarantined, sentence, side_rows, write_jsonl
@@ -56,7 +56,10 @@ def test_both_texts_are_read_compared_and_counted(pairs):
     # The same premise with another hypothesis is another record.
     assert sorted(reasons) == ["conflicting_label"] * 2 + ["empty_field", "exact_duplicate"]
     assert card["unused"] == {}
-    assert all(set(each) == set(PAIRS.names) for each in side_rows(record, "train"))
+    assert all(
+        set(each) == set(open_encoder(config.data).schema.names)
+        for each in side_rows(record, "train")
+    )
     assert sum(side["truncated"] for side in card["sides"].values()) == 1
     task, reason = find_task(str(path), NAMED)
     assert (task, "data.columns.text_pair says so" in reason) == ("sequence_classification", True)

@@ -15,7 +15,7 @@ from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.augmentation import augmented, with_deletions, with_swaps
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Content
-from steadytrain.components.tasks.encoding.labeled_text import LabeledTextRows
+from steadytrain.components.tasks.encoding.labeled_text import ClassIndex, TextRows
 from steadytrain.components.tasks.noise import generator_of, with_typos
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.loop.data import Rows
@@ -149,7 +149,7 @@ def test_validation_is_clean_and_unchanged_texts_keep_their_tokens(classifier):
 
 def test_tokens_are_those_that_preprocessing_makes_of_the_text(classifier, tmp_path):
     task, row = classifier(), with_texts(class_rows(30))[11]
-    encoder = LabeledTextRows(tmp_path / "tokenizer", 10, {"a": 0})
+    encoder = TextRows(tmp_path / "tokenizer", 10, ClassIndex({"a": 0}))
     for place in range(40):
         random = generator_of(42, f"augmentation {place}")
         text = augmented(row[TEXT], AugmentationConfig(**ALL), random)
@@ -200,7 +200,7 @@ def test_rows_keep_the_text_of_their_tokens(tmp_path):
     data = run(config)
     rows = rows_of(data)
     rows.check_texts()
-    encoder = LabeledTextRows(data.path(data.tokenizer), 64, {"l0": 0, "l1": 1})
+    encoder = TextRows(data.path(data.tokenizer), 64, ClassIndex({"l0": 0, "l1": 1}))
     longest = 0
     for before, row in zip(plain, rows, strict=True):
         assert before["input_ids"].tolist() == row["input_ids"].tolist()

@@ -12,10 +12,11 @@ from steadytrain.components.preprocess.tokenizer import train_tokenizer
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.data import Columns
 from steadytrain.components.tasks.encoding.base import Content, Fitted
-from steadytrain.components.tasks.encoding.labeled_text import PAIRS, LabeledTextEncoder
+from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.scoring.classification import score_classification
-from steadytrain.components.tasks.sequence_classification import class_logits, collate_padded
+from steadytrain.components.tasks.sequence_classification import collate_padded
+from steadytrain.components.tasks.text_head import head_logits
 
 from support.data import sentence
 from support.weight_digests import BERT
@@ -78,7 +79,7 @@ def test_tokens_are_those_of_transformers(folder):
         assert row.values["token_type_ids"].tolist() == types
         assert found.tokens == len(plain(first, second)["input_ids"])
         assert found.truncated == (found.tokens > LIMIT)
-        assert set(row.values) == set(PAIRS.names)
+        assert set(row.values) == set(ENCODER.schema.names)
     assert [found.truncated for found in encoded(folder)].count(True) == 4
 
 
@@ -106,7 +107,7 @@ def test_training_scores_and_serving_agree_with_transformers(folder, model):
         rows = [found.rows[0].values for found in encoded(folder)]
         batch = collate_padded(rows, plain.pad_token_id)
         assert ("token_type_ids" in batch) == ("token_type_ids" in inputs)
-        torch.testing.assert_close(class_logits(model, batch), expected)
+        torch.testing.assert_close(head_logits(model, batch), expected)
     stored = pa.table(
         {"content": [one.text for one in contents()], "label": ["no"] * len(TEXTS)},
     )

@@ -13,7 +13,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
-from steadytrain.components.tasks.encoding.labeled_text import SINGLE, LabeledTextEncoder
+from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
 from steadytrain.components.tasks.registry import (
     OpenTask,
     load_task,
@@ -93,7 +93,7 @@ def test_module_that_fails_is_rejected(mine):
 def test_part_is_imported_when_it_is_opened(mine, tmp_path):
     data = write_data(
         tmp_path / "data", class_rows(2), [], task=f"{mine.stem}:LATE", labels=["a", "b", "c"],
-        schema=SINGLE,
+        schema=LabeledTextEncoder(DataConfig(source=["x"])).schema,
     )  # fmt: skip
     task = OpenTask(Bench.make(tmp_path, data).config, data)
     assert task.scorer

@@ -14,7 +14,7 @@ from steadytrain.components.memory.model import model_groups
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.frozen_parts import parameter_count
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
-from steadytrain.components.tasks.sequence_classification import class_output
+from steadytrain.components.tasks.text_head import head_output
 from steadytrain.components.tasks.uncertainty import uncertain_loss
 
 from support.training import VOCABULARY
@@ -70,7 +70,7 @@ def test_loss_and_gradients_are_those_of_the_paper(task, model, micro):
         total.backward()
         found += total.item()
 
-    logits = class_output(model, batch_of(list(range(len(TARGETS))))).logits.detach().double()
+    logits = head_output(model, batch_of(list(range(len(TARGETS))))).logits.detach().double()
     expected, gradient = 0.0, []
     for head, variance in zip(HEADS.values(), [math.exp(0.4), math.exp(-0.7)], strict=True):
         mine = (head.start <= TARGETS) & (head.stop > TARGETS)
@@ -114,7 +114,7 @@ def test_export_and_parameter_count_leave_the_weights_out(tmp_path, task, model)
     )
     assert not any(report.values()), report
     batch = batch_of([0, 1])
-    assert class_output(loaded.eval(), batch).logits.equal(class_output(model, batch).logits)
+    assert head_output(loaded.eval(), batch).logits.equal(head_output(model, batch).logits)
 
 
 def test_weight_decay_does_not_apply(task, model):
