@@ -90,9 +90,7 @@ def test_endless_response_is_not_read(serve: Any, monkeypatch: Any, status: int)
             sent.append(1)
 
     server = serve(flood)
-    began = time.monotonic()
     assert called(monkeypatch, server.address) == ("" if status == 200 else "it returned 500")
-    assert time.monotonic() - began < webhook.SECONDS
     time.sleep(0.3)
     assert len(sent) < 50, "the connection is closed"
 

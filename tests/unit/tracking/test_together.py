@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -23,18 +22,17 @@ def never():
     event.set()
 
 
+@pytest.mark.timeout(60)
 def test_work_that_hangs_keeps_nothing_else_waiting(never):
     def fails():
         raise SystemExit(3)
 
-    began = time.monotonic()
-    works = {"hangs": never.wait, "again": never.wait, "fails": fails, "works": lambda: None}
-    failures = together(works, lambda name: 1.0 if name == "hangs" else 0.9)
-    assert time.monotonic() - began < 1.8
-    assert str(failures.pop("hangs")) == "not done within 1 s"
-    assert isinstance(failures.pop("again"), TimeoutError)
+    # One after the other, they would take longer than the test may.
+    hanging = {f"hangs {number}": never.wait for number in range(200)}
+    failures = together({**hanging, "fails": fails, "works": lambda: None}, lambda _: 1.0)
     assert isinstance(failures.pop("fails"), SystemExit)
-    assert failures == {}
+    assert failures.keys() == hanging.keys()
+    assert {str(error) for error in failures.values()} == {"not done within 1 s"}
 
 
 def test_sinks_that_hang_share_one_deadline(tmp_path, monkeypatch, never):
@@ -66,8 +64,6 @@ def test_sinks_that_hang_share_one_deadline(tmp_path, monkeypatch, never):
     workspace = Workspace.of(config)
     with step._tracked(config, workspace) as sinks:
         assert len(sinks) == 5
-        began = time.monotonic()
-    assert time.monotonic() - began < 2.5
     assert sorted(closed) == ["diagnosis", "tensorboard"]
     told = [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
     assert len(told) == 3

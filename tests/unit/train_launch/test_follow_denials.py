@@ -65,10 +65,8 @@ def test_lasting_denial_ends_the_attempt_with_the_missing_right(api, follower, f
     assert made._patience.denied == 180, "as long as a server may be away"
     made._patience.denied = 0.2
     followed(api, made, pod)
-    began = time.monotonic()
     api[0].denial = denial
-    made.join(5)
-    assert 0.2 <= time.monotonic() - began < 5
+    made.join(60)
     assert made.gone == {0, 1}
     assert failure(folder).failure_class == "user_bug"
     assert "service account to the Role" in failure(folder).remedy
