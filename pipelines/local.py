@@ -35,7 +35,7 @@ from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.dag import LOCK_VARIABLE, TRAINS
 from steadytrain.pipelines.interrupts import Display, Interrupts
-from steadytrain.pipelines.lock import holder, run_lock
+from steadytrain.pipelines.lock import holder
 from steadytrain.pipelines.step_processes import died
 
 _POLL_SECONDS = 0.2
@@ -69,33 +69,35 @@ class LocalRun:
         return self.workspace.logs / "pipeline.log"
 
 
-def run_locally(config: RunConfig, *, display: Sink) -> LocalRun:
+def run_locally(config: RunConfig, lock: int, *, display: Sink) -> LocalRun:
     """Compile the pipeline, run it with kfp.local, and show its events until it ends.
 
     The first stop signal stops the running step. No other step starts, but the report is written.
     The second signal kills the running step at once, and the third kills every process.
 
+    Args:
+        config: of the run.
+        lock: the descriptor of the run's lock, which this process holds (`run_lock`).
+        display: shows the events.
+
     Raises:
-        RunBusy: another process is using this run.
-        BadInput: the output cannot be written, or the run trained with another configuration.
+        BadInput: the run trained with another configuration.
         Stopped: at the third signal.
         Unkillable: a process of the run does not end.
     """
     with Interrupts() as interrupts:
         workspace = Workspace.of(config)
-        workspace.create()
-        with run_lock(workspace) as lock:
-            check_continues(config)
-            follower = Follower(workspace.events)
-            follower.skip_to_end()
-            seen = _Seen(Display(display))
-            status = _execute(config, workspace, lock, interrupts, lambda: seen.take(follower))
-            seen.display.close()
-            failure = seen.failure or (_unexplained(workspace, status) if status else None)
-            if status < 0 and interrupts.number is None:
-                # Its steps stopped because of it, and report no more than that.
-                failure = died("pipeline", status)
-                _report_in_its_place(workspace)
+        check_continues(config)
+        follower = Follower(workspace.events)
+        follower.skip_to_end()
+        seen = _Seen(Display(display))
+        status = _execute(config, workspace, lock, interrupts, lambda: seen.take(follower))
+        seen.display.close()
+        failure = seen.failure or (_unexplained(workspace, status) if status else None)
+        if status < 0 and interrupts.number is None:
+            # Its steps stopped because of it, and report no more than that.
+            failure = died("pipeline", status)
+            _report_in_its_place(workspace)
         shown = not seen.display.given_up
         return LocalRun(workspace, status == 0, interrupts.number, failure, shown)
 

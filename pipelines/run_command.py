@@ -24,6 +24,7 @@ from steadytrain.pipelines.options import (
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.workspace import Workspace
 
 
 def run(
@@ -47,6 +48,7 @@ def run(
     """
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.addresses import check_here
+    from steadytrain.pipelines.lock import run_lock
     from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.remarks import anywhere
     from steadytrain.pipelines.sources import open_source
@@ -60,9 +62,12 @@ def run(
     if dry_run:
         _outline(chosen.config, as_json=as_json)
         return
-    if not Workspace.of(chosen.config).record("preprocess").exists():
+    workspace = Workspace.of(chosen.config)
+    if not workspace.record("preprocess").exists():
         check_here(chosen.config)
-    _run(chosen.config, as_json=as_json)
+    workspace.create()
+    with run_lock(workspace) as lock:
+        _run(chosen.config, lock, as_json=as_json)
 
 
 def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
@@ -74,13 +79,25 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
     settings, use `steadytrain run OUTPUT/runs/RUN/config.yaml --set FIELD=VALUE`. Settings that
     determine the weights cannot change within a run.
     """
+    from steadytrain.pipelines.lock import run_lock
+    from steadytrain.pipelines.runs import find_workspace
+
+    workspace = find_workspace(output, name)
+    workspace.create()
+    # Before everything that takes time, so that `stop` finds this command.
+    with run_lock(workspace) as lock:
+        _resume(workspace, lock, as_json=as_json)
+
+
+def _resume(workspace: Workspace, lock: int, *, as_json: bool) -> None:
     from steadytrain.pipelines.local import LocalRun
     from steadytrain.pipelines.outline import as_data
     from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.runs import find_run, state_of
 
-    config, workspace = find_run(output, name)
-    if state_of(workspace).state == "finished":
+    output, name = workspace.output, workspace.run_id
+    config, _ = find_run(output, name)
+    if state_of(workspace, ours=True).state == "finished":
         if as_json:
             json_output.show(as_data(LocalRun(workspace, True, None, None)))
         else:
@@ -90,7 +107,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
         return
     check_extra("train", "steadytrain resume")
     check_plugins(config)
-    _run(config, as_json=as_json)
+    _run(config, lock, as_json=as_json)
 
 
 def _outline(config: RunConfig, *, as_json: bool) -> None:
@@ -106,7 +123,7 @@ def _outline(config: RunConfig, *, as_json: bool) -> None:
         typer.echo("\n".join(lines))
 
 
-def _run(config: RunConfig, *, as_json: bool) -> None:
+def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
     from steadytrain.components.shared.logs import Log
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
@@ -119,7 +136,7 @@ def _run(config: RunConfig, *, as_json: bool) -> None:
     json_lines = config.observability.logs == "json"
     display = Log(config.run_id, "json") if json_lines else ProgressDisplay()
     try:
-        ended = run_locally(config, display=display)
+        ended = run_locally(config, lock, display=display)
     except Stopped as stopped:
         # The third signal. Checkpoints that were saved before are still good.
         workspace = Workspace.of(config)

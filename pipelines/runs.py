@@ -99,11 +99,16 @@ def find_run(output: Path, run_id: str) -> tuple[RunConfig, Workspace]:
     return config.model_copy(update=moved), workspace
 
 
-def state_of(workspace: Workspace) -> RunState:
-    """Return a run's state since its last start; "damaged" means that files cannot be read."""
+def state_of(workspace: Workspace, *, ours: bool = False) -> RunState:
+    """Return a run's state since its last start; "damaged" means that files cannot be read.
+
+    Args:
+        workspace: of the run.
+        ours: whether this process holds the run's lock, so that no other one is using the run.
+    """
     problem = ""
     try:
-        running = _is_held(workspace)
+        running = not ours and _is_held(workspace)
     except StorageError as error:
         running, problem = False, error.message
     facts = gather(workspace, running=running)

@@ -87,8 +87,10 @@ class Running:
 def start(steadytrain):
     begun = []
 
-    def start(*sets, steadytrain=steadytrain, terminal=None, **environment):
-        line = steadytrain.line("run", "causal-lm", "--output", steadytrain.output, sets=sets)
+    def start(
+        *sets, steadytrain=steadytrain, command=("run", "causal-lm"), terminal=None, **environment
+    ):
+        line = steadytrain.line(*command, "--output", steadytrain.output, sets=sets)
         told = {"STEADYTRAIN_TEST": str(steadytrain.output), "PYTHONPATH": str(QUICK)}
         steadytrain.output.parent.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
@@ -170,6 +172,22 @@ def test_run_stopped_at_every_moment_continues(start, tmp_path, number):
             assert running.process.returncode == 0, running.process.communicate()[0]
             return
         assert_stopped(running, number, stop(running, number))
+
+
+@pytest.mark.long
+def test_command_stop_reaches_a_resume_at_every_moment(start, steadytrain):
+    """`stop` said "not running" while the command still imported what it needs."""
+    first = start()
+    first.until(3)
+    assert_stopped(first, signal.SIGTERM, stop(first, signal.SIGTERM))
+    name = first.workspace.run_id
+    for moment in (0.25 * step for step in range(9)):
+        running = start(command=("resume", name))
+        time.sleep(moment)
+        told = steadytrain("stop", name, "--output", steadytrain.output)
+        out, _ = running.process.communicate(timeout=60)
+        assert (f"stopped {name}" in told.out) == (running.process.returncode == 143), out
+        assert running.process.returncode in (0, 143), out
 
 
 def test_second_signal_during_shutdown(start):

@@ -241,10 +241,9 @@ def test_reader_that_hangs_does_not_hold_up_a_step(tmp_path, monkeypatch):
 
 
 def test_run_prints_json_lines_and_nothing_else(tmp_path, monkeypatch, capfd):
-    def ran(config, *, display):
+    def ran(config, _lock, *, display):
         display.emit(STEP)
         workspace = local.Workspace.of(config)
-        workspace.create()
         return LocalRun(workspace, succeeded=False, stopped=2, failure=None)
 
     monkeypatch.setattr(light_kfp, "import_kfp", lambda: None)

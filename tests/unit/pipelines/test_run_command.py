@@ -12,8 +12,9 @@ import pytest
 
 from steadytrain.components.shared.errors import BadInput, Stopped
 from steadytrain.components.shared.events import read_events
-from steadytrain.pipelines import light_kfp, local
+from steadytrain.pipelines import addresses, light_kfp, local, plugin_checks
 from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.lock import holder
 
 
 def test_third_signal_leaves_nothing_behind(make_run, monkeypatch, capfd):
@@ -70,5 +71,24 @@ def test_file_in_the_place_of_a_folder_is_named_before_anything_starts(make_run,
     shutil.rmtree(place, ignore_errors=True)
     place.write_text("mine")
     with pytest.raises(BadInput, match=f"{place} is in the place of a folder"):
-        local.run_locally(run.config, display=None)
+        app(["resume", "tiny", "-o", str(run.workspace.output)], standalone_mode=False)
     assert place.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_stop_finds_a_command_that_still_prepares(make_run, monkeypatch, command):
+    """It said "not running", and the command trained."""
+    run = make_run()
+    run.workspace.config.write_text(run.config.to_yaml())
+    first = {"run": (light_kfp, "import_kfp"), "resume": (plugin_checks, "check_plugins")}[command]
+
+    def preparing(*_):
+        assert holder(run.workspace).pid == os.getpid()
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(addresses, "check_here", lambda _: [])
+    monkeypatch.setattr(*first, preparing)
+    named = {"run": str(run.workspace.config), "resume": "tiny"}[command]
+    with pytest.raises(Stopped):
+        app([command, named, "-o", str(run.workspace.output)], standalone_mode=False)
+    assert holder(run.workspace) is None
