@@ -24,8 +24,8 @@ MAX_WAITING = 10_000
 """Maximum number of events that wait in memory while the disk rejects writes: about 5 MB."""
 
 
-MAX_AHEAD_SECONDS = 86_400.0
-"""How far clocks may differ, or be set back, without changing the order of events."""
+FARTHEST = 4_102_444_800.0
+"""The start of the year 2100: a later time is an error, and must not shift later events."""
 _TAIL_BYTES = 1 << 16
 
 
@@ -223,17 +223,16 @@ def _tail(path: Path, offset: int, skipped: Counter[str] | None = None) -> Itera
 
 
 def _newest(folder: Path) -> float:
-    """Return the time of a folder's newest event, ignoring times that are far in the future.
+    """Return the time of a folder's newest event that is possible, however late the clock is now.
 
-    Such a time is an error and must not shift later events.
+    A step that starts with the clock of 1970, or long before the last one, still comes after it.
     """
-    farthest = time.time() + MAX_AHEAD_SECONDS
     found = 0.0
     for path in folder.glob("*.jsonl"):
         with contextlib.suppress(OSError):
             offset = max(0, path.stat().st_size - _TAIL_BYTES)
             times = [placed.event.time for placed in _tail(path, offset)]
-            found = max([found, *(when for when in times if when <= farthest)])
+            found = max([found, *(when for when in times if when <= FARTHEST)])
     return found
 
 
