@@ -21,7 +21,7 @@ import psutil
 
 from steadytrain.components.shared.config import RunConfig, to_parameters
 from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
-from steadytrain.components.shared.events import Follower, Sink
+from steadytrain.components.shared.events import Cursor, Sink
 from steadytrain.components.shared.events.types import StepFailed, Warned
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
 from steadytrain.components.shared.logs.output import open_log
@@ -88,10 +88,10 @@ def run_locally(config: RunConfig, lock: int, *, display: Sink) -> LocalRun:
     with Interrupts() as interrupts:
         workspace = Workspace.of(config)
         check_continues(config)
-        follower = Follower(workspace.events)
-        follower.skip_to_end()
+        cursor = Cursor(workspace.events)
+        cursor.skip_to_end()
         seen = _Seen(Display(display))
-        status = _execute(config, workspace, lock, interrupts, lambda: seen.take(follower))
+        status = _execute(config, workspace, lock, interrupts, lambda: seen.take(cursor))
         seen.display.close()
         failure = seen.failure or (_unexplained(workspace, status) if status else None)
         if status < 0 and interrupts.number is None:
@@ -140,8 +140,8 @@ class _Seen:
         self.display = display
         self.failure: StepFailed | None = None
 
-    def take(self, follower: Follower) -> None:
-        for event in follower.new():
+    def take(self, cursor: Cursor) -> None:
+        for event in cursor.new():
             self.display.emit(event)
             if isinstance(event, StepFailed) and self.failure is None:
                 self.failure = event

@@ -61,7 +61,7 @@ class _Console(Console):
 
 
 class ProgressDisplay:
-    """A sink that shows events. Feed it with a `Follower`, and close it at the end."""
+    """A sink that shows events. Feed it with a `Cursor`, and close it at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or _Console()

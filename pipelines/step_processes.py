@@ -12,7 +12,7 @@ from typing import IO
 
 from steadytrain.components.report.story import executions
 from steadytrain.components.shared.errors import StorageError, Unkillable
-from steadytrain.components.shared.events import Event, Follower
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.redaction import redact
@@ -65,7 +65,7 @@ class StepProcesses:
         if self._stopped and not closing:
             return _NOT_STARTED
         # By position, because the clock may be set while the step runs.
-        news = Follower(self._workspace.events)
+        news = Cursor(self._workspace.events)
         news.skip_to_end()
         template = self._template_for(name)
         line = (self._closing if closing else self._steps).descriptor

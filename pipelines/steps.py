@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.logs.follow import step_format
@@ -50,13 +50,13 @@ def run_step(name: str, config: RunConfig) -> Written:
 @contextlib.contextmanager
 def warnings_told(config: RunConfig) -> Iterator[None]:
     """Print the warnings of a step at its end, unless the step writes a log itself."""
-    follower = Follower(Workspace.of(config).events)
-    follower.skip_to_end()
+    cursor = Cursor(Workspace.of(config).events)
+    cursor.skip_to_end()
     try:
         yield
     finally:
         if step_format(config) is None:
-            for event in follower.new():
+            for event in cursor.new():
                 if isinstance(event, Warned):
                     typer.echo(f"warning: {event.stage}: {printable(event.message)}", err=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Final
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.workspace import Workspace
 
 CLOSE_SECONDS: Final = 5.0
@@ -23,25 +25,33 @@ class Background(ABC):
     Args:
         name: of the thread, and of the file of events that the sink writes.
         every: seconds between two rounds.
+        close_seconds: how long `close` waits for the thread.
     """
 
-    def __init__(self, name: str, workspace: Workspace, *, every: float) -> None:
-        self.name, self.workspace, self.every = name, workspace, every
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def emit(self, event: Event) -> None:  # noqa: B027  a sink that only reads files
-        """Do nothing: the thread reads the event from its file."""
+    def __init__(
+        self,
+        name: str,
+        workspace: Workspace,
+        *,
+        every: float,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self.name, self.workspace, self.close_seconds = name, workspace, close_seconds
+        self._thread = Periodic(
+            name, self.work, every=every, finish=self.finish, around=self.guarded
+        )
 
     def close(self) -> None:
-        """Work once more and end, within CLOSE_SECONDS."""
-        self._closing.set()
-        self._thread.join(CLOSE_SECONDS)
+        """Work once more and end, within `close_seconds`."""
+        self._thread.end(self.close_seconds)
 
     @abstractmethod
     def work(self) -> None:
         """Read what is new and act on it."""
+
+    def finish(self) -> None:
+        """Work for the last time."""
+        self.work()
 
     def tell(self, *events: Event) -> None:
         """Add events to the run."""
@@ -50,11 +60,14 @@ class Background(ABC):
             stream.emit(event)
         stream.close()
 
-    def _run(self) -> None:
+    def warn(self, message: str) -> None:
+        """Add a warning to the run's events."""
+        self.tell(Warned(stage="train", message=redact(message)))
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turn an error of the thread into a warning."""
         try:
-            while not self._closing.wait(self.every):
-                self.work()
-            self.work()
+            yield
         except Exception as error:
-            message = f"{self.name} ended: {error}; training continues"
-            self.tell(Warned(stage="train", message=redact(message)))
+            self.warn(f"{self.name} ended: {error}; training continues")

@@ -12,12 +12,12 @@ from pydantic import BaseModel, Field
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
-from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.notes import exclusive, recall, remember
 from steadytrain.components.shared.tracking.points import Curved, points
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, PullSink
-from steadytrain.components.shared.tracking.spool import by_attempt, next_batch
+from steadytrain.components.shared.tracking.spool import BATCH_EVENTS, by_attempt
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "tensorboard"
@@ -65,7 +65,8 @@ class TensorBoardDelivery:
         """Return whether there was anything to write."""
         with exclusive(self.workspace, "tensorboard"):
             before = self._written()
-            events, offsets = next_batch(self.workspace, before.offsets, _has_points)
+            cursor = Cursor(self.workspace.events, before.offsets)
+            events = cursor.batch(BATCH_EVENTS, _has_points)
             if not events:
                 return False
             self._cut(before.sizes)
@@ -74,7 +75,8 @@ class TensorBoardDelivery:
             for attempt, group in by_attempt(ours):
                 name = f"attempt-{attempt}"
                 sizes[name] = _append(self.folder / name / _FILE, group)
-            note = _Written(offsets=offsets, sizes=sizes)
+            cursor.ack()
+            note = _Written(offsets=cursor.place, sizes=sizes)
             remember(self.workspace, _NOTE, note.model_dump_json())
             return True
 

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import TrackingError
-from steadytrain.components.shared.events import Event, unread
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     NoiseScaleMeasured,
@@ -96,7 +96,7 @@ class WandbDelivery:
         partial.rename(target)
 
     def _events_of(self, attempt: int) -> Iterator[_Tracked]:
-        for item in unread(self.workspace.events, {}):
+        for item in Cursor(self.workspace.events).read():
             if isinstance(item.event, _Tracked) and item.event.attempt == attempt:
                 yield item.event
 

@@ -9,18 +9,13 @@ from typing import Final
 
 from steadytrain.components.observe.alerts import ALERTS, Alert
 from steadytrain.components.observe.background import Background
-from steadytrain.components.observe.present import add_present
-from steadytrain.components.observe.run_metrics import RunMetrics
+from steadytrain.components.observe.live import LiveMetrics
 from steadytrain.components.observe.series import Series
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.events import unread
-from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.history import counted
-from steadytrain.components.train.recovery.ledger import Ledger
 
 EVERY_SECONDS: Final = 15.0
 _UNSENT: Final = 100
@@ -66,8 +61,8 @@ class AlertSink(Background):
         self, config: RunConfig, workspace: Workspace, *, every: float = EVERY_SECONDS
     ) -> None:
         self.config = config
-        self._metrics, self._series = RunMetrics(), Series()
-        self._offsets: dict[str, int] = {}
+        self._metrics: LiveMetrics | None = None
+        self._series = Series()
         self._state: AlertState | None = None
         self._unsent: deque[dict[str, str]] = deque(maxlen=_UNSENT)
         self._refusal = ""
@@ -75,14 +70,11 @@ class AlertSink(Background):
 
     def work(self) -> None:
         """Read the new events, and report what has changed."""
-        if self._state is None:
-            self._state = self._start()
-        for item in unread(self.workspace.events, dict(self._offsets)):
-            self._offsets[item.file] = item.offset
-            self._metrics.add(item.event)
-        samples = self._metrics.current()
-        add_present(samples, self.config, self.workspace)
-        self._series.add(time.time(), samples)
+        if self._metrics is None or self._state is None:
+            self._metrics = LiveMetrics(self.config, self.workspace)
+            self._state = self._reported()
+        self._metrics.read()
+        self._series.add(time.time(), self._metrics.samples())
         changes = self._state.update(self._series)
         self._unsent.extend(self._message(alert, fires) for alert, fires in changes)
         if self._unsent and self._sent():
@@ -91,11 +83,7 @@ class AlertSink(Background):
             content = json.dumps(sorted(self._state.firing))
             storage.write(self.workspace.alerted.name, content.encode())
 
-    def _start(self) -> AlertState:
-        """Read the ledger, which may have events that the stream lacks, and what was reported."""
-        ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
-        for event in counted(ledger.entries()):
-            self._metrics.add(event)
+    def _reported(self) -> AlertState:
         path = self.workspace.alerted
         known = {alert.name for alert in ALERTS}
         return AlertState(set(json.loads(path.read_text())) & known if path.exists() else set())
@@ -119,8 +107,7 @@ class AlertSink(Background):
             failure = webhook.call(self._unsent[0])
             if failure:
                 if not self._refusal:
-                    text = f"the webhook ({webhook.VARIABLE}) got no alert: {failure}; retrying"
-                    self.tell(Warned(stage="train", message=text))
+                    self.warn(f"the webhook ({webhook.VARIABLE}) got no alert: {failure}; retrying")
                 self._refusal = failure
                 return False
             self._refusal = ""

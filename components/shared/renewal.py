@@ -6,11 +6,11 @@ Only the observer's own clock counts, so the machines' clocks do not have to agr
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 
 from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.periodic import Periodic
 
 RENEWALS = 8
 """Number of renewals in the time after which silence counts as death."""
@@ -26,26 +26,22 @@ class Renewed:
     """
 
     def __init__(self, renew: Callable[[], bool], *, every: float, name: str) -> None:
-        self._renew, self._every = renew, every
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._renew = renew
+        self._thread = Periodic(name, self._work, every=every)
 
     @property
     def lost(self) -> bool:
         """Whether another process has taken over, as of the last renewal."""
-        return not self._thread.is_alive()
+        return not self._thread.alive
 
     def end(self) -> None:
         """Stop renewing. No renewal is in progress afterwards."""
-        self._ended.set()
-        self._thread.join()
+        self._thread.end()
 
-    def _work(self) -> None:
-        while not self._ended.wait(self._every):
-            with contextlib.suppress(StorageError, OSError):
-                if not self._renew():
-                    return
+    def _work(self) -> bool:
+        with contextlib.suppress(StorageError, OSError):
+            return self._renew()
+        return True
 
 
 class Pulse:

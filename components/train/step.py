@@ -22,7 +22,7 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
 from steadytrain.components.shared.errors import Pruned, Stopped, TrainingFailed
-from steadytrain.components.shared.events import Sink
+from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
@@ -55,7 +55,7 @@ class Trainer(Protocol):
         data: DataRecord,
         *,
         on_validation: OnValidation | None,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Reader],
         until: int | None = None,
     ) -> Outcome:
         """Train until the run ends, reaches its cut, is stopped, or fails."""
@@ -65,7 +65,7 @@ class Trainer(Protocol):
 class OpenSink(Protocol):
     """What an entry point in `steadytrain.sinks` refers to: it opens a sink for a run."""
 
-    def __call__(self, config: RunConfig, workspace: Workspace) -> Sink:
+    def __call__(self, config: RunConfig, workspace: Workspace) -> Reader:
         """Return the sink. It receives the run's events from now on."""
 
 
@@ -74,7 +74,7 @@ def run(
     data: DataRecord | None = None,
     *,
     on_validation: OnValidation | None = None,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[Reader] = (),
     until: int | None = None,
 ) -> Outcome:
     """Train. Resume from the newest checkpoint if there is one.
@@ -159,7 +159,7 @@ def train_with_pytorch(
     data: DataRecord,
     *,
     on_validation: OnValidation | None,
-    sinks: Sequence[Sink],
+    sinks: Sequence[Reader],
     until: int | None = None,
 ) -> Outcome:
     """Train with ranks on this machine or in pods, under the supervisor."""
@@ -206,9 +206,9 @@ def _key(config: RunConfig, data: DataRecord) -> str:
 
 
 @contextlib.contextmanager
-def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Sink]]:
+def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Reader]]:
     """Open the configured sinks. Report and skip a sink that fails to open or close."""
-    sinks: dict[str, Sink] = {}
+    sinks: dict[str, Reader] = {}
     for name in (*config.sinks, *([ALERTS] if webhook.is_set() else [])):
         try:
             sinks[name] = load_sink(name)(config, workspace)

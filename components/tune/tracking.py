@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     brisk,
@@ -26,7 +24,8 @@ from steadytrain.components.shared.tracking.connect import (
     tracking_errors,
 )
 from steadytrain.components.shared.tracking.given import PARENT, given_id
-from steadytrain.components.shared.tracking.notes import recall, remember, warn
+from steadytrain.components.shared.tracking.notes import recall, remember
+from steadytrain.components.shared.tracking.pull import PullSink
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.tracking.values import (
     MAX_METRICS_A_CALL,
@@ -50,8 +49,6 @@ _STATUS: Final = {
     "failed": "FAILED",
 }
 _EVERY_SECONDS: Final = 2.0
-_CLOSE_SECONDS, _CLOSE_SECONDS_UNANSWERED = 15.0, 3.0
-_FIRST_DELAY_SECONDS, _LAST_DELAY_SECONDS = 2.0, 60.0
 
 
 class StudyWorkspace(Workspace):
@@ -120,14 +117,16 @@ class StudyTracker:
         self._config = config
         output = Path(config.output).absolute()
         self._workspace = StudyWorkspace(output, study_name(config))
-        self._every = every_seconds
         self._wanted = dict[str, Sent]()
-        self._lock, self._closing = threading.Lock(), threading.Event()
-        self._tracking: Tracking | None = None
-        self._delay, self._not_before = _FIRST_DELAY_SECONDS, 0.0
-        self._refused = self._warned = False
-        self._thread = threading.Thread(target=self._work, name="study-tracker", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._sink = PullSink(
+            "MLflow",
+            self._workspace,
+            self._open,
+            around=brisk,
+            batch_seconds=every_seconds,
+            promise="the study continues, and MLflow gets it later",
+        )
 
     def resumed(self, study: Study) -> None:
         self._want({_STUDY: _of_study(study, "RUNNING")})
@@ -147,35 +146,27 @@ class StudyTracker:
         """
         self._want({_note(trial): _of_trial(trial) for trial in study.history.trials})
         self._want({_STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
-        self._closing.set()
-        self._thread.join(_CLOSE_SECONDS_UNANSWERED if self._refused else _CLOSE_SECONDS)
+        self._sink.close()
+
+    def catch_up(self, *, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Send what changed. Stop if `give_up` returns true before a run.
+
+        Raises:
+            TrackingError: MLflow does not accept it.
+        """
+        assert self._tracking is not None
+        with tracking_errors(self._tracking.uri):
+            while not give_up() and (found := self._next()):
+                self._deliver(self._tracking, *found)
+                self._sent(*found)
+
+    def _open(self) -> StudyTracker:
+        self._tracking = open_tracking(self._config, self._workspace)
+        return self
 
     def _want(self, found: Mapping[str, Sent]) -> None:
         with self._lock:
             self._wanted |= found
-
-    def _work(self) -> None:
-        with brisk():
-            while not self._closing.wait(self._every):
-                if time.monotonic() >= self._not_before:
-                    self._send()
-            self._send()
-
-    def _send(self) -> None:
-        """Send what changed. After an error, wait before the next try, longer each time."""
-        try:
-            self._tracking = self._tracking or open_tracking(self._config, self._workspace)
-            with tracking_errors(self._tracking.uri):
-                while found := self._next():
-                    self._deliver(self._tracking, *found)
-                    self._sent(*found)
-        except SteadytrainError as error:
-            self._tracking, self._refused = None, True
-            self._warn(error.message)
-            self._not_before = time.monotonic() + self._delay
-            self._delay = min(self._delay * 2, _LAST_DELAY_SECONDS)
-        else:
-            self._delay, self._refused = _FIRST_DELAY_SECONDS, False
 
     def _next(self) -> tuple[str, Sent] | None:
         """Return what is to be sent next: the study first, since its trials are nested in it."""
@@ -225,11 +216,6 @@ class StudyTracker:
         if note == _STUDY:
             return given_id()
         return recall(self._workspace, _STUDY)
-
-    def _warn(self, reason: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warn(self._workspace, f"{reason}; the study continues, and MLflow gets it later")
 
 
 def _note(trial: Trial) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -125,10 +125,10 @@ def ours(folder: Path, name: str, rows: np.ndarray, **training: object) -> tuple
     workspace.create()
     workspace.config.write_text(bench.config.to_yaml())
     bench.data.save(workspace.record("preprocess"))
-    follower, steps = Follower(workspace.events), [0]
+    cursor, steps = Cursor(workspace.events), [0]
 
     def told() -> int:
-        steps[0] = max([steps[0], *(e.step for e in follower.new() if isinstance(e, TrainingStep))])
+        steps[0] = max([steps[0], *(e.step for e in cursor.new() if isinstance(e, TrainingStep))])
         return steps[0]
 
     def pid() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
@@ -45,7 +45,7 @@ class Soak:
     def __init__(self, scene: Scene, plan: Sequence[Disturbance], every: float, pace: Path) -> None:
         self.scene, self.plan, self.every, self.pace = scene, list(plan), every, pace
         self.struck: list[Struck] = []
-        self._follower = Follower(scene.workspace.events)
+        self._cursor = Cursor(scene.workspace.events)
         self._ready, self._saved, self._needed = 0, 0, 0
         self._not_before = float("inf")
 
@@ -88,7 +88,7 @@ class Soak:
         return self._ready == self.scene.attempt and self._saved > self._needed
 
     def _look(self) -> None:
-        for event in self._follower.new():
+        for event in self._cursor.new():
             if isinstance(event, AttemptStarted):
                 self.scene.attempt = event.attempt
             elif isinstance(event, TrainingStarted):

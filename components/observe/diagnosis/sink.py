@@ -6,7 +6,7 @@ from steadytrain.components.observe.background import Background
 from steadytrain.components.observe.diagnosis.course import Course
 from steadytrain.components.observe.diagnosis.findings import new_problems
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.events import unread
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.workspace import Workspace
 
 EVERY_SECONDS = 5.0
@@ -23,16 +23,14 @@ class DiagnosisSink(Background):
         self, config: RunConfig, workspace: Workspace, *, every: float = EVERY_SECONDS
     ) -> None:
         del config
-        self._course, self._offsets = Course(), dict[str, int]()
+        self._course, self._cursor = Course(), Cursor(workspace.events)
         super().__init__("diagnosis", workspace, every=every)
 
     def work(self) -> None:
         """Read the new events, and report the problems that are new."""
-        before = dict(self._offsets)
-        for item in unread(self.workspace.events, before):
-            self._offsets[item.file] = item.offset
+        for item in self._cursor.read():
             self._course.add(item.event)
-        if self._offsets != before and (problems := new_problems(self._course)):
+        if self._cursor.ack() and (problems := new_problems(self._course)):
             for problem in problems:
                 # Its own file is read in the next round.
                 self._course.add(problem)

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from steadytrain.components.observe.otlp.collector import Rejected
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.tracking.notes import exclusive, remember, warn
 from steadytrain.components.shared.workspace import Workspace
 
@@ -18,10 +19,10 @@ T_co = TypeVar("T_co", covariant=True)
 class Source(Protocol[T_co]):
     """Reads a run's event files.
 
-    offsets: the place in each file up to which `new` has yielded everything.
+    cursor: everything up to its place has been yielded by `new`.
     """
 
-    offsets: dict[str, int]
+    cursor: Cursor
 
     def new(self) -> Iterator[T_co]:
         """Yield what has been added. It is exhausted before the next call."""
@@ -77,7 +78,7 @@ class Outbox(Generic[T]):
                 except Rejected as error:
                     self._warn(error)
                 self._batch = []
-                remember(self.workspace, self.note, json.dumps(self.source.offsets))
+                remember(self.workspace, self.note, json.dumps(self.source.cursor.place))
 
     def _warn(self, error: Rejected) -> None:
         if not self._warned:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from steadytrain.components.observe.otlp.spans import RunSpans, Span, left_out
-from steadytrain.components.shared.events import Event, unread
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted
 from steadytrain.components.shared.tracking.trace import Trace
 
@@ -24,26 +24,26 @@ class SpanReader:
 
     def __init__(self, folder: Path, trace: Trace, sent: Mapping[str, int]) -> None:
         self.folder, self.trace, self.sent = folder, trace, sent
-        self.offsets: dict[str, int] = {}
+        self.cursor = Cursor(folder)
         self._spans = RunSpans(trace)
         self._began: dict[int, dict[str, int]] = {}
 
     def new(self) -> Iterator[Span]:
         """Yield the spans that are complete by now, except those that an earlier call yielded."""
-        for item in unread(self.folder, dict(self.offsets)):
+        for item in self.cursor.read():
             is_sent = item.offset <= self.sent.get(item.file, 0)
             for span in self._of(item.event, steps=not is_sent):
                 if not is_sent:
                     yield span
-            self.offsets[item.file] = item.offset
+            self.cursor.ack()
 
     def _of(self, event: Event, *, steps: bool) -> Iterator[Span]:
         """Yield the spans that are complete with an event; after a failure, those of all steps."""
         yield from self._spans.add(event)
         if isinstance(event, AttemptStarted):
-            self._began[event.attempt] = dict(self.offsets)
+            self._began[event.attempt] = self.cursor.place
         elif isinstance(event, AttemptEnded):
             began = self._began.pop(event.attempt, {})
             if event.failure_class and steps:
-                events = (item.event for item in unread(self.folder, began))
+                events = (item.event for item in Cursor(self.folder, began).read())
                 yield from left_out(self.trace, event.attempt, events)

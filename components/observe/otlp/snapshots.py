@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.samples import Samples
-from steadytrain.components.shared.events import unread
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import AttemptEnded, DecisionMade
 
 EVERY_SECONDS: Final = 10.0
@@ -38,21 +38,20 @@ class SnapshotReader:
     def __init__(
         self, folder: Path, sent: Mapping[str, int], complete: Callable[[Samples], None]
     ) -> None:
-        self.folder, self.sent, self.complete = folder, sent, complete
-        self.offsets: dict[str, int] = {}
+        self.cursor, self.sent, self.complete = Cursor(folder), sent, complete
         self._metrics = RunMetrics()
         self._newest = 0.0
 
     def new(self) -> Iterator[Snapshot]:
         """Yield the snapshots since the last call, and one of the present if it is due."""
-        for item in unread(self.folder, dict(self.offsets)):
+        for item in self.cursor.read():
             self._metrics.add(item.event)
             decisive = isinstance(item.event, AttemptEnded | DecisionMade)
             if self._has_begun and (decisive or self._is_due(item.event.time)):
                 self._newest = max(self._newest, item.event.time)
                 if item.offset > self.sent.get(item.file, 0):
                     yield self._snapshot()
-            self.offsets[item.file] = item.offset
+            self.cursor.ack()
         if self._has_begun and self._is_due(time.time()):
             # Without a point for minutes, a database takes a series for gone.
             self._newest = time.time()

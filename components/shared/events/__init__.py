@@ -1,23 +1,16 @@
 """One typed stream of events, many sinks. The events themselves are in `types`."""
 
-from steadytrain.components.shared.events.stream import (
-    EventStream,
-    Follower,
-    JsonLines,
-    Sink,
-    problems,
-    read_events,
-    unread,
-)
+from steadytrain.components.shared.events.cursor import Cursor, problems, read_events
+from steadytrain.components.shared.events.stream import EventStream, JsonLines, Reader, Sink
 from steadytrain.components.shared.events.types import Event
 
 __all__ = [
+    "Cursor",
     "Event",
     "EventStream",
-    "Follower",
     "JsonLines",
+    "Reader",
     "Sink",
     "problems",
     "read_events",
-    "unread",
 ]

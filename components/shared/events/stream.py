@@ -6,37 +6,35 @@ report) reads the file, so no reader can slow down or stop the writer.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import heapq
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol, runtime_checkable
 
-from steadytrain.components.shared.events.types import LATEST, Event, Warned, from_json, to_json
-from steadytrain.components.shared.storage.regular import open_regular, set_aside
+from steadytrain.components.shared.events.cursor import newest
+from steadytrain.components.shared.events.types import LATEST, Event, Warned, to_json
+from steadytrain.components.shared.storage.regular import set_aside
 
 MAX_WAITING = 10_000
 """Maximum number of events that wait in memory while the disk rejects writes: about 5 MB."""
 
 
-FARTHEST = 4_102_444_800.0
-"""The start of the year 2100: a later time is an error, and must not shift later events."""
-_TAIL_BYTES = 1 << 16
-
-
-class Sink(Protocol):
-    """Receives events. It must not block for long and must not raise."""
-
-    def emit(self, event: Event) -> None:
-        """Receive one event."""
+class Reader(Protocol):
+    """Reads a run's events from its files, in a thread of its own, until it is closed."""
 
     def close(self) -> None:
         """Deliver everything that is still held."""
+
+
+@runtime_checkable
+class Sink(Reader, Protocol):
+    """Receives events as they come. It must not block for long and must not raise."""
+
+    def emit(self, event: Event) -> None:
+        """Receive one event."""
 
 
 class EventStream:
@@ -80,7 +78,7 @@ class JsonLines:
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._dropped, self._refusal = 0, ""
         self._clock, self._ticks = time.time(), time.monotonic()
-        self._ahead = max(0.0, _newest(path.parent) - self._clock)
+        self._ahead = max(0.0, newest(path.parent) - self._clock)
         for place, now in moved:
             message = f"{place} was not a file that a run writes there; it was moved to {now}"
             self.emit(Warned(stage=path.stem, message=message))
@@ -147,110 +145,6 @@ class JsonLines:
             stage=place.stem,
             message=f"{place} could not be written for a while: {self._refusal}{lost}",
         )
-
-
-class Follower:
-    """Reads the events of all files in a folder as they are appended, each event once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.offsets: dict[str, int] = {}
-
-    def skip_to_end(self) -> None:
-        """Skip the existing events."""
-        for path in self.folder.glob("*.jsonl"):
-            with contextlib.suppress(OSError):
-                self.offsets[path.name] = path.stat().st_size
-
-    def new(self) -> list[Event]:
-        """Return the events appended since the last call, ordered by time."""
-        events = []
-        for item in unread(self.folder, dict(self.offsets)):
-            self.offsets[item.file] = item.offset
-            events.append(item.event)
-        return sorted(events, key=lambda event: event.time)
-
-
-class Placed(NamedTuple):
-    """An event, its file, and the byte offset of the end of its line."""
-
-    event: Event
-    file: str
-    offset: int
-
-
-def unread(
-    folder: Path, offsets: Mapping[str, int], skipped: Counter[str] | None = None
-) -> Iterator[Placed]:
-    """Yield the events after a given offset in each file of a folder, ordered by time.
-
-    It reads one line at a time, because files may be larger than memory.
-
-    Args:
-        folder: the folder.
-        offsets: by file name; 0 for a file without one.
-        skipped: counts the lines of each file that are not an event.
-    """
-    paths = sorted(folder.glob("*.jsonl"))
-    tails = [_tail(path, offsets.get(path.name, 0), skipped) for path in paths]
-    return heapq.merge(*tails, key=lambda item: item.event.time)
-
-
-def read_events(folder: Path, skipped: Counter[str] | None = None) -> list[Event]:
-    """Return every event of a run so far, ordered by time. See `unread`."""
-    found = (item.event for item in unread(folder, {}, skipped))
-    return sorted(found, key=lambda event: event.time)
-
-
-def _tail(path: Path, offset: int, skipped: Counter[str] | None = None) -> Iterator[Placed]:
-    """Yield the events of complete lines. Torn lines and events of newer versions are skipped.
-
-    A file that cannot be read yields nothing; `problems` reports why.
-    """
-    with contextlib.suppress(OSError), open_regular(path) as handle:
-        handle.seek(offset)
-        for line in handle:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            try:
-                event = from_json(line.decode("utf-8", "replace"))
-            except ValueError:
-                if skipped is not None:
-                    skipped[path.name] += 1
-                continue
-            yield Placed(event, path.name, offset)
-
-
-def _newest(folder: Path) -> float:
-    """Return the time of a folder's newest event that is possible, however late the clock is now.
-
-    A step that starts with the clock of 1970, or long before the last one, still comes after it.
-    """
-    found = 0.0
-    for path in folder.glob("*.jsonl"):
-        with contextlib.suppress(OSError):
-            offset = max(0, path.stat().st_size - _TAIL_BYTES)
-            times = [placed.event.time for placed in _tail(path, offset)]
-            found = max([found, *(when for when in times if when <= FARTHEST)])
-    return found
-
-
-def problems(folder: Path) -> list[str]:
-    """Return the files of a folder from which no event can be read, each with the reason."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        return [f"{folder}: not a folder"]
-    found = []
-    for path in sorted(folder.glob("*.jsonl")):
-        try:
-            with open_regular(path) as handle:
-                size = handle.seek(0, os.SEEK_END)
-        except OSError as error:
-            found.append(f"{path}: {error.strerror}")
-        else:
-            if size and next(_tail(path, 0), None) is None:
-                found.append(f"{path}: no event in it")
-    return found
 
 
 def _torn(path: Path) -> bool:

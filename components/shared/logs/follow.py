@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
+from functools import partial
 
 from steadytrain.components.shared.cluster import own_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.observability import LogFormat
-from steadytrain.components.shared.events import Follower, Sink
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.logs.lines import Log
+from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.workspace import Workspace
 
 POLL_SECONDS = 0.5
@@ -25,17 +26,20 @@ def following(config: RunConfig, workspace: Workspace) -> Iterator[None]:
     if form is None:
         yield
         return
-    follower, done = Follower(workspace.events), threading.Event()
-    follower.skip_to_end()
-    thread = threading.Thread(
-        target=_work, args=(follower, Log(workspace.run_id, form), done), name="log", daemon=True
-    )
-    thread.start()
+    cursor, log = Cursor(workspace.events), Log(workspace.run_id, form)
+    cursor.skip_to_end()
+
+    def relay() -> None:
+        for event in cursor.new():
+            log.emit(event)
+
+    # If nobody reads the output any more, the step continues without a log.
+    unread = partial(contextlib.suppress, OSError, ValueError)
+    thread = Periodic("log", relay, every=POLL_SECONDS, finish=relay, around=unread)
     try:
         yield
     finally:
-        done.set()
-        thread.join(CLOSE_SECONDS)
+        thread.end(CLOSE_SECONDS)
 
 
 def step_format(config: RunConfig) -> LogFormat | None:
@@ -47,16 +51,3 @@ def step_format(config: RunConfig) -> LogFormat | None:
     if chosen == "auto":
         return "json" if own_pod_name() else None
     return chosen
-
-
-def _work(follower: Follower, log: Sink, done: threading.Event) -> None:
-    # If nobody reads the output any more, the step continues without a log.
-    with contextlib.suppress(OSError, ValueError):
-        while not done.wait(POLL_SECONDS):
-            _relay(follower, log)
-        _relay(follower, log)
-
-
-def _relay(follower: Follower, log: Sink) -> None:
-    for event in follower.new():
-        log.emit(event)

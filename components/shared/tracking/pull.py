@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
 
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
@@ -22,7 +22,7 @@ BATCH_SECONDS = 2.0
 CLOSE_SECONDS, CLOSE_SECONDS_UNANSWERED = 15.0, 3.0
 FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS = 2.0, 60.0
 
-_PROMISE: Final = (
+TRAINING_CONTINUES: Final = (
     "training continues, and what is missing is sent when that works again, or at the end of the "
     "run"
 )
@@ -50,6 +50,7 @@ class PullSink:
         around: entered by the thread while it works.
         batch_seconds: how long to collect events before sending them.
         close_seconds: how long `close` waits for the remaining events.
+        promise: completes the warning that the receiver does not accept something.
     """
 
     def __init__(
@@ -61,37 +62,30 @@ class PullSink:
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
         batch_seconds: float = BATCH_SECONDS,
         close_seconds: float = CLOSE_SECONDS,
+        promise: str = TRAINING_CONTINUES,
     ) -> None:
         self.receiver, self.workspace, self.open_delivery = receiver, workspace, open_delivery
-        self.batch_seconds, self.close_seconds = batch_seconds, close_seconds
-        self._around = around
-        self._closing, self._abandoned = threading.Event(), threading.Event()
+        self.close_seconds, self.promise = close_seconds, promise
+        self._abandoned = threading.Event()
         self._delivery: Delivers | None = None
         self._delay, self._not_before = FIRST_DELAY_SECONDS, 0.0
         self._refused = self._warned = False
         name = f"{receiver.lower()}-sink"
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def emit(self, event: Event) -> None:
-        """Do nothing: the thread reads the event from its file."""
+        self._thread = Periodic(
+            name, self._send_if_due, every=batch_seconds, finish=self._send, around=around
+        )
 
     def close(self) -> None:
         """Send the rest within `close_seconds`, or less if the receiver did not respond."""
-        self._closing.set()
         limit = self.close_seconds
         if self._refused:
             limit = min(limit, CLOSE_SECONDS_UNANSWERED)
-        self._thread.join(limit)
-        if self._thread.is_alive():
+        if not self._thread.end(limit):
             self._abandoned.set()
             self._warn(f"{self.receiver} has not answered for {duration(limit)}")
 
-    def _work(self) -> None:
-        with self._around():
-            while not self._closing.wait(self.batch_seconds):
-                if time.monotonic() >= self._not_before:
-                    self._send()
+    def _send_if_due(self) -> None:
+        if time.monotonic() >= self._not_before:
             self._send()
 
     def _send(self) -> None:
@@ -111,4 +105,4 @@ class PullSink:
     def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
-            warn(self.workspace, f"{reason}; {_PROMISE}")
+            warn(self.workspace, f"{reason}; {self.promise}")

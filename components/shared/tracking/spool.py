@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from steadytrain.components.shared.events import Event, unread
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.tracking.notes import RUN, exclusive, recall, remember
 from steadytrain.components.shared.workspace import Workspace
 
@@ -55,7 +55,7 @@ def waiting(workspace: Workspace) -> Waiting:
     for path in workspace.events.glob("*.jsonl"):
         with contextlib.suppress(OSError):
             size += max(0, path.stat().st_size - sent.get(path.name, 0))
-    first = next(unread(workspace.events, sent), None)
+    first = next(Cursor(workspace.events, sent).read(), None)
     return Waiting(size, first.event.time if first else 0.0)
 
 
@@ -76,33 +76,14 @@ class Spool:
             TrackingError: if another one stays in the block for too long.
         """
         with exclusive(self.workspace, "telling"):
-            sent = self.sent()
-            events, offsets = next_batch(self.workspace, sent, wanted)
-            yield events
-            if offsets != sent:
-                remember(self.workspace, self.note, json.dumps(offsets))
+            cursor = Cursor(self.workspace.events, self.sent())
+            yield cursor.batch(BATCH_EVENTS, wanted)
+            if cursor.ack():
+                remember(self.workspace, self.note, json.dumps(cursor.place))
 
     def sent(self) -> dict[str, int]:
         """Return the sent offset of each file. If the note is damaged, start from the beginning."""
         return numbers_in(self.workspace, self.note)
-
-
-def next_batch(
-    workspace: Workspace, sent: Mapping[str, int], wanted: Callable[[Event], bool]
-) -> tuple[list[Event], dict[str, int]]:
-    """Return the next wanted events, at most BATCH_EVENTS, and the offsets after them.
-
-    Args:
-        sent: the offset in each file from which to read.
-    """
-    offsets, events = dict(sent), list[Event]()
-    for item in unread(workspace.events, sent):
-        offsets[item.file] = item.offset
-        if wanted(item.event):
-            events.append(item.event)
-        if len(events) == BATCH_EVENTS:
-            break
-    return events, offsets
 
 
 def numbers_in(workspace: Workspace, note: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events import Sink
+from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.train.framework.learner import Learner
 from steadytrain.components.train.launch.choose import launcher_for
@@ -32,7 +32,7 @@ class LearnerTrainer:
         data: DataRecord,
         *,
         on_validation: OnValidation | None,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Reader],
         until: int | None = None,
     ) -> Outcome:
         """Train in one process, on this machine or in a pod, under the supervisor.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.storage.awaited import Awaited
 from steadytrain.components.train.heartbeat import EVERY_SECONDS
 
@@ -26,23 +27,21 @@ def beating(beat: Callable[[], object]) -> Iterator[None]:
 
     If the calling thread hangs, for example in a write that never returns, the beats stop.
     """
-    clock, ended = time.pthread_getcpuclockid(threading.get_ident()), threading.Event()
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    before = time.clock_gettime(clock)
 
     def follow() -> None:
-        before = time.clock_gettime(clock)
-        while not ended.wait(EVERY_SECONDS):
-            now = time.clock_gettime(clock)
-            if now - before >= _WORK_SECONDS:
-                before = now
-                beat()
+        nonlocal before
+        now = time.clock_gettime(clock)
+        if now - before >= _WORK_SECONDS:
+            before = now
+            beat()
 
-    thread = threading.Thread(target=follow, name="beating", daemon=True)
-    thread.start()
+    thread = Periodic("beating", follow, every=EVERY_SECONDS)
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
+        thread.end()
 
 
 def wait_for_file(path: Path, beat: Callable[[], object]) -> None:

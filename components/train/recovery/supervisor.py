@@ -16,7 +16,7 @@ from typing import Any
 from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import StorageError, Unkillable
-from steadytrain.components.shared.events import Event, Sink
+from steadytrain.components.shared.events import Event, Reader
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSkipped,
@@ -81,7 +81,7 @@ class Supervisor:
     data: DataRecord
     launcher: Launcher
     on_validation: OnValidation | None = None
-    sinks: Sequence[Sink] = ()
+    sinks: Sequence[Reader] = ()
     decide: Decide | None = None
     until: int | None = None
     device: str = field(init=False)

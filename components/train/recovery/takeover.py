@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steadytrain.components.shared.events import read_events, unread
+from steadytrain.components.shared.events import Cursor, read_events
 from steadytrain.components.shared.events.types import AttemptEnded, Warned
 from steadytrain.components.shared.patience import REFUSED_SECONDS
 from steadytrain.components.shared.workspace import Workspace
@@ -43,7 +43,7 @@ class Takeover:
         Raises:
             LedgerDamaged: no event contains what is lost.
         """
-        emitted = (item.event for item in unread(self.workspace.events, {}))
+        emitted = (item.event for item in Cursor(self.workspace.events).read())
         events = [event for event in emitted if isinstance(event, KEPT)]
         for line in self.ledger.repair(events, attempts=last_folder(self.workspace)):
             self.tell(Warned(stage="train", message=f"restored from the run's events: {line}"))

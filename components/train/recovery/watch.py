@@ -9,7 +9,7 @@ from typing import Protocol
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import Stopped, StorageError
-from steadytrain.components.shared.events import Event, Follower, Sink
+from steadytrain.components.shared.events import Cursor, Event, Reader, Sink
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
     AttemptStarted,
@@ -40,7 +40,7 @@ class Supervising(Protocol):
     workspace: Workspace
     ledger: Ledger
     lease: Lease
-    sinks: Sequence[Sink]
+    sinks: Sequence[Reader]
     on_validation: Callable[[Validated], bool] | None
 
 
@@ -55,8 +55,8 @@ class Watch:
         self.pruned = False
         self._unrecorded, self._again = deque[Event](), 0.0
         self._waits: list[PodWaited] = []
-        self.follower = Follower(supervisor.workspace.events)
-        self.follower.skip_to_end()
+        self.cursor = Cursor(supervisor.workspace.events)
+        self.cursor.skip_to_end()
         self.stream = supervisor.workspace.lines("supervisor")
 
     @property
@@ -107,7 +107,7 @@ class Watch:
         self.stream.close()
 
     def _relay(self) -> None:
-        for event in self.follower.new():
+        for event in self.cursor.new():
             self.saved |= isinstance(event, CheckpointSaved)
             if isinstance(event, CheckpointSaved | TrainingStarted):
                 self._unrecorded.append(event)
@@ -116,7 +116,8 @@ class Watch:
             if isinstance(event, CheckpointSaved | TrainingStep | Validated):
                 self.step = max(self.step, event.step)
             for sink in list(self.supervisor.sinks):
-                self._hand(sink, event)
+                if isinstance(sink, Sink):
+                    self._hand(sink, event)
             if isinstance(event, Validated):
                 self._judge(event)
         self._record()

@@ -10,7 +10,7 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
-from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import AttemptEnded, TrainingStep
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.failures import FailureClass
@@ -121,7 +121,7 @@ class Losses:
     """
 
     def __init__(self, events: Path) -> None:
-        self._events = Follower(events)
+        self._events = Cursor(events)
         self._losses = dict[int, tuple[float, float]]()
         self.diverged = False
 

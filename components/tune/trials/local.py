@@ -11,7 +11,7 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.events import Follower
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Remark
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.connection import (
@@ -66,7 +66,7 @@ def local_trials(
 class _Followed:
     """A running trial, as far as this driver has read its events."""
 
-    events: Follower
+    events: Cursor
     tell: Callable[[str], object]
     curve: Curve = field(default_factory=Curve)
     since: float = field(default_factory=time.time)
@@ -128,7 +128,7 @@ class LocalTrials:
         if number in self._asked:
             if number not in self._followed:
                 self._followed[number] = _Followed(
-                    Follower(folder.workspace.events),
+                    Cursor(folder.workspace.events),
                     lambda message: self.tell(f"trial {number}: {message}"),
                 )
             return self._followed[number].state()

@@ -12,11 +12,10 @@ import time
 import pytest
 
 from steadytrain.components.shared.events import (
+    Cursor,
     EventStream,
-    Follower,
     JsonLines,
     read_events,
-    unread,
 )
 from steadytrain.components.shared.events import (
     stream as stream_module,
@@ -86,17 +85,17 @@ def test_line_that_is_not_an_event_is_rejected(line):
 
 def test_follower_sees_each_event_once_and_waits_for_whole_lines(tmp_path):
     stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
-    follower = Follower(tmp_path)
+    cursor = Cursor(tmp_path)
     stream.emit(STEP)
-    assert follower.new() == [STEP]
-    assert follower.new() == []
+    assert cursor.new() == [STEP]
+    assert cursor.new() == []
     text = to_json(StepStarted(stage="train"), job_id="r")
     with (tmp_path / "b.jsonl").open("a") as handle:
         handle.write(text[:20])
         handle.flush()
-        assert follower.new() == []
+        assert cursor.new() == []
         handle.write(text[20:] + "\n")
-    assert [event.stage for event in follower.new()] == ["train"]
+    assert [event.stage for event in cursor.new()] == ["train"]
     stream.close()
 
 
@@ -171,11 +170,11 @@ def test_far_future_timestamp_does_not_shift_later_events(tmp_path):
 def test_follower_can_skip_the_past(tmp_path):
     stream = EventStream(JsonLines(tmp_path / "a.jsonl", job_id="r"))
     stream.emit(STEP)
-    follower = Follower(tmp_path)
-    follower.skip_to_end()
-    assert follower.new() == []
+    cursor = Cursor(tmp_path)
+    cursor.skip_to_end()
+    assert cursor.new() == []
     stream.emit(STEP)
-    assert follower.new() == [STEP]
+    assert cursor.new() == [STEP]
     stream.close()
 
 
@@ -214,13 +213,13 @@ def test_file_may_be_larger_than_two_gigabytes(tmp_path):
     path = tmp_path / "a.jsonl"
     path.touch()
     os.truncate(path, 5 << 30)
-    follower = Follower(tmp_path)
-    follower.skip_to_end()
+    cursor = Cursor(tmp_path)
+    cursor.skip_to_end()
     stream = EventStream(JsonLines(path, job_id="r"))
     stream.emit(STEP)
     stream.close()
-    assert follower.new() == [STEP]
-    ((_, _, offset),) = unread(tmp_path, {"a.jsonl": 5 << 30})
+    assert cursor.new() == [STEP]
+    ((_, _, offset),) = Cursor(tmp_path, {"a.jsonl": 5 << 30}).read()
     assert offset == path.stat().st_size > 5 << 30
 
 

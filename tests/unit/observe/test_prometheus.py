@@ -261,7 +261,8 @@ def test_port_in_use_is_a_warning_until_it_is_free(written, serving, port):
     assert f"observability.prometheus_port {port}: Address already in use" in message
 
 
-def test_clients_that_hang_delay_nobody(written, serving, port):
+@pytest.mark.usefixtures("written")
+def test_clients_that_hang_delay_nobody(serving, port):
     serving()
     scrape(port)
     with contextlib.ExitStack() as hanging:

@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from steadytrain.components.observe import background
 from steadytrain.components.observe.webhook import AlertSink
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.events import read_events
@@ -119,12 +118,10 @@ def test_alert_that_is_refused_is_sent_later_with_one_warning(costly, receiver):
     assert "secret-path" not in warning
 
 
-def test_receiver_that_hangs_delays_nothing_but_the_end_and_that_briefly(
-    costly, receiver, monkeypatch
-):
-    monkeypatch.setattr(background, "CLOSE_SECONDS", 0.5)
+def test_receiver_that_hangs_delays_nothing_but_the_end_and_that_briefly(costly, receiver):
     receiver.status = None
     sink = AlertSink(costly.config, costly.workspace, every=0.05)
+    sink.close_seconds = 0.1
     wait_for(receiver.hanging.is_set)
     sink.close()
     assert any(thread.name == sink.name for thread in threading.enumerate()), "it still waits"

@@ -184,7 +184,7 @@ def test_closing_does_not_wait_for_a_server_that_never_answered(
     until(lambda: bool(story.warnings()))
     proxy.usual = "hang"
     sink.close()
-    assert sink._thread.is_alive()
+    assert sink._thread.alive
 
 
 def test_closing_waits_for_a_bounded_time(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.events import Event, EventStream, read_events
+from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import (
     AttemptOutcome,
     CheckpointSaved,
@@ -62,7 +62,7 @@ class Supervised:
 
     def __init__(self, config: RunConfig, workspace: Workspace, **limits: Any) -> None:
         self.sink = MlflowSink(config, workspace, batch_seconds=0.05, **limits)
-        self.stream = EventStream(*workspace.stream("supervisor").sinks, self.sink)
+        self.stream = workspace.stream("supervisor")
 
     def tell(self, *events: Event) -> None:
         for event in events:
@@ -70,6 +70,7 @@ class Supervised:
 
     def close(self) -> None:
         self.stream.close()
+        self.sink.close()
 
 
 def test_run_carries_one_curve_over_its_attempts(config: RunConfig, workspace: Workspace) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.events.stream import Follower
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import PodsPending, Warned
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.trials import connection, local
@@ -61,7 +61,7 @@ def test_what_a_trial_waits_for_and_warns_of_reaches_the_driver(tmp_path):
     stream.emit(Warned(stage="train", message="slow disk"))
     stream.close()
     said = []
-    local._Followed(Follower(place.workspace.events), said.append, since=0).state()
+    local._Followed(Cursor(place.workspace.events), said.append, since=0).state()
     assert said == ["small-0003-a1 waits: exceeded quota: memory", "slow disk"]
 
 

@@ -8,6 +8,7 @@ import mlflow
 import pytest
 
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.tracking.pull import PullSink
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study, study_name
@@ -104,7 +105,7 @@ def test_study_is_nested_in_the_run_that_is_set(store, monkeypatch):
 @pytest.mark.timeout(60)  # MLflow itself waits for minutes
 def test_server_that_hangs_does_not_delay_the_study(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    monkeypatch.setattr("steadytrain.components.tune.tracking._CLOSE_SECONDS", 1.0)
+    monkeypatch.setitem(PullSink.__init__.__kwdefaults__, "close_seconds", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         config = settings_of(tmp_path, ("tracking.uri", address))
