@@ -30,11 +30,13 @@ class Dialect:
     """How a file is read.
 
     detected: says what was found out about the file and is not the default; "" if nothing was.
+    spaced: whether a space follows each delimiter. It is not part of the value.
     """
 
     delimiter: str
     detected: str
     settings: CsvConfig
+    spaced: bool = False
 
     @classmethod
     def of(cls, header: str, settings: CsvConfig) -> Dialect:
@@ -43,14 +45,15 @@ class Dialect:
         Args:
             header: its first line. The delimiter that gives it the most fields is the file's.
         """
-        if settings.delimiter is not None:
-            return cls(settings.delimiter, "", settings)
-        counts = {
-            mark: len(next(cls(mark, "", settings).rows([header], strict=False), []))
-            for mark in _DELIMITERS
-        }
-        found = max(_DELIMITERS, key=lambda mark: counts[mark])
-        return cls(found, "" if found == "," else f"the delimiter {found!r}", settings)
+        marks = _DELIMITERS if settings.delimiter is None else (settings.delimiter,)
+        names = {mark: cls(mark, "", settings).values(header) for mark in marks}
+        found = max(marks, key=lambda mark: len(names[mark]))
+        spaced = len(names[found]) > 1 and all(name[:1] == " " for name in names[found][1:])
+        detected = [
+            f"the delimiter {found!r}" if found not in (",", settings.delimiter) else "",
+            "a space after each delimiter" if spaced else "",
+        ]
+        return cls(found, " and ".join(filter(None, detected)), settings, spaced)
 
     def rows(self, lines: Any, *, strict: bool = True) -> Iterator[list[str]]:
         """Parse lines."""
@@ -62,11 +65,12 @@ class Dialect:
             quotechar=quotes or None,
             quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
             escapechar=self.settings.escapechar,
+            skipinitialspace=self.spaced,
         )
 
-    def fields(self, line: str) -> int:
-        """Return the number of fields of a line that is taken for a complete row."""
-        return len(next(self.rows([line], strict=False), []))
+    def values(self, line: str) -> list[str]:
+        """Return the fields of a line that is taken for a complete row."""
+        return next(self.rows([line], strict=False), [])
 
 
 class DelimitedRows:
@@ -105,10 +109,10 @@ class DelimitedRows:
                 yield first, Defect("bad_format", why)
             elif values is None:
                 return
-            elif not values:
+            elif not values or not (header or any(map(str.strip, values))):
                 continue
             elif not header:
-                header = values
+                header = [name.strip() for name in values]
                 require_distinct(self.name, header)
             elif len(values) != len(header):
                 where = f" in lines {first} to {self.lines.number}" if len(held) > 1 else ""
@@ -118,16 +122,27 @@ class DelimitedRows:
                 yield first, dict(zip(header, values, strict=True))
 
     def _swallowed(self, values: list[str] | None, held: list[str], columns: int) -> str:
-        """Return why a row of several lines is several rows, or "" if it is one."""
+        """Return why a row of several lines is several rows, or "" if it is one.
+
+        A row with all its quotes closed and the header's number of fields is one, however long,
+        unless each line, the first and the last too, has exactly the fields of a row of its own. So
+        it is where one stray quote closes another. A text in quotes has lines with more or fewer:
+        the delimiters around it are added to its own.
+        """
         if columns < 2 or values is None:
             return ""
         wrong = len(values) != columns
         inner = [line for line in held[1 : None if wrong else -1] if line.strip()]
-        if (len(inner) * (columns - 1) >= (1 if wrong else _ENOUGH)) and all(
-            self.dialect.fields(line) == columns for line in inner
-        ):
-            return f"{len(inner)} lines in one row have the {columns} fields of a row of their own"
-        return ""
+        if len(inner) * (columns - 1) < (1 if wrong else _ENOUGH):
+            return ""
+        found = {len(self.dialect.values(line)) for line in inner}
+        if not wrong:
+            *before, opened = self.dialect.values(held[0])
+            found.add(len(before) + len(self.dialect.values(opened)))
+            found.add(len(self.dialect.values(held[-1])))
+        if found != {columns}:
+            return ""
+        return f"{len(inner)} lines in one row have the {columns} fields of a row of their own"
 
 
 class _TooLong(Exception):
@@ -147,9 +162,11 @@ class _Lines:
         self._again: deque[str] = deque()
 
     def first(self) -> str:
-        """Return the first line, which is taken later."""
-        line = self._read()
-        self._again.append(line)
+        """Return the first line that has text. All lines are taken later."""
+        while line := self._read():
+            self._again.append(line)
+            if line.strip():
+                break
         return line
 
     def take(self) -> Iterator[str]:

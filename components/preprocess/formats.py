@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import codecs
 import io
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -178,17 +180,23 @@ def _read_lines(file: SourceFile, scratch: Path, *, plain: bool) -> Iterator[Chu
 def _whole_lines(name: str, stream: Stream) -> Iterator[bytes | None]:
     """Yield blocks that end at line ends. None stands for a line that is too long.
 
+    If the first block has only carriage returns, they end the lines, as on old Macs.
+
     Raises:
         DataError: the text is UTF-16.
     """
-    mark = stream.data.read(3)
-    if mark[:2] in UTF_16:
+    first = stream.data.read(CHUNK_BYTES)
+    if first[:2] in UTF_16:
         raise DataError(
             f"{name} is UTF-16, and this format is read as UTF-8",
             remedy=f"convert it: iconv -f UTF-16 -t UTF-8 {name}",
         )
-    pending, skipping = mark.removeprefix(codecs.BOM_UTF8), False
-    while block := stream.data.read(CHUNK_BYTES):
+    first = first.removeprefix(codecs.BOM_UTF8)
+    returns = b"\r" in first[:-1] and b"\n" not in first
+    pending, skipping = b"", False
+    for block in itertools.chain([first], iter(partial(stream.data.read, CHUNK_BYTES), b"")):
+        if returns:
+            block = block.replace(b"\r", b"\n")
         end = block.rfind(b"\n") + 1
         if skipping:
             start = block.find(b"\n") + 1

@@ -1,4 +1,4 @@
-"""Find different labels that look the same."""
+"""Find different labels that look the same, and those that look like none."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from steadytrain.components.shared.class_names import folded
 _GROUPS: Final = 3
 _NAMES: Final = 4
 _CHARACTERS: Final = 80
+_ABSENT: Final = {"", "na", "n/a", "<na>", "nan", "null", "none", "nil"}
+"""How files without nulls write an absent value."""
 
 
 def alike_labels(labels: Iterable[str]) -> list[list[str]]:
@@ -20,3 +22,8 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
         groups[folded(label)].add(label)
     several = [sorted(names) for names in groups.values() if len(names) > 1]
     return [[name[:_CHARACTERS] for name in names[:_NAMES]] for names in sorted(several)[:_GROUPS]]
+
+
+def like_absent(labels: Iterable[str]) -> list[str]:
+    """Return the labels that are text but look like an absent value, such as NA."""
+    return sorted(label for label in labels if label.strip().casefold() in _ABSENT)

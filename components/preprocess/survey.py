@@ -13,7 +13,7 @@ import numpy as np
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
 from steadytrain.components.preprocess.given import Given
 from steadytrain.components.preprocess.inputs import Inputs
-from steadytrain.components.preprocess.labels import alike_labels
+from steadytrain.components.preprocess.labels import alike_labels, like_absent
 from steadytrain.components.preprocess.own_text import sign_own
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
@@ -310,6 +310,11 @@ def _warn_of_labels(
         warn(
             f"the labels {', '.join(map(repr, alike))} are separate classes, although they "
             "differ only in case, spaces or Unicode form"
+        )
+    if unclear := like_absent(reading.labels.values()):
+        warn(
+            f"the label {', '.join(map(repr, unclear))} is a class like any other; if it says that "
+            "a label is absent, leave those records out"
         )
     absent = in_order(set(labels) - set(trained))
     if absent:

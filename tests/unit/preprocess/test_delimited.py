@@ -58,6 +58,9 @@ def test_text_of_several_lines_stays_one_row(tmp_path: Path) -> None:
         "a, b\nc, d",
         'quoted "so",\nand\r\nso',
         "\n".join(map(str, range(99))),
+        # Each line has the delimiters of a row.
+        "\n".join(f"{number},{number}" for number in range(99)),
+        "\n".join(f"x{number},y" for number in range(12)) + "\n",
     ]
     with (tmp_path / "x.csv").open("w", newline="") as handle:
         writer = csv.writer(handle)
@@ -85,6 +88,23 @@ def test_delimiter_and_utf_16_are_detected(
         writer = csv.writer(handle, delimiter=mark)
         writer.writerows([["text", "a label"], ["é, one; two|three\tfour", "x"]])
     assert read(path) == ([{"text": "é, one; two|three\tfour", "a label": "x"}], [])
+
+
+@pytest.mark.parametrize(
+    ("content", "row"),
+    [
+        ("\n \n\ntext;label\na, b;c\n", {"text": "a, b", "label": "c"}),
+        (";;\ntext;label;x\na, b;c;\n", {"text": "a, b", "label": "c", "x": ""}),
+        ('text, label\n"a, b", c\n', {"text": "a, b", "label": "c"}),
+        (' text ,label \na,"b, c"\n', {"text": "a", "label": "b, c"}),
+        ("text,label\rone,a\r", {"text": "one", "label": "a"}),
+    ],
+)
+def test_header_is_found_below_blank_lines_and_between_spaces(
+    tmp_path: Path, content: str, row: dict[str, str]
+) -> None:
+    (tmp_path / "x.csv").write_bytes(content.encode())
+    assert read(tmp_path / "x.csv") == ([row], [])
 
 
 def test_settings_override_what_would_be_detected(tmp_path: Path) -> None:

@@ -106,6 +106,19 @@ def test_text_has_one_record_per_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("chunk", [3, 1 << 20])
+def test_carriage_returns_alone_end_lines(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "CHUNK_BYTES", chunk)
+    (tmp_path / "x.txt").write_bytes(b"a\rb\r\rc\r")
+    assert read(tmp_path / "x.txt") == [
+        (n, {"text": text}) for n, text in ((1, "a"), (2, "b"), (4, "c"))
+    ]
+    (tmp_path / "y.txt").write_bytes(b"a\n10 %\r20 %\n")
+    assert read(tmp_path / "y.txt")[1] == (2, {"text": "10 %\r20 %"})
+
+
 def test_concatenated_json_values_are_read(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"text": "a"}\n{"text": "b"} 5')
     assert read(tmp_path / "x.json") == [(1, {"text": "a"}), (2, {"text": "b"}), (3, "wrong_type")]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.preprocess.labels import alike_labels
+from steadytrain.components.preprocess.labels import alike_labels, like_absent
 from steadytrain.components.preprocess.signatures import shingles, sign
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.split import content_id
@@ -120,7 +120,7 @@ def test_duplicate_column_is_an_error(tmp_path: Path) -> None:
 
 
 def test_labels_that_look_alike_are_reported(tmp_path: Path, configure: Any) -> None:
-    labels = ["pos", "Pos", "pos ", "neg", "neg\u00a0", " neg", "other"]
+    labels = ["pos", "Pos", "pos ", "neg", "neg\u00a0", " neg", "NA"]
     data = [{"text": sentence(seed), "label": labels[seed % 7]} for seed in range(140)]
     config = configure(write_jsonl(tmp_path / "a.jsonl", data), task="sequence_classification")
     assert len(run(config).labels) == 7
@@ -129,10 +129,13 @@ def test_labels_that_look_alike_are_reported(tmp_path: Path, configure: Any) -> 
         for event in read_events(Workspace.of(config).events)
         if isinstance(event, Warned)
     ]
-    assert [message.partition(" are")[0] for message in told] == [
+    assert [message.partition(" are s")[0] for message in told] == [
         r"the labels ' neg', 'neg', 'neg\xa0'",
         "the labels 'Pos', 'pos', 'pos '",
+        "the label 'NA' is a class like any other; if it says that a label is absent, leave those "
+        "records out",
     ]
+    assert like_absent(["b", "NA", " nan", "None", "nano"]) == [" nan", "NA", "None"]
     assert alike_labels(["a", "b", NFC, NFD]) == [sorted([NFC, NFD])]
     assert alike_labels(["a", "b", "ab c"]) == []
 
