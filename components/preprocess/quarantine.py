@@ -25,6 +25,7 @@ _ADVICE: Final = {
     "bad_format": "set data.format or data.csv",
     "missing_field": _COLUMNS,
     "empty_field": _COLUMNS,
+    "contradicted": "drop or rename the column, or name it in data.columns.slice",
     "not_a_class": NO_CLASS_REMEDY,
     "unknown_label": "add the labels to data.labels, or leave data.labels out",
     "too_long": "raise data.max_record_bytes",

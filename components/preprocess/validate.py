@@ -24,6 +24,7 @@ from steadytrain.components.tasks.encoding.fields import (
     number_of,
     utf8_size,
 )
+from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
 
 JUDGED_REMEDY: Final = (
     "keep the good records only, and drop or rename the column; if it is only for information, "
@@ -66,7 +67,7 @@ def check(
         Defect: the first problem with the row.
     """
     columns, content = data.columns, encoder.read(row)
-    if isinstance(encoder, ChatEncoder):
+    if isinstance(encoder, ChatEncoder | PreferenceEncoder):
         encoder.check_unjudged(row, (columns.group, columns.slice))
     size = utf8_size(content.text)
     if size > data.max_record_bytes:

@@ -20,6 +20,7 @@ DEFECTS: Final = {
     "bad_messages": "messages are not a chat with an assistant message",
     "prompt_mismatch": "its answers are whole conversations that do not begin with its prompt",
     "judged": "a column that is not used says how good the record is",
+    "contradicted": "a column that is not used says that its chosen answer is not the better one",
     "not_a_class": "the label is a measured value or several classes",
     "unknown_label": "the label is not among data.labels",
     "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
@@ -35,8 +36,20 @@ NO_CLASS_REMEDY: Final = (
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
 """A decimal number as text, also after the comma and space of a CSV file. Python reads more as one,
 such as 1_000."""
-_SCORE: Final = re.compile(r"(score|reward|rating|(sample_)?weight)s?", re.IGNORECASE)
+_SCORE: Final = re.compile(
+    r"(score|reward|rating|(sample_)?weight|quality(_score)?|(up|down)?vote|(dis)?like)s?"
+    r"|(is_|was_)?(correct|accepted|approved|good|bad|(dis)?liked|preferred|desirable|helpful)"
+    r"|thumbs?(_?(up|down))?|feedback|verdict",
+    re.IGNORECASE,
+)
+"""Columns that say how good a record is, as a number or a yes or no."""
 _VERDICTS: Final = ("true", "false", "0", "1", "-1", "+1")
+_WORDS: Final = {
+    *("true", "false", "yes", "no", "good", "bad", "up", "down", "positive", "negative"),
+    *("like", "dislike", "thumbs_up", "thumbs_down", "thumbs up", "thumbs down"),
+    *("accepted", "rejected", "correct", "incorrect"),
+}
+"""Judgments as text."""
 NAME_BYTES: Final = 1024
 """Limit for a label or slice, because reports show it and it is held in memory."""
 
@@ -174,10 +187,22 @@ def is_judgment(column: str, value: Any, label: str) -> bool:
         return False
     if column == label:
         return str(value).strip().casefold() in _VERDICTS
-    return _SCORE.fullmatch(column) is not None and (
-        isinstance(value, bool | int | float)
-        or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
+    return score_of(column, value) is not None or (
+        isinstance(value, str)
+        and value.strip().casefold() in _WORDS
+        and _SCORE.fullmatch(column) is not None
     )
+
+
+def score_of(column: str, value: Any) -> float | None:
+    """Return the number in a column with the name of a score; None for any other column or value.
+
+    Yes is 1, and no is 0.
+    """
+    numeric = _NUMBER.fullmatch(value) if isinstance(value, str) else True
+    if not numeric or not isinstance(value, bool | int | float | str):
+        return None
+    return float(value) if _SCORE.fullmatch(column) else None
 
 
 def utf8_size(text: str) -> int:

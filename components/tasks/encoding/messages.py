@@ -21,9 +21,18 @@ _SYSTEM: Final = ("system", "developer")
 REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of the key with what the assistant thinks before it speaks. Messages here have the
 first."""
+_NUMBERS: Final = ("weight", "loss_weight", "loss_scale")
+_FLAGS: Final = ("loss", "loss_mask", "trainable", "learn")
+_LEARNED: Final = {
+    **dict.fromkeys(_NUMBERS, "0 or 1"),
+    **dict.fromkeys(("train", *_FLAGS), "true or false"),
+}
+"""Keys that say whether a turn is learned, and their values."""
+_UNCLEAR: Final = ("mask", "masked", "ignore")
+"""Keys that may say so, and in some tools mean the opposite."""
 _MESSAGE: Final = {
     *("role", "content", "tool_calls", "function_call", "tool_call_id", "name"),
-    *("weight", "train"),
+    *_LEARNED,
     *REASONING,
 }
 _PART: Final = {"type", "text"}
@@ -279,15 +288,23 @@ def message_of(item: Any, *, whole: bool = False) -> Message:
 
 def _learned(item: Mapping[str, Any]) -> bool | None:
     """Return whether a message says that it is learned or not; None if it says neither."""
-    weight, train = item.get("weight"), item.get("train")
-    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
-        raise Defect("bad_messages", f"weight is {weight!r:.40}, not 0 or 1")
-    if train is not None and not isinstance(train, bool):
-        raise Defect("bad_messages", f"train is {train!r:.40}, not true or false")
-    found = {bool(each) for each in (weight, train) if each is not None}
-    if len(found) > 1:
-        raise Defect("bad_messages", f"weight is {weight} and train is {json.dumps(train)}")
-    return found.pop() if found else None
+    for key in _UNCLEAR:
+        if item.get(key) is not None:
+            raise Defect(
+                "bad_messages",
+                f"{key} is {item[key]!r:.40}: write train as true or false to say what is learned",
+            )
+    given = {key: item[key] for key in _LEARNED if item.get(key) is not None}
+    for key, value in given.items():
+        # 0 and 1 are flags, too, but of `train`.
+        kinds = bool if key == "train" else int | float
+        of_kind = isinstance(value, kinds) and not (key in _NUMBERS and isinstance(value, bool))
+        if not of_kind or value not in (0, 1):
+            raise Defect("bad_messages", f"{key} is {value!r:.40}, not {_LEARNED[key]}")
+    if len({bool(value) for value in given.values()}) > 1:
+        both = " and ".join(f"{key} is {json.dumps(value)}" for key, value in given.items())
+        raise Defect("bad_messages", both)
+    return bool(given.popitem()[1]) if given else None
 
 
 def _thoughts_of(item: Mapping[str, Any]) -> str:

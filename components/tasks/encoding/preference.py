@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -25,7 +26,7 @@ from steadytrain.components.tasks.encoding.base import (
     TokenizerSettings,
 )
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
-from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.fields import Defect, score_of
 from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     Message,
@@ -40,6 +41,8 @@ from steadytrain.components.tasks.encoding.messages import (
 from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
 
 ANSWERS: Final = ("chosen", "rejected")
+_TIE: Final = re.compile(r"(is_|winner_)?tie[sd]?", re.IGNORECASE)
+_WINNER: Final = re.compile(r"winner|preference|preferred|better", re.IGNORECASE)
 COLUMNS: Final[dict[str, pa.DataType]] = {
     "input_ids": pa.list_(pa.int32()),
     "targets": pa.list_(pa.int8()),
@@ -113,6 +116,32 @@ class PreferenceEncoder:
         if tools := tools_of(row.get(columns.tools), columns.tools):
             content["tools"] = tools
         return Content(written(content), prompt=opening(prompt), unread=unread)
+
+    def check_unjudged(self, row: Mapping[str, Any], used: Container[str | None]) -> None:
+        """Check that no other column says that the chosen answer is not the better one.
+
+        Equal scores do not say so.
+
+        Args:
+            used: columns that the configuration names.
+
+        Raises:
+            Defect: one does.
+        """
+        answers = self.data.columns.chosen, self.data.columns.rejected
+        for column, value in row.items():
+            if column in used or column in answers or value is None:
+                continue
+            said = str(value)[:40].strip().casefold()
+            tie = _TIE.fullmatch(column) and said in ("true", "1", "yes")
+            other = column.replace(*answers, 1)
+            kind = column.replace(answers[0], "", 1).strip("-_. ")
+            high, low = score_of(kind, value), score_of(kind, row.get(other))
+            if tie or (_WINNER.fullmatch(column) and said.startswith(("tie", answers[1]))):
+                raise Defect("contradicted", f"{column[:80]} is {said}")
+            if other != column and high is not None and low is not None and high < low:
+                named = f"{column[:80]} is {value}, less than {other[:80]}, which is {row[other]}"
+                raise Defect("contradicted", named)
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         return {"messages": prompts_of(records), "pair": records["content"]}

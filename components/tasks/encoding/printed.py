@@ -254,7 +254,7 @@ class _Conversation:
         return Printed(self._text, found, unprinted)
 
     def _unprinted(self) -> Counter[str]:
-        """Count the thoughts and names that the template does not print.
+        """Count the thoughts, names and ids of calls that the template does not print.
 
         Raises:
             BadInput: it does not print what is said, or prints it twice.
@@ -268,6 +268,12 @@ class _Conversation:
                 raise _rewritten()
             elif leaf.key == "tool_calls":
                 _check_arguments(leaf, self._own[self._place[number] + 1])
+        for number, place in self._place.items():
+            message = self._messages[self._leaves[number].message]
+            around = self._own[place] + self._own[place + 1]
+            if message["role"] == "tool":
+                keys = ("name", "tool_call_id")
+                unprinted.update(key for key in keys if str(message.get(key, "")) not in around)
         own = "".join(self._own)
         for name in tool_names(self._template.tools):
             if name not in own:

@@ -60,6 +60,7 @@ FEEDBACK = {
     "score": (answered(score=lambda n: n / 7), r"score is 0\.0"),
     "reward": (chats(reward=lambda n: -n), "reward is 0"),
     "weight": (chats(weight=lambda n: n % 2), "weight is 0"),
+    "correct": (answered(is_correct=lambda n: n % 2 == 0), "is_correct is True"),
     "ratings": (answered(Ratings=lambda n: str(n % 5)), "Ratings is 0"),
 }
 
@@ -134,6 +135,14 @@ def test_other_tasks_use_or_ignore_such_columns(tmp_path, configure):
         ("rating", "4", True),
         ("rating", [4], False),
         ("underscore", 3, False),
+        ("is_correct", False, True),
+        ("accepted", "no", True),
+        ("thumbs_up", 1, True),
+        ("feedback", "thumbs down", True),
+        ("feedback", "Well done, thank you.", False),
+        ("quality", 0.4, True),
+        ("quality", "high", False),
+        ("correct", "Paris", False),
     ],
 )
 def test_what_is_a_judgment(column, value, expected):

@@ -7,6 +7,7 @@ import json
 import pytest
 from trl.data_utils import extract_prompt
 
+from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import Fitted
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -149,6 +150,41 @@ def test_a_pair_that_teaches_nothing_is_set_aside(record, reason):
     with pytest.raises(Defect) as caught:
         encoder().read(record)
     assert caught.value.reason == reason
+
+
+CONTRADICTIONS = {
+    "score_chosen is 2, less than score_rejected, which is 3.5": {
+        "score_chosen": 2,
+        "score_rejected": 3.5,
+    },
+    "chosen-rating is 1, less": {"chosen-rating": "1", "rejected-rating": "2"},
+    "tie is true": {"tie": True},
+    "winner_tie is 1": {"winner_tie": 1},
+    "winner is tie ": {"winner": "Tie (both bad)"},
+    "preferred is rejected": {"preferred": "rejected"},
+    "": {
+        "score_chosen": 3,
+        "score_rejected": 3,
+        "chosen_model": "a",
+        "rejected_model": "b",
+        "chosen_score": 1,
+        "rejected_score": None,
+        "tie": 0,
+        "winner": "model_a",
+    },
+}
+
+
+@pytest.mark.parametrize("detail", CONTRADICTIONS)
+def test_a_pair_that_another_column_contradicts_is_a_defect(detail):
+    data = DataConfig(source=["x"], task="preference", columns={"slice": "winner_score"})
+    row = {**FORMS["text"], **CONTRADICTIONS[detail], "winner_score": 0}
+    if not detail:
+        check(row, data, PreferenceEncoder(data))
+        return
+    with pytest.raises(Defect, match=detail) as caught:
+        check(row, data, PreferenceEncoder(data))
+    assert caught.value.reason == "contradicted"
 
 
 def test_a_long_answer_is_truncated_and_a_long_prompt_leaves_the_pair_out(tokens):

@@ -177,6 +177,11 @@ def test_thoughts_that_a_template_forgets_are_counted(tokenizer):
     assert encoded(
         tokenizer, plain(FAMILIES["phi"]), [{**ASK, "name": "Ann"}, ANSWER]
     ).unprinted == {"name": 1}
+    *asked, result, answer = CALLED
+    named = [*asked, {**result, "name": "some_tool", "tool_call_id": "nine12345"}, answer]
+    chatml = encoded(tokenizer, plain(FAMILIES["chatml"]), named)
+    assert chatml.unprinted == {"name": 1, "tool_call_id": 1}
+    assert encoded(tokenizer, plain(FAMILIES["mistral"]), named).unprinted == {"name": 1}
 
 
 def test_thoughts_in_the_content_are_those_of_the_key(tokenizer):
@@ -372,6 +377,11 @@ def test_the_last_turn_begins_before_the_calls_that_answer_it(tokenizer):
         (turn("assistant", "a", weight="0"), "weight is '0', not 0 or 1"),
         (turn("assistant", "a", train=0), "train is 0, not true or false"),
         (turn("assistant", "a", train=True, weight=0), "weight is 0 and train is true"),
+        (turn("assistant", "a", loss="false"), "loss is 'false', not true or false"),
+        (turn("assistant", "a", loss_scale=0.3), "loss_scale is 0.3, not 0 or 1"),
+        (turn("assistant", "a", loss=1, trainable=False), "loss is 1 and trainable is false"),
+        (turn("assistant", "a", mask=0), "mask is 0: write train"),
+        (turn("user", "a", masked=True), "masked is True: write train"),
         (turn("user", "a", weight=1), "asks to learn a turn of the user"),
         (turn("user", [{"type": "image_url", "image_url": "x"}]), "part of type 'image_url'"),
         (turn("user", [{"type": "text"}]), "part of type 'text', not text"),
@@ -384,7 +394,7 @@ def test_a_message_that_cannot_be_used_is_a_defect(message, detail):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": 0, "trainable": False}])
 def test_a_turn_that_is_marked_is_context_alone(tokenizer, family, mark):
     """The tokens are those of Transformers; the mask lacks the first answer and its end."""
     template, first = FAMILIES[family], turn("assistant", "bad answer")
