@@ -6,6 +6,7 @@ a local data set. Without a split, all of them are read. Their names may say a s
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,8 @@ def is_dataset(address: str) -> bool:
     if address.startswith("hub:"):
         return True
     folder = local_path(address)
-    return any((folder / name).is_file() for name in _SAVED)
+    # Path.is_file raises where an address is too long for a path or may not be looked at.
+    return any(os.path.isfile(folder / name) for name in _SAVED)  # noqa: PTH113
 
 
 def read_dataset(address: str) -> Iterator[Chunk]:

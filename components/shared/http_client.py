@@ -25,6 +25,7 @@ from requests.adapters import HTTPAdapter  # type: ignore[import-untyped]
 from requests.utils import rewind_body  # type: ignore[import-untyped]
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from steadytrain.components.shared.errors import root_cause
 from steadytrain.components.shared.patience import awaited_server
 from steadytrain.components.shared.quantities import size
 
@@ -252,7 +253,11 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
                     break
                 answer.close()
             except Exception as error:
-                if server is None or not is_absence(error) or not server.may_come_back(str(error)):
+                if (
+                    server is None
+                    or not is_absence(error)
+                    or not server.may_come_back(root_cause(str(error)))
+                ):
                     raise
                 lost = True
             server.pause()

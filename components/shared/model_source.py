@@ -7,6 +7,7 @@ MLflow, or package:NAME/PATH in an installed Python package.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -97,7 +98,8 @@ def project_of(package: str) -> str:
 
 
 def _existing(folder: Path, address: str) -> Path:
-    if not folder.is_dir():
+    # Path.is_dir raises where an address is too long for a path or may not be looked at.
+    if not os.path.isdir(folder):  # noqa: PTH112
         raise BadInput(
             f"model {address!r}: no folder {folder}",
             remedy="give a folder that exists, s3://..., hub:NAME, models:/NAME@ALIAS "

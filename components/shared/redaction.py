@@ -17,7 +17,6 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 PLACEHOLDER = "[redacted]"
@@ -240,8 +239,9 @@ def _is_harmless(name: str, value: str, public: str) -> bool:
     named = _HARMLESS.fullmatch(name) and not _TELLING.search(name)
     if named or name in map(str.strip, public.split(",")):
         return True
-    # Paths, one or several, are in messages everywhere, and are no secrets.
-    is_path = any(Path(item).exists() for item in value.split(os.pathsep) if item)
+    # Paths, one or several, are in messages everywhere, and are no secrets. Path.exists raises
+    # where a value is too long for a path or may not be looked at.
+    is_path = any(os.path.lexists(item) for item in value.split(os.pathsep) if item)
     return is_path or _HARMLESS_VALUE.fullmatch(value) is not None
 
 

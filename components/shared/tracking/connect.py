@@ -18,6 +18,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import (
     SteadytrainError,
     TrackingError,
+    root_cause,
     with_causes,
 )
 from steadytrain.components.shared.quantities import duration
@@ -49,8 +50,6 @@ _BRISK = {
 }
 _PART = 3
 """Shortest part of a password that is redacted in a driver's message, in characters."""
-# requests puts the root cause of a failed connection at the end of a long line.
-_CAUSE = re.compile(r"""Caused by \w+\(["'](.*)["']\)""")
 _REMEDY = (
     "start the server, or fix its address (tracking.uri or MLFLOW_TRACKING_URI) or its "
     "credentials (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN); with no address at all, the "
@@ -286,10 +285,7 @@ def _reason(error: Exception, uri: str) -> str:
     text = str(error).replace(uri, shown(uri))
     for part in sorted(secrets_of_address(uri), key=len, reverse=True):
         text = text.replace(part, PLACEHOLDER) if len(part) >= _PART else text
-    text = redact(text)
-    cause = _CAUSE.search(text)
-    if cause:
-        return cause[1].partition(": ")[2] or cause[1]
+    text = root_cause(redact(text))
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return first if len(first) <= 300 else f"{first[:297]}..."
 

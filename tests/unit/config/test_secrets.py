@@ -274,6 +274,7 @@ def test_address_without_a_password_is_shown_whole(address, monkeypatch):
         ("DB_PASS", "correcthorsebattery", "correcthorsebattery"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=abcdef1234,x-team=one", "abcdef1234"),
         ("TEAM_HOOK", "https://chat.example/hooks/T0123456789abcdef", "T0123456789abcdef"),
+        ("CERTIFICATE", "a1" * 3000, "a1" * 3000),  # no path is that long
         ("HF_TOKEN_OF_THE_TEAM", "aZ9aZ9aZ9aZ9", "aZ9aZ9aZ9aZ9"),
     ],
 )

@@ -140,6 +140,7 @@ def test_saved_data_set_is_read(tmp_path: Path, configure: Any) -> None:
     datasets.Dataset.from_list(texts(60)).save_to_disk(saved)
     assert is_dataset(str(saved))
     assert not is_dataset(str(tmp_path))
+    assert not is_dataset(f"/{'a' * 300}")
     assert documents(run(configure(saved)), "train") == documents(run(configure(path)), "train")
 
 

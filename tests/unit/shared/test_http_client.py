@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import kfp_server_api
 import pytest
+import requests  # type: ignore[import-untyped]
 
 from steadytrain.components.observe.otlp.collector import Collector
 from steadytrain.components.shared import http_client
@@ -21,6 +22,7 @@ from steadytrain.components.shared.tracking.connect import import_mlflow, tracki
 from steadytrain.components.shared.tracking.pages import pages as tracking_pages
 
 from support.hostile_server import HEAD, Act, answering, dripping, flooding, saying
+from support.ports import free_port
 
 pytestmark = pytest.mark.timeout(60)  # a client that still waits then has no deadline
 
@@ -162,6 +164,13 @@ def test_requests_wait_for_a_server_that_is_down(away: str) -> None:
 def test_wait_for_a_server_has_an_end() -> None:
     with answering(saying(b"", "503 Service Unavailable")) as address, waiting(0.6):
         assert http_client.session().get(address).status_code == 503
+
+
+def test_reason_of_a_wait_is_the_cause_alone() -> None:
+    told: list[str] = []
+    with waiting(0.1, told.append), pytest.raises(requests.ConnectionError):
+        http_client.session().get(f"http://127.0.0.1:{free_port()}")
+    assert told == ["Failed to establish a new connection: [Errno 111] Connection refused"]
 
 
 def test_answer_that_is_no_run_is_an_error() -> None:
