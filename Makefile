@@ -13,6 +13,8 @@ BASE ?=
 ALLOW_UNPINNED_BASE ?=
 # Tells the images with the example package from the product's. Nothing is pushed there.
 PLUGIN_REGISTRY ?= plugins.test
+# The tests that a change must pass, as in pyproject.toml. In them, `slow` parts the two commands.
+TIMELY := not long and not soak and not bench and not gpu
 
 export OMP_NUM_THREADS ?= 2
 # Fetch nothing from a model hub at run time.
@@ -22,16 +24,20 @@ unexport PYTHONDONTWRITEBYTECODE
 # It reaches steadytrain as an option. As an unknown variable, its value would count as a secret.
 unexport SET
 
-.PHONY: demo test long coverage cluster lint docs images plugins bench soak package monitoring \
+.PHONY: demo test test-all long coverage cluster lint docs images plugins bench soak package monitoring \
   lock setup clean
 
 demo: setup ## Train, evaluate and register a real model on real data, on this machine.
 	$(BIN)/steadytrain run causal-lm $(foreach item,$(SET),--set $(item))
 
-test: setup ## Everything that a change must pass.
+test: setup ## Lint, what runs in one process, and one end-to-end test for each class of failure.
 	$(MAKE) --jobs 3 --output-sync lint docs package
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist worksteal tests/unit
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder tests/end_to_end
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and $(TIMELY)" -n logical --maxprocesses 4 \
+	  --dist worksteal tests/end_to_end tests/unit
+
+test-all: test ## The other tests too: everything that a change must pass.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and $(TIMELY)" -n 4 --dist loadfile \
+	  --no-loadscope-reorder tests/end_to_end tests/unit
 	@if [ -n "$$KUBECONFIG" ]; then $(MAKE) cluster; \
 	else echo "tests/cluster: skipped, since KUBECONFIG names no cluster"; fi
 

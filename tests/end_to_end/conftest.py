@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.register_assert_rewrite("support.times", "support.soak", "support.agreement")
@@ -22,8 +24,12 @@ _LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
-    """Start the slowest files first, so that none is left for the end."""
+    """Mark all but the core as slow, and start the slowest files first."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("core"):
+            item.add_marker("slow")
     order = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 

@@ -56,6 +56,7 @@ def long_data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("long"), rows, [], sequence_length=384)
 
 
+@pytest.mark.core
 def test_oom_applies_fallbacks_and_the_next_run_starts_there(bench):
     def run(name, micro, *, limit=0):
         one = bench(

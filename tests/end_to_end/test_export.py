@@ -41,7 +41,6 @@ def bench(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_export_may_take_longer_than_a_collective_timeout(bench):
     undisturbed = bench("undisturbed", "causal_lm")
     train(undisturbed)
@@ -56,7 +55,6 @@ def test_export_may_take_longer_than_a_collective_timeout(bench):
         assert beat.count > 8, "it has shown that it lives while rank 0 exported"
 
 
-@pytest.mark.slow
 def test_rank_0_killed_during_export_ends_the_others(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("EXPORT_SECONDS", "3")
     monkeypatch.setenv("FAULT_FILE", str(tmp_path / "fault"))

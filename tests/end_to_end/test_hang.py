@@ -85,7 +85,7 @@ def folder_of(workspace, attempt):
     return AttemptFolder(workspace.attempts / f"{attempt:04d}")
 
 
-@pytest.mark.slow
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("ranks", "faults"),
     [

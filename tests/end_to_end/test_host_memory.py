@@ -96,7 +96,6 @@ class Weighs:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_checkpoints_skip_a_snapshot_that_does_not_fit(tmp_path, train):
     """Weights take w, gradients w, AdamW's moments 2 w, and the snapshot 3 w.
 

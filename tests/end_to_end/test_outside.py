@@ -118,7 +118,6 @@ def told(config, workspace):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_mlflow_failures_change_no_weights_and_lose_no_point(
     make_bench, undisturbed, server, impatient, ranks
@@ -193,7 +192,7 @@ class BreaksStorage:
         self.proxy.queued.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.core
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_run_with_checkpoints_on_s3_survives_s3_failures(
     make_bench, undisturbed, monkeypatch, ranks

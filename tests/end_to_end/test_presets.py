@@ -49,6 +49,7 @@ def lm(shared_steadytrain):
     return done
 
 
+@pytest.mark.core
 def test_causal_lm_ends_with_a_registered_champion(lm):
     (folder,) = lm.runs
     found = records(folder)

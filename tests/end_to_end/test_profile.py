@@ -10,7 +10,6 @@ from support.command import TINY_LM
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_profile_is_a_run_of_its_own_and_replaces_only_profiles(steadytrain):
     def profile(*more):
         place = ("--run", "tiny", "--output", steadytrain.output)

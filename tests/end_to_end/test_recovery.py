@@ -98,6 +98,7 @@ class LaunchedKills(Kills):
             ranks_of(self.workspace.attempts / f"{event.attempt:04d}")[0].kill()
 
 
+@pytest.mark.core
 def test_run_continues_after_a_launched_rank_is_killed(bench):
     run = bench("launched")
     killer = LaunchedKills(run.workspace, once(CheckpointSaved))
@@ -166,6 +167,7 @@ def test_breaker_ends_a_run_killed_without_progress(bench):
     ]
 
 
+@pytest.mark.core
 def test_user_bug_stops_after_one_retry_with_its_traceback(bench, data, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
     bad = bench("bad", data=data.model_copy(update={"task": "support.faults:MissingField"}))
@@ -186,7 +188,7 @@ def test_user_bug_stops_after_one_retry_with_its_traceback(bench, data, monkeypa
 @pytest.mark.parametrize(
     ("ranks", "file"),
     [
-        (1, "rank-0000.model.safetensors"),
+        pytest.param(1, "rank-0000.model.safetensors", marks=pytest.mark.core),
         pytest.param(1, "rank-0000.optimizer.safetensors", marks=pytest.mark.long),
         pytest.param(1, "state.json", marks=pytest.mark.long),
         pytest.param(1, "rank-0000.json", marks=pytest.mark.long),
@@ -225,6 +227,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(bench, ranks, file):
     assert losses_of(run.workspace) == losses_of(undisturbed.workspace)
 
 
+@pytest.mark.core
 def test_data_damaged_during_training_are_reported(bench, tmp_path):
     data = write_data(tmp_path / "data", language_rows(60), [])
     data = data.model_copy(update={"task": "support.faults:DamagesData"})
@@ -256,6 +259,7 @@ def finite_checkpoints(workspace):
             assert bool(tensor.isfinite().all())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_diverging_batch_is_skipped(bench, tmp_path, ranks):
     guilty = 6

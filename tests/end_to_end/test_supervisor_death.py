@@ -168,7 +168,6 @@ def test_commit_in_flight_at_a_takeover_is_never_used(bench, monkeypatch):
     assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
 
 
-@pytest.mark.slow
 def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise):
     run = bench("run", "support.faults:Slow", ranks=2)
     undisturbed = bench("undisturbed", "causal_lm", ranks=2)
@@ -185,7 +184,6 @@ def test_one_of_two_ranks_is_killed_and_another_finishes(bench, supervise):
     assert weights_digest(run.workspace) == weights_digest(undisturbed.workspace)
 
 
-@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_third_supervisor_finishes_after_one_is_killed_and_one_is_frozen(bench, supervise, ranks):

@@ -147,7 +147,6 @@ def kill_all(mark):
                 process.kill()
 
 
-@pytest.mark.slow
 def test_killed_run_ends_with_the_same_weights_and_is_gated(folder, finished, installed):
     steadytrain = Command(folder / "killed")
     line = steadytrain.line("run", "diabetes.yaml", "--output", steadytrain.output)

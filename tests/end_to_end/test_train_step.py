@@ -145,6 +145,7 @@ def test_ctrl_c_ends_the_rank_with_a_checkpoint(bench):
     assert not processes_of(long.workspace.attempts)
 
 
+@pytest.mark.core
 def test_sigterm_ends_the_supervising_program_cleanly(bench):
     long = bench(ENDLESS, ranks=2)
     program = supervise(long)

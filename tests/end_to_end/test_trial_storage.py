@@ -26,7 +26,6 @@ from support.s3 import client_of, make_bucket, moto_server
 from support.synthetic_trials import Quiet
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
-pytestmark = pytest.mark.slow
 RECIPE = {**whole_runs.RECIPE, "max_steps": 8}
 TESTS = Path(__file__).parents[1]
 

@@ -117,6 +117,7 @@ faults = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

@@ -65,6 +65,7 @@ def classes(tmp_path):
     return datasets.Dataset.from_dict(columns, features=features)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_names_of_hugging_face_classes_survive(tmp_path, configure, classes, kind):
     if kind == "parquet":
@@ -87,6 +88,7 @@ def test_names_of_hugging_face_classes_survive(tmp_path, configure, classes, kin
     assert task_of(found, config.data)[0] == "sequence_classification"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["disk", "hub"])
 def test_the_datasets_library_gives_the_same_names(tmp_path, classes, kind):
     folder = tmp_path / "set"

@@ -79,6 +79,7 @@ def folders(folder: Path) -> list[Path]:
     return [folder / "train", folder / "test"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [saved, saved_alone, clone, lines, listed, found, folders])
 def test_named_splits_are_kept(
     layout: Callable[[Path], list[Path]], configure: Configure, tmp_path: Path

@@ -98,6 +98,7 @@ def fuzzed(folder: Path, count: int) -> list[Path]:
     return paths
 
 
+@pytest.mark.slow
 def test_flipped_bits_give_rows_or_an_error(tmp_path: Path) -> None:
     """The point of these 300 files is that this process survives them."""
     outcomes = {"rows": 0, "refused": 0}
@@ -129,6 +130,7 @@ def test_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> Non
     assert rows == 1024
 
 
+@pytest.mark.slow
 def test_oversized_value_is_rejected(tmp_path: Path) -> None:
     table = pa.table({"text": ["a" * (200 << 20)]})
     pq.write_table(table, tmp_path / "x.parquet", compression="zstd")

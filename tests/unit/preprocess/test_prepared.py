@@ -37,6 +37,7 @@ def names(config: RunConfig) -> list[str]:
     return sorted(item.name for item in Workspace.of(config).prepared.iterdir())
 
 
+@pytest.mark.slow
 def test_concurrent_steps_of_one_run_agree(path: Path, configure: Any) -> None:
     config = configure(path, run_name="one", recovery=EXPIRED)
     steps = [start(config) for _ in range(2)]
@@ -73,6 +74,7 @@ def test_damaged_data_stay_in_place(path: Path, configure: Any) -> None:
     assert names(config) == [first.fingerprint, f"{first.fingerprint}-2"]
 
 
+@pytest.mark.slow
 def test_next_step_cleans_up_after_a_kill(path: Path, configure: Any) -> None:
     expected = digests(Path(run(configure(path, run_name="undisturbed")).folder))
     seen: set[str] = set()

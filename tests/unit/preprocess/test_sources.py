@@ -153,6 +153,7 @@ def test_splits_of_a_saved_data_set_are_read_together(tmp_path: Path) -> None:
     assert dataset_digest(address) == dataset_digest(address)
 
 
+@pytest.mark.slow
 def test_data_set_is_found_by_name(tmp_path: Path, configure: Any) -> None:
     write_jsonl(tmp_path / "named" / "train.jsonl", texts(60))
     address = f"hub:{tmp_path / 'named'}?split=train"

@@ -11,6 +11,8 @@ import pytest
 
 from support.data import sentence, write_jsonl
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import sys
 from steadytrain.components.preprocess.step import run

@@ -221,6 +221,7 @@ def test_light_install_says_what_is_missing_and_compares_the_rest(evaluated, mon
     assert told["differences"]["configuration"]
 
 
+@pytest.mark.slow
 def test_comparison_does_not_import_torch(evaluated):
     code = (
         "import sys; from steadytrain.pipelines.cli import app\n"

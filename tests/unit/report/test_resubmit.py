@@ -83,6 +83,7 @@ def test_same_pipeline_is_started_with_the_same_parameters(kfp, lost):
     assert first["run_id"] in second["description"]
 
 
+@pytest.mark.slow
 def test_page_shows_it(kfp, lost):
     written, run = lost
     page = report(written.config, run["run_id"]).read_text()

@@ -14,6 +14,7 @@ from steadytrain.components.shared.tracking import parent_run, use_tracking
 from steadytrain.components.train.recovery.times import Times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("language_model", "FINISHED"), ("failed", "FAILED")])
 def test_page_is_written_and_kept_with_the_run(
     name: str, status: str, request: pytest.FixtureRequest

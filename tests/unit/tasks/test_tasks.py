@@ -166,6 +166,7 @@ def records_of(name):
     return pa.table({key: pa.array(item, types.get(key)) for key, item in columns.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "model"), [CASES[0], CASES[3]])
 def test_logged_model_scores_as_the_exported_one(tmp_path, monkeypatch, name, model):
     import mlflow

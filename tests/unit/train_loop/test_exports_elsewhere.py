@@ -43,6 +43,8 @@ from support.training import (
     write_tokenizer,
 )
 
+pytestmark = pytest.mark.slow
+
 BERT = {
     "model_type": "bert",
     "hidden_size": 32,

@@ -225,6 +225,7 @@ def test_peak_below_the_end_of_a_polynomial_schedule_is_rejected():
         build_scheduler(optimizer, training, STEPS)
 
 
+@pytest.mark.slow
 def test_rank_template_imports_no_rarely_used_packages():
     rare = ["peft", "bitsandbytes", "deepspeed", "mlflow", "datasets", "sklearn", "kfp"]
     code = (

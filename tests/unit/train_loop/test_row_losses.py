@@ -219,6 +219,7 @@ def test_killed_scoring_keeps_what_was_written(tmp_path, monkeypatch):
     assert scored(bench).tolist() == scored(language(tmp_path / "whole", LLAMA)).tolist()
 
 
+@pytest.mark.slow
 def test_two_ranks_find_the_losses_of_one(tmp_path):
     on_ranks(2, score_on_rank, tmp_path)
     one = scored(classes(tmp_path / "one"))

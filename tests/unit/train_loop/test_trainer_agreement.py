@@ -10,6 +10,7 @@ from support import agreement
 from support.forked import on_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_losses_agree_with_trainer(ranks, tmp_path):
     if ranks == 1:

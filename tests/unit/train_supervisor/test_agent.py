@@ -23,6 +23,8 @@ from steadytrain.components.train.recovery.outcome import conclude
 
 from support.limited_group import limited_group
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("rank.py")
 
 

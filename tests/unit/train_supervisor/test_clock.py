@@ -15,6 +15,8 @@ from steadytrain.components.shared.events.types import Warned
 
 from support.clocks import VARIABLE, clock
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["clock"]
 
 RANK = Path(__file__).with_name("rank.py")

@@ -27,6 +27,8 @@ from steadytrain.components.train.checkpoint import CheckpointStore
 from support.checkpoints import save
 from support.disks import small_file_system
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("rank.py")
 DIES_BEFORE_IT_DECIDES = """
 import os, signal, sys

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train import step
+from steadytrain.components.train.loop import outline
 from steadytrain.components.train.loop.setup import build_module
 from steadytrain.components.train.recovery.groups import check_groups
 
@@ -104,24 +105,27 @@ def test_outline_of_a_base_model_has_the_parameters_that_ranks_train(tmp_path, b
 @pytest.mark.parametrize(
     ("training", "problem"),
     [
-        ({"param_groups": ALL_FROZEN}, "every parameter is frozen at the first step"),
-        ({"param_groups": TYPO}, r"param_groups\.0\.match = 'lm_haed': it matches no parameter"),
+        ({"param_groups": ALL_FROZEN}, "training.param_groups: every parameter is frozen at the"),
+        ({"param_groups": [{"match": "lm_head", "lr_scale": 2}], "layer_decay": 0.9}, ""),
     ],
 )
-def test_groups_that_do_not_fit_the_model_start_no_rank(tmp_path, training, problem):
+def test_groups_are_checked_against_the_model(tmp_path, training, problem):
     bench = Bench.make(tmp_path, language(tmp_path / "data"), training=training)
-    with pytest.raises(BadInput, match=problem):
+    content = {"config": bench.config.model_dump(mode="json"), "data": bench.data.model_dump()}
+    assert outline.check(content).get("message", "")[: len(problem) or None] == problem
+
+
+@pytest.mark.slow
+def test_groups_that_do_not_fit_the_model_start_no_rank(tmp_path):
+    training = {"param_groups": TYPO}
+    bench = Bench.make(tmp_path, language(tmp_path / "data"), training=training)
+    with pytest.raises(BadInput, match=r"groups\.0\.match = 'lm_haed': it matches no parameter"):
         step.run(bench.config, bench.data)
     assert not bench.workspace.attempts.exists()
     assert not bench.workspace.ledger.exists()
 
 
-def test_groups_that_fit_pass(tmp_path):
-    training = {"param_groups": [{"match": "lm_head", "lr_scale": 2}], "layer_decay": 0.9}
-    bench = Bench.make(tmp_path, language(tmp_path / "data"), training=training)
-    check_groups(bench.config, bench.data)
-
-
+@pytest.mark.slow
 def test_what_only_ranks_can_know_is_left_to_them(tmp_path):
     """Here: the files of a base model, which are damaged."""
     (tmp_path / "base").mkdir()

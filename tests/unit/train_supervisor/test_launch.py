@@ -18,6 +18,8 @@ from steadytrain.components.train.agent.ranks import NodeShare, _environment
 from steadytrain.components.train.attempt import AttemptResult
 from steadytrain.components.train.launch.process import RANK_PROGRAM, ProcessLauncher
 
+pytestmark = pytest.mark.slow
+
 BOTH = pytest.mark.parametrize("ranks", [1, 2])
 
 

@@ -9,6 +9,8 @@ from steadytrain.components.train.failures import FailureClass, classify
 from support import lost_peers
 from support.reported import reported
 
+pytestmark = pytest.mark.slow
+
 ECHOES = (FailureClass.NETWORK, FailureClass.COLLECTIVE_TIMEOUT)
 OTHERS = [work for work in lost_peers.COLLECTIVES if work is not lost_peers.all_reduce]
 

@@ -17,6 +17,8 @@ from steadytrain.components.train.recovery.outcome import conclude
 
 from support.nodes import NodesLauncher
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("rank.py")
 
 

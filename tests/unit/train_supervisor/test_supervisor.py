@@ -29,6 +29,8 @@ from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.fallbacks import fallbacks_for
 from steadytrain.components.train.recovery.policy import RecoveryDecision
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("rank.py")
 SUPERVISE = """
 import sys

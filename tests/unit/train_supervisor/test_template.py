@@ -16,6 +16,8 @@ from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.outcome import conclude
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("rank.py")
 
 

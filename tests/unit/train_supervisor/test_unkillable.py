@@ -21,6 +21,8 @@ from steadytrain.components.train.recovery.outcome import conclude
 
 from support.fuse import STUCK, mirror
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["mirror"]
 
 RANK = Path(__file__).with_name("rank.py")

@@ -165,6 +165,7 @@ def test_study_in_which_no_trial_finishes_fails(folder, world):
         steadytrain("tiny.yaml", "--set", "tune.budget.hours=0.0001")
 
 
+@pytest.mark.slow
 def test_study_is_written_to_an_optuna_storage_again_and_again(folder, world):
     import optuna
 

@@ -50,6 +50,7 @@ def settings_of(*overrides, compare=COMPARE):
         [
             ("cross_validation.compare", compare),
             f"cross_validation.folds={FOLDS}",
+            "data.source=[package:asyncio]",  # enough to divide
             "training.max_steps=20",
             "training.eval_steps=10",
             "tracking.sinks=[]",

@@ -99,6 +99,7 @@ def test_trial_killed_after_its_last_step_starts_again_and_finishes():
     assert log.records == undisturbed.records
 
 
+@pytest.mark.slow
 def test_log_that_lost_its_last_records_leads_to_the_same_history():
     config = settings_of()
     undisturbed, world = MemoryLog(), World()
@@ -298,6 +299,7 @@ def test_several_objectives_give_a_pareto_front():
     assert [trial.number for trial in front(study)] == [0, 1, 4]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -144,6 +144,7 @@ def written(path):
     return path
 
 
+@pytest.mark.slow
 def test_study_on_s3_has_one_driver_and_keeps_its_records(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "any")

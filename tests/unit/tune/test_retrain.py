@@ -89,6 +89,7 @@ def winner(tmp_path, empty_store, monkeypatch):
     return config, learns
 
 
+@pytest.mark.slow
 def test_best_seed_goes_through_the_gate_and_the_card_says_how_many_were_compared(winner):
     config, learns = winner
     learns({1: (0.9, 0.3), 2: (0.8, 0.2), 3: None})

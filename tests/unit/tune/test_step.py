@@ -103,6 +103,7 @@ def standing(config):
     return outcome(gather(Workspace.of(config)))
 
 
+@pytest.mark.slow
 def test_study_of_the_step_is_what_the_command_would_find(config, data, world, capsys):
     made = config()
     step.run(made, data)
@@ -154,6 +155,7 @@ def test_winner_is_the_best_of_the_seeds_that_did_not_fail(config, data, world, 
     assert winner.run_id in told.sentence
 
 
+@pytest.mark.slow
 def test_study_without_seeds_is_complete_after_the_search(config, data, world):
     made = config(seeds=0)
     begin(made)
@@ -224,6 +226,7 @@ def test_exit_handler_leaves_a_study_alone_that_another_driver_works_on(
     assert concluded == []
 
 
+@pytest.mark.slow
 def test_exit_handler_reports_on_a_study_with_a_damaged_log(config, data, world, concluded, capsys):
     made = config()
     step.run(made, data)

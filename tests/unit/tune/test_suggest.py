@@ -66,6 +66,7 @@ def test_seed_decides(sampler):
     assert first != other
 
 
+@pytest.mark.slow
 def test_grid_over_a_huge_range_takes_no_time_and_no_memory():
     space = {
         "training.learning_rate": {"choices": [1e-3, 1e-2]},

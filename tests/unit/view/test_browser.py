@@ -14,6 +14,8 @@ from steadytrain.components.shared.events.types import TrainingStep
 
 from support.browser import chromium
 
+pytestmark = pytest.mark.slow
+
 WAIT = 20_000
 """Milliseconds until the page must show something."""
 TOKEN = "c4n4ry-0f-the-pages"

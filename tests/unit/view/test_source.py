@@ -48,6 +48,7 @@ def lengthen(run, steps):
         file.writelines(f"{before}{step}{after}\n" for step in steps)
 
 
+@pytest.mark.slow
 def test_list_opens_only_the_runs_of_its_page(output, make_run):
     for number in range(60):
         make_run(f"run-{number:02}").attempt(1, last=2_000, max_steps=4_000)
@@ -166,6 +167,7 @@ def copy(output, server, monkeypatch):
     return upload
 
 
+@pytest.mark.slow
 def test_copy_on_s3_shows_the_same(output, make_run, copy):
     run = make_run("first")
     run.attempt(1, last=170, max_steps=400, outcome="failed", failure_class="gpu_oom", message="m")
