@@ -130,6 +130,7 @@ def test_list_of_an_empty_folder(tmp_path):
     assert "no runs" in steadytrain("list", "--output", tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_doctor_never_prints_a_credential(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_" + "q" * 34)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hunter2@127.0.0.1:9")

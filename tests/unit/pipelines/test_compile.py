@@ -57,6 +57,7 @@ def tasks(spec):
     return {name: task for dag in dags for name, task in dag["dag"]["tasks"].items()}
 
 
+@pytest.mark.slow
 def test_compilation_is_deterministic(path, tmp_path):
     again = tmp_path / "again.yaml"
     code = (

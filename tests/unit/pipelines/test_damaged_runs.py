@@ -264,6 +264,7 @@ def test_lost_ledger_entry_is_restored_and_is_not_damage(runs):
             assert told(["explain", "hurt"], hurt) == before
 
 
+@pytest.mark.slow
 def test_commands_survive_damage_as_processes(runs):
     """These use the entry point's own error handling, exit statuses, and output."""
     hurt, _other = runs

@@ -133,6 +133,7 @@ class Mine(SequenceClassification):
 """
 
 
+@pytest.mark.slow
 def test_task_in_the_current_folder_is_found(folder, monkeypatch):
     (folder / "my_own_tasks.py").write_text(MY_TASKS)
     # As for the installed program, whose first folder is that of the program.

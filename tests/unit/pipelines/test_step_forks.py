@@ -25,6 +25,8 @@ from steadytrain.pipelines.step_processes import StepProcesses, died
 from support.command import wait_for
 from support.fuse import STUCK, mirror
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["mirror"]
 
 SLOW = "import time\ntime.sleep(0.2)\n"

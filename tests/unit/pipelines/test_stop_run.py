@@ -122,6 +122,7 @@ def test_process_of_another_host_or_boot_is_not_stopped(workspace, bystander, ch
     assert bystander.poll() is None
 
 
+@pytest.mark.slow
 def test_run_that_another_supervisor_took_over_reports_nothing(workspace):
     workspace.create()
     processes = StepProcesses(workspace)
@@ -132,6 +133,7 @@ def test_run_that_another_supervisor_took_over_reports_nothing(workspace):
     processes.close()
 
 
+@pytest.mark.slow
 def test_step_that_died_without_an_error_message_is_reported(workspace):
     workspace.create()
     processes = StepProcesses(workspace)
