@@ -89,7 +89,7 @@ def doctor(
         if not as_json:
             typer.echo(f"{line.state:<9}  {line.topic}: {line.text}")
             if line.remedy:
-                typer.echo(f"{'':<11}remedy: {line.remedy}")
+                typer.echo(f"{'':<11}fix: {line.remedy}")
     if as_json:
         json_output.show({"checks": [dataclasses.asdict(line) for line in lines]})
     if any(line.state == "fail" for line in lines):

@@ -35,7 +35,7 @@ class Finding:
 
     def __str__(self) -> str:
         kind = "unsafe" if self.unsafe else "warning"
-        return f"{kind}: {self.place}: {self.message}\n  remedy: {self.remedy}"
+        return f"{kind}: {self.place}: {self.message}\n  fix: {self.remedy}"
 
 
 class UnsafePipeline(BadInput):

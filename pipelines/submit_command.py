@@ -163,7 +163,7 @@ def _end(run: SubmittedRun, outcome: PipelineOutcome) -> None:
     if outcome.stuck:
         typer.echo(f"{run.name}: {outcome.message}", err=True)
         typer.echo(
-            "remedy: terminate the run in Kubeflow Pipelines, which keeps waiting, fix what the "
+            "fix: terminate the run in Kubeflow Pipelines, which keeps waiting, fix what the "
             "message names, and submit it again",
             err=True,
         )
@@ -177,7 +177,7 @@ def _end(run: SubmittedRun, outcome: PipelineOutcome) -> None:
     if failure:
         typer.echo(f"{failure.error}: {failure.message}", err=True)
         if failure.remedy:
-            typer.echo(f"remedy: {failure.remedy}", err=True)
+            typer.echo(f"fix: {failure.remedy}", err=True)
     failed = [name for name, step in outcome.steps.items() if step.state == "FAILED"]
     if failed and not outcome.story:
         typer.echo(

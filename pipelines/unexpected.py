@@ -83,7 +83,7 @@ def told(*, as_json: bool = False) -> Iterator[None]:
                 message, remedy = surroundings or _defect(error)
                 status = 1 if surroundings else 70
                 content = json_output.failure(type(error).__name__, message, remedy, status)
-                text = f"error: {message}\n  remedy: {remedy}"
+                text = f"error: {message}\n  fix: {remedy}"
                 _report(text, content, as_json=as_json)
     if shown:
         try:

@@ -27,7 +27,7 @@ def summary(workspace: Workspace, *, running: bool = False) -> list[str]:
     if standing.failure:
         lines.append(f"{standing.failure.error}: {standing.failure.message}")
         if standing.failure.remedy:
-            lines.append(f"remedy: {standing.failure.remedy}")
+            lines.append(f"fix: {standing.failure.remedy}")
     ran = executions(facts.events)
     if ran:
         steps = ", ".join(

@@ -36,7 +36,7 @@ class SteadytrainError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+        return f"{self.message}\n  fix: {self.remedy}" if self.remedy else self.message
 
 
 class BadInput(SteadytrainError, ValueError):
@@ -55,7 +55,7 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.field} = {self.value}: {self.message}\n  remedy: {self.remedy}"
+        return f"{self.field} = {self.value}: {self.message}\n  fix: {self.remedy}"
 
 
 class ConfigError(BadInput):

@@ -324,7 +324,7 @@ class _Suspect:
 def _reported(error: RankError) -> _Suspect:
     name = error.kind.rpartition(".")[2]
     kind = _class_of((name, *error.names), f"{name}: {error.message}") or FailureClass.UNKNOWN
-    message, _, remedy = error.message.partition("\n  remedy: ")
+    message, _, remedy = error.message.partition("\n  fix: ")
     failure = Failure(
         failure_class=kind,
         rank=error.rank,

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.bench
 ROUNDS = int(os.environ.get("STEADYTRAIN_BENCH_ROUNDS", "3"))
 LEAST = 4000
 """Texts of which Trainer sorts four whole megabatches, of 800 texts each, and more."""
-TEXTS = max(int(os.environ.get("STEADYTRAIN_BENCH_TEXTS", "6000")), LEAST)
+TEXTS = int(os.environ.get("STEADYTRAIN_BENCH_TEXTS", "6000"))
 WORDS = 8192
 # Trainer's best built-in order, its default order, and TRL's packing.
 PEERS = ("group_by_length", "random", "trl")

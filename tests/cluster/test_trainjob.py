@@ -204,7 +204,7 @@ def test_hopeless_pod_ends_with_the_clusters_reason(launched, hopeless, run, rea
     reasons = [event.reason for event in launched.events(run, PodsPending)]
     assert len(set(reasons)) == len(reasons) <= 2, reasons
     assert reason in log
-    assert "remedy: " in log
+    assert "fix: " in log
     assert launched.left(run) == []
 
 

@@ -69,7 +69,7 @@ class Evidence:
     @property
     def text(self) -> str:
         """The message and fix, formatted like this package's errors (shared/errors.py)."""
-        return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+        return f"{self.message}\n  fix: {self.remedy}" if self.remedy else self.message
 
 
 def lost(pod: Manifest) -> Evidence | None:

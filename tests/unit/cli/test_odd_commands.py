@@ -127,7 +127,7 @@ def test_plan_rejects_a_model_without_a_size(places, settings):
     assert done.code == 2
     field, _, value = settings[0].partition("=")
     assert field.split(".")[-1] in done.err or value in done.err
-    assert "remedy: " in done.err
+    assert "fix: " in done.err
 
 
 def test_prices_from_an_empty_pipe_do_not_hang(places):

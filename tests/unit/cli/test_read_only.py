@@ -85,7 +85,7 @@ def test_writing_commands_say_what_they_cannot_write(output, command):
     assert "Traceback" not in done.stderr
     assert "unexpected" not in done.stderr
     assert str(output) in done.stderr
-    assert "remedy: " in done.stderr
+    assert "fix: " in done.stderr
 
 
 @pytest.mark.parametrize("hidden", ["config.yaml", "events", ""])
@@ -101,7 +101,7 @@ def test_unreadable_file_is_reported(output, hidden):
             assert "unexpected" not in done.stderr
             assert done.stdout or done.stderr
             # Typer checks the option itself. Its message names the option and the path.
-            told = "remedy: " in done.stderr or "Invalid value for '--output'" in done.stderr
+            told = "fix: " in done.stderr or "Invalid value for '--output'" in done.stderr
             assert done.returncode == 0 or told
     finally:
         path.chmod(before)
@@ -134,5 +134,5 @@ def test_doctor_works_in_a_removed_folder(tmp_path):
     gone.rmdir()
     done = steadytrain("doctor", cwd=f"/proc/self/fd/{inside}")
     os.close(inside)
-    assert "error: the current folder has been removed\n  remedy: " in done.stderr
+    assert "error: the current folder has been removed\n  fix: " in done.stderr
     assert done.returncode == 2

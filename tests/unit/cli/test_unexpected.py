@@ -89,7 +89,7 @@ def test_limit_of_memory_is_named():
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ("raise BadInput('no', remedy='do')", 2, "error: no\n  remedy: do\n"),
+        ("raise BadInput('no', remedy='do')", 2, "error: no\n  fix: do\n"),
         ("raise KeyboardInterrupt", 130, ""),
         ("raise SystemExit(3)", 3, ""),
         ("sys.exit('told')", 1, "told\n"),

@@ -52,7 +52,7 @@ def test_missing_packages_are_reported_before_any_file_is_touched(base_install, 
     assert done.code == 2
     assert "not installed here" in done.err
     extra = "data" if command[0] == "plan" else "train"
-    assert f"remedy: pip install 'steadytrain[{extra}]'" in done.err
+    assert f"fix: pip install 'steadytrain[{extra}]'" in done.err
     assert not list(folder.iterdir())
 
 

@@ -198,7 +198,7 @@ def test_wrong_runs_are_errors_with_a_fix(runs, names, words):
     done = call("compare", *names, "-o", str(runs), folder=runs)
     assert (done.code, done.out) == (2, "")
     assert words in done.err
-    assert "remedy: " in done.err
+    assert "fix: " in done.err
 
 
 def test_hostile_names_and_values_stay_text(runs):

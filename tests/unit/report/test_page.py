@@ -210,7 +210,7 @@ def test_failure_comes_with_its_remedy(failed: Any) -> None:
     assert [shape for shape in page.named("path") if shape.get("class") == "broken"]
     said = summary(failed.workspace)
     assert said[0] == "stdlib-lm failed in train."
-    assert any(line.startswith("remedy: lower training.learning_rate") for line in said)
+    assert any(line.startswith("fix: lower training.learning_rate") for line in said)
 
 
 def test_failed_continuation_shows_no_old_success(language_model: Any) -> None:

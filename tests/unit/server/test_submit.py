@@ -364,7 +364,7 @@ def test_waiting_ends_with_the_runs_own_story(kfp):
     line = ("submit", "causal-lm", "--set", PLACE, "--host", kfp.address, "--wait")
     done = command(*line)
     assert done.exit_code == 1
-    for words in ("x failed in preprocess.", "DataError: no records", "remedy: add some"):
+    for words in ("x failed in preprocess.", "DataError: no records", "fix: add some"):
         assert words in done.stderr
     told = json.loads(command(*line, "--json").stdout)
     assert told["summary"] == "x failed in preprocess."

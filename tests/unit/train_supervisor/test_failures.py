@@ -269,7 +269,7 @@ def test_local_errors_are_classified(fault, expected, remedy):
 def test_product_errors_are_classified(error, expected):
     failure = told_by(error)
     judge(failure, expected, error.remedy)
-    assert "remedy:" not in failure.message
+    assert "fix:" not in failure.message
 
 
 def test_secrets_are_redacted():
@@ -313,7 +313,7 @@ def test_whatever_user_code_raises_is_reported(tmp_path, error, expected, text):
 
 
 def test_product_errors_keep_their_message():
-    failure = classify([reported("BadInput", "model 'x': none\n  remedy: give one")], {0: 1}, {})
+    failure = classify([reported("BadInput", "model 'x': none\n  fix: give one")], {0: 1}, {})
     assert (failure.message, failure.remedy, failure.traceback) == (
         "model 'x': none",
         "give one",
