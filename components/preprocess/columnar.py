@@ -166,8 +166,14 @@ def _chunk(source: str, first: int, part: Any, size: int) -> Chunk:
     if part.nbytes > ROW_LIMIT:
         defect = Defect("too_long", f"a row of more than {ROW_LIMIT} bytes")
         return Rows(source, [(first, defect)], size)
-    # Copy the rows: a slice would take its full batch with it to another process.
-    return Table(source, first, part.take(pa.array(range(part.num_rows))), size)
+    table = Table(source, first, part, size)
+    try:
+        # Copy the rows: a slice would take its full batch with it to another process.
+        table.batch = part.take(pa.array(range(part.num_rows)))
+    except pa.ArrowNotImplementedError:
+        # Arrow cannot copy columns of some types, such as views of texts.
+        return Rows(source, [(line, row) for _, line, row in table.rows()], size)
+    return table
 
 
 COLUMNAR: Final[dict[str, Callable[[str, Path], Iterator[Chunk]]]] = {

@@ -74,7 +74,7 @@ def wanted(
         BadInput: none of the files can be read.
     """
     first, total = files[0].path, len(files)
-    files = [file for file in files if not _is_hidden(file)]
+    files = [file for file in files if not file.hidden]
     if len(files) < total and left_out is not None:
         left_out[HIDDEN] += total - len(files)
     known = dict.fromkeys(data.suffixes, "source")
@@ -109,17 +109,6 @@ def wanted(
             f".zst), and of source trees {', '.join(data.suffixes)} (data.suffixes)",
         )
     return read
-
-
-def _is_hidden(file: SourceFile) -> bool:
-    """Return whether a file in a folder is hidden, such as the copies of a notebook's server.
-
-    Kubernetes writes volumes to folders that begin with two dots.
-    """
-    parts = PurePosixPath(file.path).parts
-    return file.listed and any(
-        part == "__MACOSX" or (part[0] == "." and part[1:2] != ".") for part in parts
-    )
 
 
 def _describes(file: SourceFile, *, mixed: bool) -> bool:

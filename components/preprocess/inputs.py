@@ -158,14 +158,16 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
 def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, Given]:
     """Return the side that files of `data.source` have by their names; "train" is left out.
 
-    Folders that all files share say nothing, and neither does a name in a source tree.
+    Folders that all files share say nothing if an address names them, and neither does a name in a
+    source tree.
     """
     paths = [PurePosixPath(file.name) for file, _ in files]
     levels = zip(*(path.parent.parts for path in paths), strict=False)
     shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, levels))
     found = dict[str, Given]()
     for (file, kind), path in zip(files, paths, strict=True):
-        inside = PurePosixPath(*path.parts[shared:])
+        above = len(path.parts) - len(PurePosixPath(file.path).parts)
+        inside = PurePosixPath(*path.parts[min(shared, above) :])
         side = None if kind == "source" else side_of_file(inside, file.suffix)
         if (given := given_by(side, data, file.name)) != "train":
             found[file.name] = given

@@ -62,6 +62,7 @@ class SourceFile:
     location: the local file with links resolved, or the object in S3.
     tag: S3's tag for the object's content; "" for a local file.
     listed: whether it was found in a folder, so that its suffix decides whether it is read.
+    hidden: whether a name in `path` begins with a dot, and the address does not ask for that.
     """
 
     name: str
@@ -70,6 +71,7 @@ class SourceFile:
     location: Path | RemoteFile
     tag: str = ""
     listed: bool = False
+    hidden: bool = False
 
     @property
     def suffix(self) -> str:
@@ -216,10 +218,10 @@ def _local_files(address: str, left_out: Counter[str]) -> list[SourceFile]:
     if any(sign in address for sign in _MAGIC):
         root = _fixed_part(path)
         if root.is_dir():
-            found = sorted(root.glob(path.relative_to(root).as_posix()))
+            pattern = path.relative_to(root).as_posix()
             return [
-                _local(item, real, item.relative_to(root).as_posix())
-                for item, real in Source(root, left_out).look(found)
+                _local(item, real, item.relative_to(root).as_posix(), pattern=pattern)
+                for item, real in Source(root, left_out).look(sorted(root.glob(pattern)))
             ]
     return []
 
@@ -255,14 +257,17 @@ def _s3_files(address: str) -> list[SourceFile]:
     for item in storage.describe(below if pattern else root):
         inside = item.name.startswith(below)
         if item.name == key or (fits(item.name) if fits else inside):
+            path = item.name.removeprefix(below) if inside else PurePosixPath(key).name
+            listed = not pattern and item.name != key
             found.append(
                 SourceFile(
                     name=f"s3://{bucket}/{item.name}",
-                    path=item.name.removeprefix(below) if inside else PurePosixPath(key).name,
+                    path=path,
                     size=item.size,
                     location=RemoteFile(storage, item.name),
                     tag=item.tag,
-                    listed=not pattern and item.name != key,
+                    listed=listed,
+                    hidden=(listed or pattern) and _is_hidden(path) and not _is_hidden(key),
                 )
             )
     return found
@@ -273,8 +278,28 @@ def _walk(folder: Path, root: Path, left_out: Counter[str]) -> Iterator[SourceFi
         yield _local(path, real, path.relative_to(root).as_posix(), listed=True)
 
 
-def _local(path: Path, real: Path, relative: str, *, listed: bool = False) -> SourceFile:
-    return SourceFile(_text(str(path)), _text(relative), real.stat().st_size, real, listed=listed)
+def _local(
+    path: Path, real: Path, relative: str, *, listed: bool = False, pattern: str = ""
+) -> SourceFile:
+    return SourceFile(
+        _text(str(path)),
+        _text(relative),
+        real.stat().st_size,
+        real,
+        listed=listed,
+        hidden=(listed or bool(pattern)) and _is_hidden(relative) and not _is_hidden(pattern),
+    )
+
+
+def _is_hidden(path: str) -> bool:
+    """Return whether a file or a folder of it is hidden, as copies of a notebook's server are.
+
+    Kubernetes writes volumes to folders that begin with two dots.
+    """
+    return any(
+        part == "__MACOSX" or (part[0] == "." and part[1:2] != ".")
+        for part in PurePosixPath(path).parts
+    )
 
 
 def _text(name: str) -> str:

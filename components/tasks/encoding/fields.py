@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 from steadytrain.components.shared.left_out import LONG
@@ -105,6 +106,9 @@ def name_of(row: Mapping[str, Any], column: str, *, limit: float = NAME_BYTES) -
     value = row.get(column)
     if value is None:
         return None
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        # Databases export whole numbers like this.
+        value = int(value)
     if not isinstance(value, str | int):
         detail = f"{column} is {type(value).__name__}, not text or a whole number"
         raise Defect("wrong_type", detail)
@@ -169,7 +173,9 @@ def number_of(row: Mapping[str, Any], column: str) -> float:
         raise Defect("missing_field", f"{column} is absent or null")
     plain = _NUMBER.fullmatch(value) if isinstance(value, str) else not isinstance(value, bool)
     try:
-        found = float(value) if plain and isinstance(value, str | int | float) else math.nan
+        found = (
+            float(value) if plain and isinstance(value, str | int | float | Decimal) else math.nan
+        )
     except OverflowError:
         found = math.nan
     if not math.isfinite(found):

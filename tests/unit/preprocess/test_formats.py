@@ -256,3 +256,9 @@ def test_suffixes_in_capitals_are_read_and_other_files_are_counted(tmp_path: Pat
     assert [row for _, row in read(tmp_path)] == [{"text": "d"}, {"text": "a"}, {"text": "b"}]
     assert read(tmp_path / ".ipynb_checkpoints") == [(2, {"text": "old"})]
     assert found.left_out == {HIDDEN: 2, UNREAD: 1}
+    # A glob leaves them out too, unless it asks for them.
+    (tmp_path / ".e.csv").write_text("text\ne\n")
+    globbed = find_inputs(DataConfig(source=[str(tmp_path / "**/*.csv")]))
+    assert [file.path for file, _ in globbed.files] == ["..2026/d.csv"]
+    assert globbed.left_out == {HIDDEN: 3}
+    assert read(tmp_path / ".*.csv") == [(2, {"text": "e"})]

@@ -278,6 +278,16 @@ def test_a_folder_that_all_files_share_names_no_side(tmp_path: Path) -> None:
     assert find_inputs(DataConfig(source=[str(tmp_path)], format="source")).given == {}
 
 
+@pytest.mark.parametrize("place", ["set", "set/*/*.jsonl", "set/**/*.jsonl"])
+def test_a_set_with_nothing_but_a_test_folder_says_so(
+    configure: Configure, tmp_path: Path, place: str
+) -> None:
+    write_jsonl(tmp_path / "set" / "test" / "0.jsonl", TRAIN)
+    prepared = run(configure(tmp_path / place))
+    (warning,) = card(prepared)["warnings"]
+    assert warning.startswith("data.source has a test split of 60 records, and no other records")
+
+
 def test_files_that_two_addresses_name_are_counted(tmp_path: Path) -> None:
     (folder,) = lines(tmp_path / "set")
     data = DataConfig(source=[str(folder), str(folder / "train.jsonl")])

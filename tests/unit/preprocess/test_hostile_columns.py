@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from steadytrain.components.preprocess.hub import read_dataset
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.fields import Defect, name_of, number_of
 from steadytrain.components.train.loop.data import Rows
 
 from support.apart import counting, crash
@@ -168,3 +169,28 @@ def test_dictionary_is_not_copied_for_every_row() -> None:
     names = pa.array([f"{number} " * 2000 for number in range(300)]).dictionary_encode()
     found = list(tables("x", [pa.record_batch({"text": names})]))
     assert sum(chunk.batch.nbytes for chunk in found if isinstance(chunk, Table)) < 4 << 20
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_columns_of_any_type_of_text_and_list_are_read(tmp_path: Path, suffix: str) -> None:
+    texts, path = ["one", None, "three"], tmp_path / f"x.{suffix}"
+    columns = {
+        "view": pa.array(texts, pa.string_view()),
+        "large": pa.array(texts, pa.large_string()),
+        "dictionary": pa.array(texts).dictionary_encode(),
+        "bytes": pa.array([text and text.encode() for text in texts], pa.binary_view()),
+        "list": pa.array([[text] for text in texts], pa.large_list(pa.string())),
+        "number": pa.array([Decimal(3), None, Decimal("2.5")], pa.decimal128(38, 2)),
+    }
+    table = pa.table(columns)
+    if suffix == "arrow":
+        with pa.ipc.new_file(str(path), table.schema) as out:
+            out.write_table(table)
+    else:
+        pq.write_table(table, path)
+    assert read(path) == table.to_pylist()
+    found = [number_of(row, "number") for row in read(path) if row["number"]]
+    assert found == [3.0, 2.5]
+    assert name_of(read(path)[0], "number") == "3"
+    with pytest.raises(Defect, match="number is Decimal, not text or a whole number"):
+        name_of(read(path)[2], "number")
