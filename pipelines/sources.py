@@ -24,8 +24,9 @@ PRESETS: Final = {
     "supervised_finetuning": "chat",
     "preference": "preference",
     "sequence_classification": "sequence-classification",
+    "sequence_regression": "sequence-classification",
 }
-"""The preset of each task that a look at the records can find."""
+"""The preset of each task that a look at the records can find, which data.task is set in."""
 _CONFIGURATIONS: Final = (".yaml", ".yml")
 _REMOTE: Final = ("s3", "hub", "package")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
@@ -131,7 +132,7 @@ def for_task(source: str, task: str, reason: str, overrides: Sequence[Override])
     Raises:
         ConfigError: with every problem in the configuration.
     """
-    preset, basis = PRESETS[task], _basis(source)
+    preset, basis = PRESETS[task], [*_basis(source), ("data.task", task)]
     config = load(preset, [*basis, *overrides])
     training = config.training
     length = (

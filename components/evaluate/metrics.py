@@ -19,6 +19,7 @@ from steadytrain.components.evaluate.metric import MeanMetric, Parts, SampleMetr
 from steadytrain.components.evaluate.scores import Scores
 
 _LARGEST_EXPONENT = 700.0  # e^709 is close to the largest float
+_ROUNDING: Final = 1e-26  # of equal numbers' squared deviations, relative to their squares
 
 
 def _nats(scores: Scores) -> Parts:
@@ -63,6 +64,18 @@ def _first_ones(scores: Scores) -> Parts | None:
     if "first" not in scores.columns:
         return None
     return scores.columns["first"], scores.targets
+
+
+def _squared_errors(scores: Scores) -> Parts | None:
+    if "squared_error" not in scores.columns:
+        return None
+    return scores.columns["squared_error"], scores.targets
+
+
+def _absolute_errors(scores: Scores) -> Parts | None:
+    if "absolute_error" not in scores.columns:
+        return None
+    return scores.columns["absolute_error"], scores.targets
 
 
 def _exponential(means: FloatArray) -> FloatArray:
@@ -182,6 +195,70 @@ def _of_classes(
     )
 
 
+def _of_numbers(
+    at_once: Callable[[FloatArray, FloatArray, FloatArray], FloatArray],
+) -> SampleMetric:
+    """Return a metric of predicted numbers.
+
+    Args:
+        at_once: takes targets and predictions, (examples,) each, and weights (resamples, examples).
+    """
+
+    def resampled(scores: Scores, weights: FloatArray) -> FloatArray:
+        return at_once(scores.columns["target"], scores.columns["predicted"], weights)
+
+    def of(scores: Scores) -> float | None:
+        if "predicted" not in scores.columns:
+            return None
+        with np.errstate(invalid="ignore", divide="ignore"):
+            (value,) = resampled(scores, np.ones((1, len(scores.id))))
+        return None if np.isnan(value) else float(value)
+
+    return SampleMetric(True, of, resampled)
+
+
+def _explained(targets: FloatArray, predicted: FloatArray, weights: FloatArray) -> FloatArray:
+    return 1 - (weights @ np.square(targets - predicted)) / _spread(targets, weights)[0]
+
+
+def _correlation(one: FloatArray, other: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return Pearson's correlation, (resamples,).
+
+    Args:
+        one, other: (examples,) or (resamples, examples).
+    """
+    (spread, apart), (other_spread, other_apart) = (_spread(item, weights) for item in (one, other))
+    found: FloatArray = (weights * apart * other_apart).sum(axis=1)
+    return found / np.sqrt(spread * other_spread)
+
+
+def _rank_correlation(
+    targets: FloatArray, predicted: FloatArray, weights: FloatArray
+) -> FloatArray:
+    return _correlation(_ranks(targets, weights), _ranks(predicted, weights), weights)
+
+
+def _spread(values: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the sum of squared deviations, (resamples,), NaN if it is rounding; and deviations.
+
+    Args:
+        values: (examples,) or (resamples, examples).
+    """
+    mean = (weights * values).sum(axis=1) / weights.sum(axis=1)
+    apart = values - mean[:, None]
+    found = (weights * apart**2).sum(axis=1)
+    size = (weights * values**2).sum(axis=1)
+    return np.where(found > _ROUNDING * size, found, np.nan), apart
+
+
+def _ranks(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the rank of each example in each resample, (resamples, examples). Ties share one."""
+    _, places = np.unique(values, return_inverse=True)
+    totals = np.stack([np.bincount(places, row) for row in weights])
+    found: FloatArray = np.cumsum(totals, axis=1) - (totals - 1) / 2
+    return found[:, places]
+
+
 # pyproject.toml registers these names as entry points, like the metrics of other packages.
 LOSS: Final = MeanMetric(False, _nats)
 PERPLEXITY: Final = MeanMetric(False, _nats_of_text, _exponential)
@@ -193,4 +270,10 @@ MEAN_RECIPROCAL_RANK: Final = MeanMetric(True, _reciprocal_ranks)
 ACCURACY: Final = MeanMetric(True, _hits)
 MACRO_F1: Final = _of_classes(True, _macro_f1, _weighted_macro_f1)
 AUROC: Final = _of_classes(True, _auroc, _weighted_auroc)
+MSE: Final = MeanMetric(False, _squared_errors)
+RMSE: Final = MeanMetric(False, _squared_errors, np.sqrt)
+MAE: Final = MeanMetric(False, _absolute_errors)
+R2: Final = _of_numbers(_explained)
+PEARSON: Final = _of_numbers(_correlation)
+SPEARMAN: Final = _of_numbers(_rank_correlation)
 ECE: Final = _of_classes(False, _ece, calibration_error)

@@ -153,14 +153,17 @@ def _worst(scores: pa.Table, records: pa.Table) -> str:
     texts = (
         records.column("text").take(chosen).to_pylist() if "text" in records.column_names else []
     )
+    numbers = [name for name in ("target", "predicted") if name in scores.column_names]
     rows = []
     for place, row in enumerate(map(int, chosen)):
         excerpt = (texts[place] or "") if texts else ""
         identity = str(scores.column("id")[row])[:12]
         slice_name = scores.column("slice")[row].as_py() or ""
-        rows.append([identity, slice_name, _number(float(mean[row])), redact(excerpt[:_EXCERPT])])
-    headings = ["id", "slice", "loss a target", "beginning of the text"]
-    return _section("Worst examples", headings, rows, text_column=3)
+        found = [_number(scores.column(name)[row].as_py()) for name in numbers]
+        shown = redact(excerpt[:_EXCERPT])
+        rows.append([identity, slice_name, _number(float(mean[row])), *found, shown])
+    headings = ["id", "slice", "loss a target", *numbers, "beginning of the text"]
+    return _section("Worst examples", headings, rows, text_column=3 + len(numbers))
 
 
 def _section(

@@ -100,6 +100,8 @@ class Scores:
         """The default metric to compare models by, if the gate doesn't name one."""
         if self.classes is not None:
             return "accuracy"
+        if "squared_error" in self.columns:
+            return "mse"
         return "bits_per_byte" if self.bytes.sum() > 0 else "loss"
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ASSUMED_LABELS: Final = 2
 """Classes if a classification's labels are not configured; they use almost no memory."""
-NO_HEAD: Final = 1
-"""Classes that stand for a model without a head: one class is nearly none."""
+ONE_OUTPUT: Final = 1
+"""Classes that stand for a model that predicts a number, or without a head: one is nearly none."""
 
 
 def model_shape(config: RunConfig) -> Shape:
@@ -83,9 +83,10 @@ def any_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
 
 
 def label_count(config: RunConfig) -> int:
-    """Return the classes of a classification head; 0 for a language model's head."""
-    if load_task(config.data.task).contrasts:
-        return NO_HEAD
+    """Return the outputs of a head on whole texts; 0 for a language model's head."""
+    task = load_task(config.data.task)
+    if task.contrasts or task.regresses:
+        return ONE_OUTPUT
     if not open_encoder(config.data).labeled:
         return 0
     return sum(len(part.labels or ()) or ASSUMED_LABELS for part in config.data.by_part().values())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from steadytrain.components.preprocess.card import DataCard, card_html
+from steadytrain.components.preprocess.card import DataCard, card_html, distribution
 from steadytrain.components.preprocess.folds import Division, joined, read_table
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.model import Model
@@ -39,6 +41,7 @@ from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import LONG, in_one_line, longer, unused_keys
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
@@ -126,6 +129,7 @@ class _Builder:
         finally:
             self.spool.close()
             self.quarantine.close()
+        numbers = self._numbers(names)
         folds = self._divide(names) if self.folds else []
         whole = [side for side in SIDES if side != "train" or not folds]
         sides = {side: self._pack(side, names) for side in whole}
@@ -139,7 +143,7 @@ class _Builder:
                 f"tokens of model.added_tokens that the training side does not have, so that "
                 f"they stay as they begin: {listed(absent)}"
             )
-        self._write_card(record, reading)
+        self._write_card(record, reading, numbers)
         return record
 
     def _make_tokenizer(self) -> Path | None:
@@ -197,6 +201,27 @@ class _Builder:
             found = pc.unique(pc.list_flatten(read_table(part)["input_ids"])).to_pylist()
             absent = {token: name for token, name in absent.items() if token not in {*found}}
         return [*absent.values()]
+
+    def _numbers(self, names: list[str]) -> dict[Side, dict[str, float]]:
+        """Return how the numbers to predict are distributed on each side, if records have them.
+
+        Raises:
+            DataError: those of the training side are all the same.
+        """
+        schema = self.encoder.schema
+        if "label" not in schema.names or not pa.types.is_floating(schema.field("label").type):
+            return {}
+        found = dict[Side, dict[str, float]]()
+        for side in SIDES:
+            columns = [read_table(part)["label"] for part in self._parts(side, names)]
+            found[side] = distribution(np.concatenate([column.to_numpy() for column in columns]))
+        if found["train"]["min"] == found["train"]["max"]:
+            raise DataError(
+                f"each record of the training side has the number {found['train']['min']:g} in "
+                f"{self.data.columns.label!r}, so that there is nothing to learn",
+                remedy="give records with different numbers, or check data.columns.label",
+            )
+        return found
 
     def _pack(self, side: Side, names: list[str]) -> SideRecord:
         self._progress("packing", SIDES.index(side), len(SIDES), "sides")
@@ -267,7 +292,12 @@ class _Builder:
             folds=folds,
         )
 
-    def _write_card(self, record: DataRecord, reading: Reading) -> None:
+    def _write_card(
+        self,
+        record: DataRecord,
+        reading: Reading,
+        numbers: Mapping[Side, Mapping[str, float]],
+    ) -> None:
         settings, names = self.encoder.tokenizer, set(self.encoder.schema.names)
         threshold = self.data.near_duplicate_threshold if settings else None
         documents = None
@@ -290,6 +320,7 @@ class _Builder:
             unused=reading.unused,
             records=reading.records,
             counts=self.counts,
+            numbers=numbers,
             quarantine=self.quarantine.counts,
             unread=reading.unread,
             unprinted=unprinted,

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from steadytrain.components.preprocess.prepare import SideCounts
 from steadytrain.components.preprocess.rendering import Document
 from steadytrain.components.shared.class_names import listed
@@ -42,6 +45,7 @@ class SideCard:
     windowed: records that data.long_records put into windows.
     skipped_windows: windows with nothing to predict.
     lacks: classes without a record on this side.
+    numbers: distribution of the numbers to predict; empty if records have none.
     """
 
     documents: int
@@ -57,6 +61,7 @@ class SideCard:
     skipped_windows: int
     labels: dict[str, int]
     lacks: list[str]
+    numbers: dict[str, float]
     samples: list[SampleCard]
 
 
@@ -107,6 +112,7 @@ class DataCard:
         unused: Counter[str],
         records: int,
         counts: Mapping[Side, SideCounts],
+        numbers: Mapping[Side, Mapping[str, float]],
         quarantine: Counter[str],
         unread: Mapping[str, int],
         unprinted: Mapping[str, int],
@@ -141,7 +147,10 @@ class DataCard:
             unprinted_keys=dict(unprinted),
             warnings=warnings,
             sides={
-                side: _side(record, side, counts[side], documents, marked=marked) for side in _ORDER
+                side: _side(
+                    record, side, counts[side], numbers.get(side, {}), documents, marked=marked
+                )
+                for side in _ORDER
             },
         )
 
@@ -154,6 +163,7 @@ def _side(
     record: DataRecord,
     side: Side,
     counts: SideCounts,
+    numbers: Mapping[str, float],
     documents: Callable[[Mapping[str, Any]], list[Document]] | None,
     *,
     marked: bool,
@@ -174,6 +184,7 @@ def _side(
         skipped_windows=counts.skipped,
         labels=dict(counts.labels.most_common()),
         lacks=[label for label in record.labels if not counts.labels[label]],
+        numbers=dict(numbers),
         samples=[
             SampleCard(
                 one.id,
@@ -199,6 +210,8 @@ def card_html(card: DataCard, told: str) -> str:
     ]
     if any(side.labels for side in card.sides.values()):
         sections.append(_section("Labels", _label_table(card)))
+    if any(side.numbers for side in card.sides.values()):
+        sections.append(_section("Numbers to predict", _number_table(card)))
     sections.append(_section("Samples", _samples(card)))
     return _PAGE.format(
         style=_STYLE,
@@ -283,6 +296,28 @@ def _label_table(card: DataCard) -> str:
         if part.lacks
     )
     return f"<table><tr>{heads}</tr>{body}</table>{lacks}"
+
+
+def distribution(numbers: NDArray[np.float64]) -> dict[str, float]:
+    """Return what describes numbers, of which there is at least one."""
+    shares = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
+    quantiles = np.quantile(numbers, [*shares.values()]).tolist()
+    return {
+        "min": float(numbers.min()),
+        **dict(zip(shares, quantiles, strict=True)),
+        "max": float(numbers.max()),
+        "mean": float(numbers.mean()),
+        "deviation": float(numbers.std()),
+    }
+
+
+def _number_table(card: DataCard) -> str:
+    heads = ("", *card.sides["train"].numbers)
+    rows = [
+        (name, *(f"{value:,.6g}" for value in side.numbers.values()))
+        for name, side in card.sides.items()
+    ]
+    return _table(heads, rows)
 
 
 def _lengths(card: DataCard) -> str:

@@ -5,6 +5,7 @@ The records are read and checked as the preprocess step does it, but only RECORD
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
@@ -25,16 +26,23 @@ from steadytrain.components.preprocess.validate import (
     check,
     needed_columns,
 )
+from steadytrain.components.shared.class_names import counting
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.tasks.encoding.base import Encoder
-from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, Defect
+from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, Defect, number_of
 from steadytrain.components.tasks.registry import open_encoder
 
 RECORDS: Final = 200
-TASKS: Final = ("supervised_finetuning", "preference", "sequence_classification", "causal_lm")
+TASKS: Final = (
+    "supervised_finetuning",
+    "preference",
+    "sequence_classification",
+    "sequence_regression",
+    "causal_lm",
+)
 _FILES: Final = 10
 """Number of files to inspect: the files of one folder may differ."""
 _DOWNLOAD_BYTES: Final = 256_000_000
@@ -47,6 +55,8 @@ _PAIRS: Final = (
     ("text1", "text2"),
 )
 """Columns of data sets with two texts to classify, such as those of GLUE."""
+_MEASURED: Final = re.compile(r"(score|rating|target|value)s?", re.IGNORECASE)
+"""Names of columns whose fractions may be what is to be predicted."""
 _FEW: Final = 20
 """With fewer records, the number of different labels says nothing."""
 _Files = list[tuple[SourceFile, str]]
@@ -64,6 +74,7 @@ class Inspection:
     labels: how many records have each label.
     details: what is wrong with the first record of each reason.
     use: what each task makes of the columns.
+    measured: how many records have a fraction in each column with such a name.
     """
 
     records: int = 0
@@ -73,6 +84,7 @@ class Inspection:
     labels: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
     use: dict[str, ColumnUse] = field(default_factory=dict)
+    measured: Counter[str] = field(default_factory=Counter)
 
 
 def inspect(data: DataConfig) -> Inspection:
@@ -111,7 +123,7 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
             f"bad alike; {_columns(found)}",
             remedy=JUDGED_REMEDY,
         )
-    if not {"supervised_finetuning", "preference"} & set(usable):
+    if not {"supervised_finetuning", "preference", "sequence_regression"} & set(usable):
         check_classes(found, data)
     if not usable:
         raise BadInput(
@@ -123,7 +135,11 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
         )
     if "sequence_classification" in usable and _are_classes(found):
         # Every labeled text could also be learned as plain text, but then the label is unused.
+        usable = [task for task in usable if task not in ("causal_lm", "sequence_regression")]
+    elif "sequence_regression" in usable and "sequence_classification" not in usable:
         usable.remove("causal_lm")
+    if usable == ["causal_lm"]:
+        _check_unmeasured(found, data)
     if len(usable) > 1:
         raise BadInput(
             f"{_where(data)}: the records suit {' and '.join(usable)}; {_columns(found)}"
@@ -213,6 +229,9 @@ def _add(
             reasons[row.reason] += 1
         return
     found.columns.update(name for name, value in row.items() if value is not None)
+    found.measured.update(
+        name for name in row if _MEASURED.fullmatch(name) and _is_fraction(row, name)
+    )
     for task, encoder in encoders.items():
         try:
             checked = check(row, data, encoder)
@@ -222,13 +241,36 @@ def _add(
             continue
         found.good[task] += 1
         found.use[task].count(row)
-        if checked.label is not None:
+        if encoder.labeled and checked.label is not None:
             found.labels[checked.label] += 1
 
 
 def _are_classes(found: Inspection) -> bool:
     """Return whether labels repeat, as classes do. Names and measured values do not."""
     return found.records < _FEW or 2 * len(found.labels) <= found.records
+
+
+def _is_fraction(row: Mapping[str, Any], column: str) -> bool:
+    try:
+        return not number_of(row, column).is_integer()
+    except Defect:
+        return False
+
+
+def _check_unmeasured(found: Inspection, data: DataConfig) -> None:
+    """Check that texts have no number beside them that is perhaps to be predicted.
+
+    Raises:
+        BadInput: they have. The message lists the choices.
+    """
+    for column, count in found.measured.items():
+        if 2 * count > found.records and column not in (data.columns.group, data.columns.slice):
+            raise BadInput(
+                f"{_where(data)}: {count} of the first {found.records} records have a fraction in "
+                f"{column!r}, which causal_lm does not read; {_columns(found)}",
+                remedy="to predict it, --set data.task=sequence_regression --set "
+                f"data.columns.label={column}; to learn the text alone, --set data.task=causal_lm",
+            )
 
 
 def _where(data: DataConfig) -> str:
@@ -249,6 +291,8 @@ def _label_count(found: Inspection, task: str) -> str:
     if task != "sequence_classification":
         return ""
     count = len(found.labels)
+    if question := counting([*found.labels]):
+        return f", and the labels are {question}"
     return f", with {count} {'label' if count == 1 else 'different labels'}"
 
 

@@ -107,7 +107,8 @@ def take_in(job: ReadRequest) -> Taken:
     taken.unused.update(
         {label_in(part, name) if part else name: count for name, count in use.unused.items()}
     )
-    taken.labels = {_hash(record.label): record.label for record in records if record.label}
+    if job.encoder.labeled:
+        taken.labels = {_hash(record.label): record.label for record in records if record.label}
     for record in records:
         taken.unread.update(record.unread)
     runs = ascii_runs(record.content for record in records) if job.encoder.tokenizer else None

@@ -99,7 +99,7 @@ class SideCounts:
     unprinted: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
 
-    def count(self, record: dict[str, Any], outcome: EncodedRecord) -> None:
+    def count(self, record: dict[str, Any], outcome: EncodedRecord, *, labeled: bool) -> None:
         self.documents += 1
         self.tokens += outcome.tokens
         self.bytes += len(record["content"].encode())
@@ -111,7 +111,7 @@ class SideCounts:
         for row in outcome.rows:
             self.predicted += int(np.count_nonzero(row.values.get(PREDICTED, ())))
         self.lengths[max(outcome.tokens, 1).bit_length() - 1] += 1
-        if record["label"] is not None:
+        if labeled and record["label"] is not None:
             self.labels[record["label"]] += 1
         if len(self.samples) < _SAMPLES:
             text = record["content"][:EXCERPT_CHARACTERS]
@@ -193,7 +193,7 @@ def _encode_side(
             if isinstance(outcome, Defect):
                 quarantine.append(entry_of(record, outcome.reason, outcome.detail))
             else:
-                counts.count(record, outcome)
+                counts.count(record, outcome, labeled=job.encoder.labeled)
                 good += [(record, row) for row in outcome.rows]
         writer.write_batch(_row_batch(good, _part_schema(job)))
         used.append(batch.filter(pa.array([not isinstance(item, Defect) for item in outcomes])))

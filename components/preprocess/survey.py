@@ -22,7 +22,7 @@ from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
 from steadytrain.components.preprocess.split import SIDES, TRAIN, held_out, sides_at
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.strata import stratify
-from steadytrain.components.shared.class_names import in_order, listed
+from steadytrain.components.shared.class_names import counting, in_order, listed
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import LONG, counted, left_out
@@ -147,7 +147,7 @@ def survey(
     labels = _labels(data, trained)
     check_class_weights(config.training.class_weights, labels)
     if encoder.labeled:
-        _warn_of_labels(reading, labels, trained, warn)
+        _warn_of_labels(data, reading, labels, trained, warn)
     ids = spool.array("ids")
     digests = {
         side: hashlib.sha256(
@@ -304,7 +304,11 @@ def _labels(data: DataConfig, trained: list[str]) -> list[str]:
 
 
 def _warn_of_labels(
-    reading: Reading, labels: list[str], trained: list[str], warn: Callable[[str], None]
+    data: DataConfig,
+    reading: Reading,
+    labels: list[str],
+    trained: list[str],
+    warn: Callable[[str], None],
 ) -> None:
     for alike in alike_labels(reading.labels.values()):
         warn(
@@ -316,6 +320,8 @@ def _warn_of_labels(
             f"the label {', '.join(map(repr, unclear))} is a class like any other; if it says that "
             "a label is absent, leave those records out"
         )
+    if data.labels is None and not data.parts and (question := counting(trained)):
+        warn(f"the labels in {data.columns.label!r} are {question}")
     absent = in_order(set(labels) - set(trained))
     if absent:
         warn(f"no training record has the label {', '.join(absent)}")

@@ -23,6 +23,7 @@ class _Side(BaseModel):
     lengths: list[tuple[int, int, int]] = []
     truncated: int = 0
     labels: dict[str, int] = {}
+    numbers: dict[str, float] = {}
 
 
 class _Card(BaseModel):
@@ -61,6 +62,12 @@ def data_section(facts: Facts) -> dict[str, Any] | None:
         ],
         "lengths": _lengths(card),
         **_labels(card, facts.data),
+        "number_names": [*card.sides.get("train", _Side()).numbers],
+        "numbers": [
+            (name, [number(value) for value in side.numbers.values()])
+            for name, side in card.sides.items()
+            if side.numbers
+        ],
     }
 
 

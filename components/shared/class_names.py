@@ -10,6 +10,8 @@ from unicodedata import normalize
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _UNNAMED: Final = re.compile(r"LABEL_([0-9]+)")
 """What Transformers calls a class without a name."""
+_CLASSES: Final = 20
+"""More whole numbers than these may be numbers to predict."""
 _SHOWN: Final = 12
 _CHARACTERS: Final = 80
 
@@ -20,6 +22,16 @@ def in_order(labels: Iterable[str]) -> list[str]:
     if all(_NUMBER.fullmatch(label) for label in found):
         found.sort(key=int)
     return found
+
+
+def counting(labels: Sequence[str]) -> str:
+    """Return the question whether many labels are numbers to predict; "" if they are not."""
+    if len(labels) <= _CLASSES or not all(map(_NUMBER.fullmatch, labels)):
+        return ""
+    return (
+        f"{len(labels):,} different whole numbers: if they are measured or counted, and not names "
+        "of classes, use data.task sequence_regression, which predicts the number"
+    )
 
 
 def folded(label: str) -> str:

@@ -259,6 +259,7 @@ class Task:
     cuttable: whether it learns from any part of a document as from a whole one.
     targets: share of the tokens of a sequence that have a target, from the configuration; None if
         the data decide. Only of tasks whose loss skips the logits of all others.
+    regresses: whether the targets are numbers, one for each row.
     contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
         micro-batch, whose number is `training.batch_contrastive.rows`.
     """
@@ -273,6 +274,7 @@ class Task:
     reference: bool = False
     robustness: bool = False
     contrasts: bool = False
+    regresses: bool = False
     grades: bool = False
     cuttable: bool = False
     targets: Callable[[TrainingConfig], float] | None = None

@@ -17,6 +17,11 @@ _GREATER_IS_BETTER: Final = {
     "preference_margin": True,
     "recall_at_1": True,
     "mean_reciprocal_rank": True,
+    "mse": False,
+    "rmse": False,
+    "mae": False,
+    "r2": True,
+    "pearson": True,
 }
 
 

@@ -10,7 +10,10 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.tasks.base import Task, late
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.denoised_text import DenoisedTextEncoder
-from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
+from steadytrain.components.tasks.encoding.labeled_text import (
+    LabeledTextEncoder,
+    NumberedTextEncoder,
+)
 from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
 from steadytrain.components.tasks.encoding.part_text import PartTextEncoder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
@@ -47,6 +50,14 @@ def _retrieval_metrics(_: RunConfig) -> Sequence[str]:
 
 def _class_metrics(_: RunConfig) -> Sequence[str]:
     return "loss", "accuracy", "macro_f1"
+
+
+def _number_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "mse", "rmse", "mae", "r2", "pearson"
+
+
+def _tested_number_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "mae", "mse", "pearson", "r2", "rmse", "spearman"
 
 
 def _part_metrics(config: RunConfig) -> Sequence[str]:
@@ -140,6 +151,16 @@ SEQUENCE_CLASSIFICATION: Final = Task(
     ),
     robustness=True,
     grades=True,
+)
+SEQUENCE_REGRESSION: Final = Task(
+    encoder=NumberedTextEncoder,
+    training=late(f"{_TASKS}.sequence_regression:SequenceRegression", metrics=_number_metrics),
+    scorer=late(f"{_TASKS}.scoring.regression:RegressionScorer", metrics=_tested_number_metrics),
+    packager=late(f"{_TASKS}.sequence_regression:RegressionPackager"),
+    objectives=frozenset({"adversarial", "augmentation"}),
+    robustness=True,
+    grades=True,
+    regresses=True,
 )
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,

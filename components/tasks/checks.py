@@ -23,6 +23,7 @@ _FROM_SCRATCH: Final = (
     "masked_lm",
     "denoising",
     "sequence_classification",
+    "sequence_regression",
     "multi_task",
 )
 """Tasks that need no model to start from; they are not imported to find that out."""
@@ -40,6 +41,7 @@ def check_task(config: RunConfig) -> None:
     found = [
         *_objectives(config),
         *_feedback(config),
+        *_smoothing(config),
         *_best_metric(config),
         *_data(config),
         *_model(config),
@@ -100,20 +102,21 @@ def _objectives(config: RunConfig) -> Iterator[Problem]:
 
 def _feedback(config: RunConfig) -> Iterator[Problem]:
     """Yield what feedback without pairs cannot be learned with."""
-    task, training = config.data.task, config.training
-    size, smoothing = training.global_batch_size, training.label_smoothing_factor
-    if task in _FROM_SCRATCH or (size > 1 and not smoothing):
-        return
-    if "kto" not in load_task(task).objectives:
-        return
-    if size < 2:
+    task, size = config.data.task, config.training.global_batch_size
+    if size < 2 and task not in _FROM_SCRATCH and "kto" in load_task(task).objectives:
         yield Problem(
             "training.global_batch_size",
             repr(size),
             f"data.task {task} compares each answer with those to the batch's other prompts",
             "raise it to at least 2, such as 32",
         )
-    if smoothing:
+
+
+def _smoothing(config: RunConfig) -> Iterator[Problem]:
+    """Yield the smoothing of targets that are not classes."""
+    task, smoothing = config.data.task, config.training.label_smoothing_factor
+    known = load_task(task) if smoothing else None
+    if known and (known.regresses or "kto" in known.objectives):
         yield Problem(
             "training.label_smoothing_factor",
             repr(smoothing),

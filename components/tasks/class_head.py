@@ -68,7 +68,7 @@ def fit_head(model: Any, names: Sequence[str], labels: Sequence[str]) -> str:
             f"the head is new, because model.base has {len(names)} classes ({of_base}) and the "
             f"data {len(labels)} ({of_data})"
         )
-    if _is_outside(model, new_weights(model)) or list(names) == list(labels):
+    if has_new_head(model) or list(names) == list(labels):
         return ""
     places = places_of(labels, names)
     if places == sorted(range(len(labels))):
@@ -109,6 +109,11 @@ def order_rows(model: Any, labels: Sequence[str], field: str) -> None:
         _move_rows(model, places, field, names, labels)
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {label: index for index, label in enumerate(labels)}
+
+
+def has_new_head(model: Any) -> bool:
+    """Return whether some of the head's weights are not from a file."""
+    return _is_outside(model, new_weights(model))
 
 
 def renew_head(model: Any) -> None:

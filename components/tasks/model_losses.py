@@ -51,8 +51,9 @@ NGRAM_LOSS: Final = frozenset({"prophetnet"})
 
 _LANGUAGE: Final = ("causal_lm", "supervised_finetuning", "denoising")
 _CLASSES: Final = ("sequence_classification", "multi_task")
+_NUMBERS: Final = "sequence_regression"
 _PREFERENCES: Final = ("preference", "unpaired_preference")
-_OTHERS: Final = (*_PREFERENCES, "masked_lm", "text_embedding")
+_OTHERS: Final = (*_PREFERENCES, _NUMBERS, "masked_lm", "text_embedding")
 ROUTER_COEFFICIENTS: Final = ("router_aux_loss_coef", "aux_loss_coef")
 """Names of the router loss's coefficient in Transformers' models."""
 ROUTER_ON: Final = "output_router_logits"
@@ -124,7 +125,8 @@ def _router(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[In
 
 def _classes(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[Ineffective]:
     kind = fields.get("problem_type")
-    if kind is not None and (kind != _SINGLE if task in _CLASSES else given):
+    own = _SINGLE if task in _CLASSES else "regression" if task == _NUMBERS else None
+    if kind not in (None, own) and (given or task in _CLASSES):
         why = (
             f"data.task {task} trains on one label of each record"
             if task in _CLASSES

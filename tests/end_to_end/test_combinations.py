@@ -16,6 +16,7 @@ import pytest
 from support import selected
 from support.combinations import STEPS, same_weights, sample, train_alone, train_on_two
 from support.strategies import RECIPE
+from support.task_data import NUMBER, TASKS
 from support.training import weights_digest
 from support.whole_runs import KillsOnce
 from support.whole_runs import run as train
@@ -68,10 +69,10 @@ def test_killed_run_ends_with_the_same_weights(tmp_path, data, name):
     assert digest("killed", killed=True) == digest("whole", killed=False)
 
 
-def check(folder, count, seed):
+def check(folder, count, seed, among=TASKS):
     seed = int(os.environ.get("STEADYTRAIN_COMBINATIONS_SEED", seed))
     print(f"STEADYTRAIN_COMBINATIONS_SEED={seed}")
-    combinations = sample(seed, count, folder)
+    combinations = sample(seed, count, folder, among)
     shared = train_on_two(folder / "shared", combinations)
     failures = []
     for number, (combination, two) in enumerate(zip(combinations, shared, strict=True)):
@@ -97,6 +98,11 @@ def check(folder, count, seed):
 @pytest.mark.long
 def test_sampled_combinations_resume_and_agree(tmp_path):
     check(tmp_path, 5, 1)
+
+
+@pytest.mark.long
+def test_combinations_with_numbers_resume_and_agree(tmp_path):
+    check(tmp_path, 3, 1, [NUMBER])
 
 
 @pytest.mark.soak

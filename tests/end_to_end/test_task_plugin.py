@@ -48,7 +48,7 @@ CONFIG = {
         "logging_steps": 100,
     },
     "evaluation": {"bootstrap_samples": 200},
-    "gate": {"metric": "rmse", "floors": {"rmse": 70.0}},
+    "gate": {"metric": "progression_rmse", "floors": {"progression_rmse": 70.0}},
 }
 
 
@@ -108,11 +108,11 @@ def test_records_of_numbers_are_checked_split_and_prepared(finished):
 def test_gate_uses_the_packages_metric(finished):
     evaluation = record(finished, "evaluate", EvaluationRecord)
     decision = record(finished, "gate", GateRecord)
-    rmse = evaluation.metrics["rmse"]
+    rmse = evaluation.metrics["progression_rmse"]
     assert rmse.low < rmse.value < rmse.high
     # Always predicting the mean is the baseline.
-    assert rmse.value < 0.9 * evaluation.baselines["rmse"]
-    assert decision.metric == "rmse"
+    assert rmse.value < 0.9 * evaluation.baselines["progression_rmse"]
+    assert decision.metric == "progression_rmse"
     assert decision.candidate == rmse.value
     assert decision.promoted
     assert "rmse" in finished.out

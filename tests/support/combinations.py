@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -176,15 +177,17 @@ class Combination:
         return f"{names}, killed at {self.killed_at}"
 
 
-def sample(seed: int, count: int, folder: Path) -> list[Combination]:
+def sample(seed: int, count: int, folder: Path, among: Sequence[str] = TASKS) -> list[Combination]:
     """Return permitted combinations, the same for the same seed. Each task is equally likely.
 
     Args:
         folder: for reference models.
+        among: the tasks.
     """
     generator = random.Random(seed)
-    references = {task: write_reference(task, folder / task) for task in _REFERENCED}
-    tasks = [generator.choice(TASKS) for _ in range(count)]
+    wanted = [task for task in among if task in _REFERENCED]
+    references = {task: write_reference(task, folder / task) for task in wanted}
+    tasks = [generator.choice(among) for _ in range(count)]
     return [_draw(generator, task, references.get(task, "none")) for task in tasks]
 
 

@@ -39,12 +39,17 @@ from support.weight_digests import BERT
 # Without dropout, which differs between ranks.
 STILL: Final = {**BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LABELS: Final = ("a", "b", "c")
-_CLASSES: Final = {"sequence_classification": LABELS, MULTI_TASK: PART_LABELS}
+NUMBER: Final = "sequence_regression"
+_CLASSES: Final = {
+    "sequence_classification": LABELS,
+    MULTI_TASK: PART_LABELS,
+    NUMBER: ("label",),
+}
 _SENTINELS: Final = tuple(f"<extra_id_{number}>" for number in range(20))
 _TRAINED, _HELD_OUT = 60, 8
 _IDS: Final = pa.schema({"input_ids": pa.list_(pa.int32())})
 _PAIRS: Final = pa.schema({name: pa.list_(pa.int32()) for name in ("input_ids", "lengths")})
-_ENCODERS: Final = ("masked_lm", "text_embedding")
+_ENCODERS: Final = ("masked_lm", "text_embedding", NUMBER)
 
 
 def data_of(task: str, folder: Path) -> DataRecord:
@@ -92,6 +97,16 @@ def _classified(folder: Path) -> DataRecord:
         schema=TEXTS,
         labels=LABELS,
     )
+
+
+def _numbered(folder: Path) -> DataRecord:
+    """Write texts with numbers whose mean is far from 0."""
+    rows = [
+        {**row, "label": 500.0 + 7.5 * row["label"]}
+        for row in with_texts(class_rows(_TRAINED + _HELD_OUT))
+    ]
+    held_out, schema = rows[_TRAINED:], TEXTS.set(1, pa.field("label", pa.float64()))
+    return write_data(folder, rows[:_TRAINED], held_out, task=NUMBER, schema=schema)
 
 
 def _texts(folder: Path, task: str) -> DataRecord:
@@ -163,6 +178,7 @@ _WRITERS: Final[Mapping[str, Callable[[Path], DataRecord]]] = {
     "masked_lm": _masked,
     "preference": _preferred,
     "sequence_classification": _classified,
+    NUMBER: _numbered,
     "supervised_finetuning": partial(_packed, task="supervised_finetuning"),
     "text_embedding": _paired,
     "unpaired_preference": _marked,

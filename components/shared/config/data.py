@@ -43,6 +43,9 @@ ANSWERING: Final = (
 )
 """The tasks whose records are a prompt and what answers it."""
 
+_WITH_PAIRS: Final = ("sequence_classification", "sequence_regression")
+"""The tasks that read two texts together."""
+
 LongRecords = Literal["cut", "drop", "window"]
 _LONG: Final[Mapping[str, tuple[LongRecords, ...]]] = {
     "supervised_finetuning": ("cut", "drop", "window"),
@@ -77,9 +80,9 @@ class Columns(Section):
     text: str = Field("text", description="Column with the text to learn from or to classify.")
     text_pair: str | None = Field(
         None,
-        description="For sequence_classification: column with a second text, such as the "
-        "hypothesis for a premise. The tokenizer encodes both as a pair. None means that there is "
-        "one text.",
+        description="For sequence_classification and sequence_regression: column with a second "
+        "text, such as the hypothesis for a premise. The tokenizer encodes both as a pair. None "
+        "means that there is one text.",
     )
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
@@ -111,8 +114,8 @@ class Columns(Section):
     rejected: str = Field("rejected", description="Column with the other answer.")
     label: str = Field(
         "label",
-        description="Column with the class of the text. For unpaired_preference: whether the "
-        "completion is good, true or false.",
+        description="Column with the class of the text. For sequence_regression: the number to "
+        "predict. For unpaired_preference: whether the completion is good, true or false.",
     )
     group: str | None = Field(
         None,
@@ -216,8 +219,8 @@ class DataConfig(Section):
     task: str = Field(
         "causal_lm",
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
-        "denoising, text_embedding, sequence_classification, multi_task, the name of an installed "
-        "package's task, or module:NAME for your own task.",
+        "denoising, text_embedding, sequence_classification, sequence_regression, multi_task, the "
+        "name of an installed package's task, or module:NAME for your own task.",
     )
     task_options: PlainJson = Field(
         {},
@@ -274,7 +277,8 @@ class DataConfig(Section):
         "out. drop: the record is left out. window: several rows, each with the end of what comes "
         "before it; not for preference. All are counted. None means cut. Other tasks have one way: "
         "causal_lm, masked_lm and denoising learn all of a text in windows, "
-        "sequence_classification, multi_task and text_embedding its beginning.",
+        "sequence_classification, sequence_regression, multi_task and text_embedding its "
+        "beginning.",
     )
     train_on: TrainOn | None = Field(
         None,
@@ -411,20 +415,35 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _columns_are_of_the_task(self) -> DataConfig:
-        tasks = {"text_pair": "sequence_classification", "input": "supervised_finetuning"}
+        tasks = {"text_pair": _WITH_PAIRS, "input": ("supervised_finetuning",)}
         columns = {"data.columns": self.columns} | {
             f"data.parts.{name}.columns": part.columns for name, part in self.parts.items()
         }
-        for name, task in tasks.items():
+        for name, readers in tasks.items():
             for place, given in columns.items():
                 column = getattr(given, name)
-                if column and self.task != task and plugins.is_ours(plugins.TASKS, self.task):
+                if (
+                    column
+                    and self.task not in readers
+                    and plugins.is_ours(plugins.TASKS, self.task)
+                ):
                     raise at_odds(
                         f"{place}.{name}",
                         column,
                         f"{self.task} does not read it",
-                        f"leave it out, or use data.task {task}",
+                        f"leave it out, or use data.task {' or '.join(readers)}",
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_have_no_labels(self) -> DataConfig:
+        if self.labels and self.task == "sequence_regression":
+            raise at_odds(
+                "data.labels",
+                self.labels,
+                f"{self.task} predicts numbers",
+                "leave it out, or use data.task sequence_classification",
+            )
         return self
 
     @property

@@ -22,7 +22,7 @@ class Content:
     """What a task uses of a record.
 
     text: everything that the model learns from, as text, such as JSON.
-    label: the class; None if the task has no classes.
+    label: the class, or the number to predict; None if the task has neither.
     prompt: what answers to one prompt share. They go to one side of the split. None if the record
         is no answer to anything.
     identity: records with the same one are duplicates, and it decides the side of the split. It is

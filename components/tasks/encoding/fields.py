@@ -31,7 +31,7 @@ DEFECTS: Final = {
 """By reason: what is wrong with a record."""
 NO_CLASS_REMEDY: Final = (
     "give each record one class, as text or a whole number, or list classes with names such as "
-    "'0.5' in data.labels"
+    "'0.5' in data.labels; to predict the number itself, use data.task sequence_regression"
 )
 """The fix for records with the reason "not_a_class"."""
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")

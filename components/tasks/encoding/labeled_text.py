@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -19,7 +19,7 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.fields import Defect, class_of, text_of
+from steadytrain.components.tasks.encoding.fields import Defect, class_of, number_of, text_of
 from steadytrain.components.tasks.encoding.plain_text import whole_text
 from steadytrain.components.tasks.encoding.text_pairs import texts_of, two_texts, written
 from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
@@ -28,6 +28,8 @@ PAIR: Final = "text_pair"
 """Column of test records with the second text, and the argument of Transformers' pipeline."""
 TYPES: Final = "token_type_ids"
 """Column of the rows of pairs: which text each token is of, as the tokenizer numbers them."""
+_LARGEST: Final = 1e30
+"""Largest number to predict: its square must fit into 32 bits once it is standardized."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,41 @@ class LabeledTextEncoder(TargetedTextEncoder):
     def target_of(self, fitted: Fitted) -> Target:
         indices = {label: index for index, label in enumerate(fitted.labels)}
         return ClassIndex({label: indices[label] for label in indices if label in fitted.trained})
+
+
+class NumberedTextEncoder(TargetedTextEncoder):
+    """Records with a text, or two, and a number to predict.
+
+    Different numbers of one text are all used, as several measurements are, on one side of the
+    split: the text groups them as a prompt groups its answers.
+    """
+
+    labeled = False
+    target = pa.float64()
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        column = self.data.columns.label
+        number = number_of(row, column)
+        if abs(number) > _LARGEST:
+            raise Defect("wrong_type", f"{column} is {number!r}, more than a model can predict")
+        return repr(number)
+
+    def target_of(self, fitted: Fitted) -> Target:
+        del fitted
+        return _number
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        content = super().read(row)
+        identity = f"{content.label} {content.text}"
+        return replace(content, prompt=content.text, identity=identity)
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        numbers = records["label"].cast(pa.float64())
+        return {**super().test_columns(records), "label": numbers}
+
+
+def _number(record: Content) -> float:
+    return float(str(record.label))
 
 
 Target = Callable[[Content], Any]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,10 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.attack import perturbed, search
-from steadytrain.components.tasks.base import Batch, Components
-from steadytrain.components.tasks.device import to_device
-from steadytrain.components.tasks.encoding.labeled_text import PAIR, pair_tokens
-from steadytrain.components.tasks.fitting import batched
+from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.scoring.class_balance import class_counts
-from steadytrain.components.tasks.scoring.table import (
-    longest,
-    pad,
-    padding_id,
-    score_table,
-    token_types,
-)
-
-_RECORDS_AT_ONCE = 2048
+from steadytrain.components.tasks.scoring.table import score_table
+from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
 
 
 class ClassificationScorer:
@@ -85,20 +73,18 @@ def score_classification(
     Returns:
         The columns of `Scorer.score`. `bytes` is 0, because no text is predicted.
     """
-    model, tokenizer = components["model"], components["tokenizer"]
-    model.eval()
-    length = longest(model, max_length)
-    texts: list[Any] = records.column("text").to_pylist()
-    if PAIR in records.column_names:
-        texts = [*zip(texts, records.column(PAIR).to_pylist(), strict=True)]
     truth = label_indices(records, labels)
-    attacking = None if attack is None else _Attacking(attack, together)
-    parts = []
-    for start in range(0, len(texts), _RECORDS_AT_ONCE):
-        place = slice(start, start + _RECORDS_AT_ONCE)
-        classified = _Texts(texts[place], truth[place])
-        parts.append(_log_chances(model, tokenizer, classified, batch_size, length, attacking))
-    log_chances = np.concatenate([np.zeros((0, len(labels))), *parts])
+    attacking = None if attack is None else Attacking(attack, _attacked(together))
+    log_chances = head_answers(
+        components,
+        records,
+        torch.from_numpy(truth),
+        lambda logits: logits.double().log_softmax(dim=-1),
+        outputs=len(labels),
+        batch_size=batch_size,
+        max_length=max_length,
+        attacking=attacking,
+    )
     if together is not None:
         log_chances = among(log_chances, truth, together)
     return class_scores(records, truth, log_chances)
@@ -177,81 +163,20 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
     return np.array([known[label] for label in found], dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """Texts or pairs of them, and their classes."""
+def _attacked(
+    together: npt.NDArray[np.bool_] | None,
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the summed loss among the classes that are alternatives to each text's own.
 
-    texts: list[Any]
-    truth: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class _Attacking:
-    """An attack on the loss of texts among the classes that are alternatives to their own.
-
-    together: as for `score_classification`.
+    Args:
+        together: as for `score_classification`.
     """
 
-    attack: Attack
-    together: npt.NDArray[np.bool_] | None
-
-    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        logits, targets = _logits(model, batch).float(), batch["targets"]
-        if self.together is not None:
-            own = torch.from_numpy(self.together).to(targets.device)[targets]
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = logits.float()
+        if together is not None:
+            own = torch.from_numpy(together).to(targets.device)[targets]
             logits = logits.masked_fill(~own, -torch.inf)
         return functional.cross_entropy(logits, targets, reduction="sum")
 
-
-def _log_chances(
-    model: torch.nn.Module,
-    tokenizer: Any,
-    given: _Texts,
-    batch_size: int,
-    length: int,
-    attacking: _Attacking | None,
-) -> npt.NDArray[np.float64]:
-    """Return the log-probabilities (texts, classes), in the order of the texts."""
-    if given.texts and isinstance(given.texts[0], tuple):
-        encoded, types = map(list, zip(*pair_tokens(tokenizer, given.texts, length), strict=True))
-    else:
-        encoded, types = tokenizer(given.texts, truncation=True, max_length=length)["input_ids"], []
-    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]), reverse=True)
-    device, fill = next(model.parameters()).device, padding_id(tokenizer)
-
-    def classify(rows: Sequence[int]) -> list[npt.NDArray[np.float64]]:
-        ids, mask = pad([encoded[index] for index in rows], fill)
-        targets = torch.from_numpy(given.truth[list(rows)])
-        batch = {"input_ids": ids, "attention_mask": mask, "targets": targets}
-        if types:
-            batch |= token_types([types[index] for index in rows], ids.shape[1])
-        return list(_forward(model, to_device(batch, device), attacking))
-
-    ordered = np.stack(batched(classify, order, batch_size, lambda index: len(encoded[index])))
-    found = np.empty_like(ordered)
-    found[order] = ordered
-    return found
-
-
-def _forward(
-    model: torch.nn.Module, batch: Batch, attacking: _Attacking | None
-) -> npt.NDArray[np.float64]:
-    if attacking is None:
-        return _classified(model, batch)
-    worst = search(model, batch, attacking.attack, lambda: attacking.loss(model, batch))
-    with perturbed(model, worst.detach()):
-        return _classified(model, batch)
-
-
-@torch.inference_mode()
-def _classified(model: torch.nn.Module, batch: Batch) -> npt.NDArray[np.float64]:
-    log_chances: npt.NDArray[np.float64] = (
-        _logits(model, batch).double().log_softmax(dim=-1).cpu().numpy()
-    )
-    return log_chances
-
-
-def _logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    inputs = {name: value for name, value in batch.items() if name != "targets"}
-    logits: torch.Tensor = model(**inputs).logits
-    return logits
+    return loss

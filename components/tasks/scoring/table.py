@@ -27,6 +27,10 @@ _TYPES: dict[str, Any] = {
     "reciprocal_rank": pa.float64(),
     "first": pa.float64(),
     "part": pa.int64(),
+    "target": pa.float64(),
+    "predicted": pa.float64(),
+    "squared_error": pa.float64(),
+    "absolute_error": pa.float64(),
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from steadytrain.components.memory.companion import answers_on_device, run_companion
-from steadytrain.components.memory.model import NO_HEAD
+from steadytrain.components.memory.model import ONE_OUTPUT
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
@@ -26,7 +26,7 @@ def least_memory(parts: Parts) -> int:
     half = precision(parts.config) != "fp32"
     task = load_task(parts.config.data.task)
     classes = type(parts.module).__name__.endswith("ForSequenceClassification")
-    labels = NO_HEAD if task.contrasts else config.num_labels if classes else 0
+    labels = ONE_OUTPUT if task.contrasts else config.num_labels if classes else 0
     try:
         shape = shape_of(config.to_dict(), labels=labels)
         frozen = sum(group.parameters for group in parts.groups if group.unfreeze_at is None)

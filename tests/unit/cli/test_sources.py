@@ -93,7 +93,10 @@ def test_data_set_is_found_by_its_hub_address(tmp_path):
     [
         ([{**TEXT, **CHAT}], {"supervised_finetuning", "causal_lm"}),
         ([{**LABELLED, **CHAT}], {"supervised_finetuning", "sequence_classification"}),
-        ([{"text": "t", "label": n} for n in range(50)], {"sequence_classification", "causal_lm"}),
+        (
+            [{"text": "t", "label": n} for n in range(50)],
+            {"sequence_classification", "sequence_regression", "causal_lm"},
+        ),
     ],
 )
 def test_ambiguous_records_are_an_error_that_lists_the_tasks(tmp_path, rows, tasks):

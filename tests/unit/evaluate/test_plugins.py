@@ -57,7 +57,7 @@ def test_installed_package_adds_its_metrics(example, monkeypatch, scores):
             "bits_per_token = steadytrain_example.metrics:BITS_PER_TOKEN of steadytrain-example "
             "1.0",
             "median_loss = steadytrain_example.metrics:MEDIAN_LOSS of steadytrain-example 1.0",
-            "rmse = steadytrain_example.metrics:RMSE of steadytrain-example 1.0",
+            "progression_rmse = steadytrain_example.metrics:RMSE of steadytrain-example 1.0",
         ]
     finally:
         metrics.cache_clear()

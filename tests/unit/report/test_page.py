@@ -161,6 +161,16 @@ def test_promoted_language_model(language_model: Any) -> None:
         assert text in training
 
 
+def test_numbers_to_predict_are_described_by_side(classifier: Any) -> None:
+    numbers = {"min": 0.5, "median": 3.25, "max": 12345.75}
+    sides = {name: {"numbers": numbers} for name in ("train", "validation", "test")}
+    classifier.preprocess(labels=(), card={"sides": sides})
+    found = Page(classifier.workspace).sections["data"]
+    assert "Numbers to predict" in found
+    assert found.count("12,346") == 3
+    assert "Label balance" not in found
+
+
 def test_classifier_that_is_not_promoted(classifier: Any) -> None:
     page = Page(classifier.workspace)
     assert "registered as version 5 of packages, not promoted" in page.top

@@ -1,0 +1,139 @@
+"""Predict a number for a text, by an encoder or decoder with a head of one output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
+from steadytrain.components.tasks.class_head import has_new_head
+from steadytrain.components.tasks.loaded import resized_weights
+from steadytrain.components.tasks.number_head import (
+    Scale,
+    in_units_of_data,
+    leave_in_units_of_data,
+    standardize,
+)
+from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.text_head import TextHead, head_logits, padded_inputs
+
+_LEAST: Final = 1e-12
+"""Variance of targets below which it is rounding."""
+
+
+class SequenceRegression(TextHead):
+    """Predict the number of each row, by the squared error.
+
+    The head learns standardized numbers (`standardize`), because with plain ones a learning rate
+    would have to suit their size: a bias that starts at 0 takes tens of thousands of usual steps to
+    50,000. The exported model predicts the numbers themselves, since its linear head takes up mean
+    and deviation. A head that cannot be found learns plain numbers.
+    """
+
+    task = "sequence_regression"
+    scale = Scale()
+    remarks: Sequence[str] = ()
+
+    def build_model(self) -> torch.nn.Module:
+        model = self.build_headed([self.config.data.columns.label], "regression")
+        if torch.get_default_device().type == "meta":
+            return model
+        new = has_new_head(model)
+        trained = self.config.model.base is not None and not new
+        found = standardize(model, self.data, trained=trained)
+        self.scale = found or Scale()
+        if found is None:
+            self.remarks = [
+                "the model has no linear head, so it learns the numbers as they are: if the loss "
+                "does not fall, divide them, so that they are about as large as 1"
+            ]
+        elif new and resized_weights(model):
+            self.remarks = ["the head is new, because that of model.base has more than one output"]
+        return model
+
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        return [*super().ready(model), *self.remarks]
+
+    def load_reference(self, address: str, field: str) -> torch.nn.Module:
+        model = super().load_reference(address, field)
+        outputs = model.config.num_labels  # type: ignore[union-attr]
+        if outputs != 1:
+            raise BadInput(
+                f"{field} = {address!r}: it has {outputs} outputs, and a number is one",
+                remedy="use a model that was trained with data.task sequence_regression",
+            )
+        return model
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        targets = self.scale.targets([row["label"] for row in rows])
+        found = {"targets": torch.from_numpy(targets).float()}
+        return padded_inputs(rows, self.pad_token_id) | found
+
+    def row_losses(
+        self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the squared error of each row, (rows,), in the unit of the targets."""
+        del counts
+        numbers = head_logits(model, batch)[:, 0]
+        predicted = (numbers - self.scale.shift) / self.scale.unit
+        return torch.square(predicted - batch["targets"])
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        return LossSum((head_logits(model, batch)[:, 0] - batch["targets"]).square().sum())
+
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        predicted = head_logits(model, batch)[:, 0].double()
+        targets = batch["targets"].double()
+        errors = predicted - targets
+        sums = {
+            "loss": errors.square(),
+            "absolute": errors.abs(),
+            "target": targets,
+            "predicted": predicted,
+            "target_squared": targets.square(),
+            "predicted_squared": predicted.square(),
+            "product": targets * predicted,
+        }
+        found = {name: values.sum().item() for name, values in sums.items()}
+        return {**found, "weight": len(targets)}
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the loss, which is of targets, and metrics of the numbers themselves.
+
+        If all numbers or all predictions are the same, r2 or pearson is 0.
+        """
+        rows = max(sums["weight"], 1)
+        mean = {name: total / rows for name, total in sums.items()}
+        spread = mean["target_squared"] - mean["target"] ** 2
+        of_both = spread * (mean["predicted_squared"] - mean["predicted"] ** 2)
+        together = mean["product"] - mean["target"] * mean["predicted"]
+        mse = mean["loss"] * self.scale.unit**2
+        return {
+            "loss": mean["loss"],
+            "mse": mse,
+            "rmse": mse**0.5,
+            "mae": mean["absolute"] * self.scale.unit,
+            "r2": 1 - mean["loss"] / spread if spread > _LEAST else 0.0,
+            "pearson": together / of_both**0.5 if of_both > _LEAST else 0.0,
+        }
+
+
+class RegressionPackager(TransformersPackager):
+    """Packages a model that predicts numbers, in their own units."""
+
+    training = SequenceRegression
+    pipeline = "text-classification"
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        whole = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+        with in_units_of_data(whole):
+            super().export(model, folder)
+
+    def load_exported(self, folder: Path) -> Components:
+        found = super().load_exported(folder)
+        leave_in_units_of_data(found["model"])
+        return found
