@@ -12,6 +12,7 @@ do too.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import sys
@@ -93,8 +94,8 @@ _HARMLESS = re.compile(
     | (?:CONTAINER|NODE|POD|JOB|RUN)_(?:NAME|NAMESPACE|IP|UID|ID) | DEBIAN_FRONTEND | IS_SANDBOX
     | (?:GROUP_)?RANK | WORLD_SIZE | KUBECONFIG | TRACEPARENT | NO_PROXY | no_proxy
     | (?:LC|XDG|PYTHON|PYTEST|PIP|UV|CONDA|PYENV|VIRTUAL|MAKE|MFLAGS|OMP|MKL|KMP|OPENBLAS|BLIS|NVPL
-      |TORCH|PYTORCH|CUDA|CUDNN|NVIDIA|NVTE|NCCL|GLOO|UCX|FI|PET|MASTER|LOCAL|DS|TRITON|TF|XLA|JAX
-      |KERAS|HF|TRANSFORMERS|TOKENIZERS|ACCELERATE|BNB|RAY|KUBERNETES|KFP|KF|ARGO|JOB_COMPLETION
+      |TORCH|PYTORCH|CUDA|CUDNN|NVIDIA|NVTE|NCCL|GLOO|UCX|FI|PET|MASTER|LOCAL|DS|TRITON|XLA|JAX
+      |TF(?!_VAR_)|KERAS|HF|TRANSFORMERS|TOKENIZERS|ACCELERATE|BNB|RAY|KUBERNETES|KFP|KF|ARGO|JOB_COMPLETION
       |JOBSET|STEADYTRAIN)(?:_?[A-Z0-9]\w*)?
     | \w+_SERVICE_(?:HOST|PORT\w*) | \w+_PORT(?:_\d+_(?:TCP|UDP)\w*)?
     | AWS_(?:(?:DEFAULT_)?REGION|PROFILE|ENDPOINT_URL(?:_\w+)?|CA_BUNDLE)
@@ -230,8 +231,9 @@ def _secrets_of_variable(name: str, value: str, public: str) -> frozenset[str]:
         if "://" in value and not named:
             found |= set(_IN_ADDRESS.findall(value.partition("://")[2].partition("/")[2]))
         else:
-            # Headers and connection strings: user code may show one of their values alone.
-            found |= {value, *_PAIR.findall(value)}
+            # Headers and connection strings: user code may show one of their values alone. Logs are
+            # redacted line by line.
+            found |= {value, *_PAIR.findall(value), *value.splitlines()}
     return frozenset(item for item in map(str.strip, found) if len(item) >= _SHORTEST)
 
 
@@ -241,13 +243,21 @@ def _is_harmless(name: str, value: str, public: str) -> bool:
         return True
     # Paths, one or several, are in messages everywhere, and are no secrets. Path.exists raises
     # where a value is too long for a path or may not be looked at.
-    is_path = any(os.path.lexists(item) for item in value.split(os.pathsep) if item)
-    return is_path or _HARMLESS_VALUE.fullmatch(value) is not None
+    items = [item for item in value.split(os.pathsep) if item]
+    found = [os.path.lexists(item) for item in items]
+    are_paths = all(there or "/" in item for item, there in zip(items, found, strict=True))
+    return (any(found) and are_paths) or _HARMLESS_VALUE.fullmatch(value) is not None
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yield a value as user code may print it: plain, in an address, as Python or as JSON."""
+    yield from (value, quote(value, safe=""), repr(value)[1:-1])
+    yield from (json.dumps(value, ensure_ascii=escaped)[1:-1] for escaped in (True, False))
 
 
 @functools.lru_cache(maxsize=8)
 def _any_of(values: frozenset[str]) -> re.Pattern[str] | None:
-    forms = {form for value in values for form in (value, quote(value, safe=""), repr(value)[1:-1])}
+    forms = {form for value in values for form in _forms(value)}
     # Longest first, because one value may be the start of another.
     ordered = sorted(forms, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None

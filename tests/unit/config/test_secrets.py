@@ -275,6 +275,11 @@ def test_address_without_a_password_is_shown_whole(address, monkeypatch):
         ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=abcdef1234,x-team=one", "abcdef1234"),
         ("TEAM_HOOK", "https://chat.example/hooks/T0123456789abcdef", "T0123456789abcdef"),
         ("CERTIFICATE", "a1" * 3000, "a1" * 3000),  # no path is that long
+        ("LOGIN", "/tmp:hunter2hunter2", "/tmp:hunter2hunter2"),  # not a list of paths
+        ("TF_VAR_database", "hunter2hunter2", "hunter2hunter2"),
+        ("KEY_FILE", "-- begin --\nhunter2hunter2\n-- end --", "hunter2hunter2"),
+        ("QUOTED", 'hunter2"hunter2', r"hunter2\"hunter2"),
+        ("ACCENTED", "hunter2é\n", r"hunter2\u00e9"),
         ("HF_TOKEN_OF_THE_TEAM", "aZ9aZ9aZ9aZ9", "aZ9aZ9aZ9aZ9"),
     ],
 )
