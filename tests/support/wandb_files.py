@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from wandb.proto import wandb_internal_pb2
-
 _HEADER, _BLOCK, _PREFIX = 7, 32_768, 7
 _ENDS: Final = (1, 4)
 """Kinds of the pieces that complete a record: all of it, and its last one."""
@@ -17,6 +15,8 @@ _ENDS: Final = (1, 4)
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """Return what was logged, one mapping for each call, in the order of the file."""
+    from wandb.proto import wandb_internal_pb2
+
     found = []
     for data in _records(path.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)

@@ -39,6 +39,7 @@ def complete(tmp_path):
     return offered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

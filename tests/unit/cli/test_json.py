@@ -144,6 +144,7 @@ def steadytrain(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
+@pytest.mark.slow
 def test_errors_are_json_with_the_same_exit_status(folder):
     (folder / "bad.yaml").write_text("name: x\ndata: {source: [a], sorce: b}\ntrainin: {}\n")
     for arguments, kind, words in (
@@ -164,6 +165,7 @@ def test_errors_are_json_with_the_same_exit_status(folder):
     assert fields == {"data.sorce", "trainin", "model"}
 
 
+@pytest.mark.slow
 def test_check_that_fails_keeps_its_status(folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     done = steadytrain(folder, "doctor", "--json")

@@ -61,6 +61,7 @@ def test_every_command_is_known():
     assert {path for path, _ in PLACES} >= ORDINARY.keys()
 
 
+@pytest.mark.slow
 @QUICK
 @given(where=st.sampled_from([place for place in PLACES if place[0] not in SLOW]), value=argument)
 def test_commands_survive_any_option_value(places, where, value):
@@ -135,6 +136,7 @@ def test_prices_from_an_empty_pipe_do_not_hang(places):
     assert (done.code, "not a regular file" in done.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_plan_rejects_an_unwritable_path(places):
     arguments = ("plan", "good.yaml", "--formula", "--gpu=h100", "--write")
     for value in ("file", "/dev/null/x", "/proc/nothing", "x" * 300):

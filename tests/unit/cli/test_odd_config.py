@@ -67,6 +67,7 @@ def put(content, field, value):
     return {**content, head: value}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.long)])
 def test_every_field_accepts_or_rejects_any_value(every):
     """Each field gets one value of `every`, and neighbors get different ones."""

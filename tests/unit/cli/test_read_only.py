@@ -62,6 +62,7 @@ def steadytrain(*arguments, cwd="/", **environment):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -88,6 +89,7 @@ def test_writing_commands_say_what_they_cannot_write(output, command):
     assert "fix: " in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", ["config.yaml", "events", ""])
 def test_unreadable_file_is_reported(output, hidden):
     path = output / "runs" / "2024" / hidden if hidden else output

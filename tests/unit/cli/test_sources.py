@@ -81,6 +81,7 @@ def test_folder_of_source_code_is_text(tmp_path):
     assert open_source("code", []).config.data.task == "causal_lm"
 
 
+@pytest.mark.slow
 def test_data_set_is_found_by_its_hub_address(tmp_path):
     jsonl(tmp_path / "set" / "train.jsonl", CHAT, CHAT)
     chosen = open_source("hub:set", [])

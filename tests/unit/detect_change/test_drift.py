@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kfp import dsl
-from scipy.spatial.distance import jensenshannon
 
 from steadytrain.components.detect_change import artifacts
 from steadytrain.components.detect_change.drift import js_distance, moves, stability_index
@@ -122,6 +121,8 @@ def test_few_records_are_too_few_to_tell(tmp_path):
 
 
 def test_distance_matches_scipy():
+    from scipy.spatial.distance import jensenshannon
+
     generator = np.random.default_rng(1)
     for _ in range(20):
         then, now = generator.integers(0, 50, (2, 64)).astype(float)

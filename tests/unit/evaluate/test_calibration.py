@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score
 
 from steadytrain.components.evaluate.calibration import (
     average_precisions,
@@ -64,6 +63,8 @@ def test_confidence_one_is_in_the_last_bin():
 
 
 def test_curves_show_the_worst_classes_and_the_average():
+    from sklearn.metrics import average_precision_score
+
     classes, names = drawn(400, truthful=True), ["a", "b", "c"]
     averages = average_precisions(classes, names)
     assert averages["b"] == pytest.approx(

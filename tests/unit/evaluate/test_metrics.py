@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn import metrics as sk
 
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.classes import confusion, per_class
@@ -42,6 +41,8 @@ def test_perplexity_of_a_hopeless_model_is_a_number():
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_metrics_under_weights_equal_scikit_learn_with_sample_weights(classes):
+    from sklearn import metrics as sk
+
     label, probabilities = random_classes(classes)
     scores = Scores.of(class_table(label, probabilities))
     weights = np.random.default_rng(1).integers(0, 4, size=(5, len(label))).astype(float)
@@ -91,6 +92,8 @@ def test_absent_class_is_left_out_of_means():
 
 def test_auroc_of_several_data_sets_is_the_mean_of_theirs():
     """One of two classes and one of three. Each has probabilities for its own classes alone."""
+    from sklearn import metrics as sk
+
     (first, two), (second, three) = random_classes(2, 50), random_classes(3, 90)
     label = np.concatenate([first, 2 + second])
     probabilities = np.zeros((140, 5))
@@ -113,6 +116,8 @@ def test_auroc_of_several_data_sets_is_the_mean_of_theirs():
 
 
 def test_class_that_a_resample_lacks_is_left_out_of_its_auroc():
+    from sklearn import metrics as sk
+
     label, probabilities = random_classes(3)
     scores = Scores.of(class_table(label, probabilities))
     weights = np.array([label != 2, label == 0]).astype(float)

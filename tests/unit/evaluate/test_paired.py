@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from scipy import stats
 
 from steadytrain.components.evaluate.classes import Classes
 from steadytrain.components.evaluate.paired import paired_differences, read_scores, unpaired
@@ -30,6 +29,8 @@ def language(shift, count=200, **options):
 
 
 def test_interval_agrees_with_scipys_paired_bootstrap():
+    from scipy import stats
+
     first, second = language(0.0), language(-0.3)
     found = paired_differences(first, second, ["loss"], **HOW)["loss"]
     theirs = stats.bootstrap(

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from steadytrain.components.evaluate import studentized as module
 from steadytrain.components.evaluate.studentized import count_units, fewest_units, studentized
@@ -21,6 +20,8 @@ def interval(values, units=None, confidence=0.95, statistic=mean_of):
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.9999])
 def test_interval_of_a_symmetric_mean_is_barely_wider_than_students(confidence):
+    from scipy import stats
+
     half = np.random.default_rng(0).standard_t(4, 400)
     values = np.concatenate([half, -half]) + 0.1
     found = interval(values, confidence=confidence)
@@ -32,6 +33,8 @@ def test_interval_of_a_symmetric_mean_is_barely_wider_than_students(confidence):
 
 def test_interval_of_a_skewed_mean_is_near_scipys_bca():
     """Of 500 values, all second-order correct methods agree on the end in the direction of skew."""
+    from scipy import stats
+
     values = np.random.default_rng(1).exponential(size=500)
     found = interval(values)
     theirs = stats.bootstrap(
@@ -44,6 +47,8 @@ def test_interval_of_a_skewed_mean_is_near_scipys_bca():
 
 
 def test_interval_of_a_ratio_is_near_scipys_bca():
+    from scipy import stats
+
     random = np.random.default_rng(3)
     weights = random.integers(50, 500, 300).astype(float)
     sums = weights * random.lognormal(0, 0.2, 300)

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.evaluate.harness import Harness
@@ -49,6 +47,8 @@ def model_of(kind, tokenizer):
 @pytest.fixture(params=["gpt2", "llama", *OTHERS])
 def pair(request, tokenizer):
     """Our model and lm-eval's, two separate models with equal weights."""
+    from lm_eval.models.huggingface import HFLM
+
     ours = Harness(
         model_of(request.param, tokenizer), tokenizer, batch_size=4, progress=lambda *_: None
     )
@@ -57,6 +57,8 @@ def pair(request, tokenizer):
 
 
 def asked(kind, *arguments):
+    from lm_eval.api.instance import Instance
+
     return Instance(kind, doc={}, arguments=arguments, idx=0, metadata=("task", 0, 1))
 
 
@@ -100,6 +102,8 @@ def test_generated_answers_equal_those_of_lm_eval(pair):
 
 
 def test_models_with_custom_attention_read_padded_batches(tokenizer):
+    from lm_eval.models.huggingface import HFLM
+
     model = make_language_model("llama", len(tokenizer))
     model.set_attn_implementation("eager")
     ours = Harness(model, tokenizer, batch_size=4, progress=lambda *_: None)

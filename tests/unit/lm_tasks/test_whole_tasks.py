@@ -1,8 +1,6 @@
 """Complete tasks return the same results as lm-eval's own command with its `hf` model."""
 
 import pytest
-from lm_eval.evaluator import simple_evaluate
-from lm_eval.models.huggingface import HFLM
 
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.language_tasks import run_lm_tasks
@@ -26,6 +24,9 @@ def tasks(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_scores_and_standard_errors_are_the_same(tasks, kind):
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
     tokenizer = make_tokenizer(100)
     config = from_mapping(
         {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from trl.data_utils import extract_prompt
 
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig
@@ -90,6 +89,8 @@ def test_the_prompt_of_whole_conversations_is_learned_once(tmp_path, form):
 
 @pytest.mark.parametrize("prompt", ["why?", [QUESTION]])
 def test_whole_conversations_are_divided_as_trl_does(prompt):
+    from trl.data_utils import extract_prompt
+
     turns = [SYSTEM, *EARLIER, QUESTION]
     record = {"prompt": prompt, "chosen": [*turns, SO], "rejected": [*turns, NO]}
     expected = extract_prompt({"chosen": record["chosen"], "rejected": record["rejected"]})

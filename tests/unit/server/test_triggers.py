@@ -420,6 +420,7 @@ def test_command_triggers_a_run(kfp, what, tmp_path):
     assert kfp.all("experiments")[0]["display_name"] == "data"
 
 
+@pytest.mark.slow
 def test_watching_command_starts_a_run_and_ends_on_sigterm(kfp, what, tmp_path):
     path = tmp_path / "bot.yaml"
     path.write_text(what.config.to_yaml())

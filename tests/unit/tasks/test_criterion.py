@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from pytorch_optimizer import FocalLoss
-from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
@@ -150,6 +149,8 @@ def data(tmp_path_factory):
 
 
 def test_balanced_weights_are_those_of_scikit_learn(data):
+    from sklearn.utils.class_weight import compute_class_weight
+
     labels = [row["label"] for row in class_rows(31)]
     theirs = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     ours = class_weights(ClassWeightsConfig(kind="balanced"), data)

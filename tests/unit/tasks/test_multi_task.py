@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
 from steadytrain.components.evaluate.measure import point_values
@@ -87,6 +86,8 @@ def test_loss_and_gradient_are_those_of_separate_heads(smoothing, micro):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_focal_loss_and_class_weights_are_those_of_separate_heads(monkeypatch, smoothing):
     """The focal loss of Lin et al. 2017, with scikit-learn's balanced weights in each part."""
+    from sklearn.utils.class_weight import compute_class_weight
+
     counts = np.array([30, 10, 5, 0, 15])
     monkeypatch.setattr(class_balance, "class_counts", lambda data: counts)
     task = task_of(

@@ -7,7 +7,6 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl import DPOConfig, DPOTrainer
 
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
@@ -111,6 +110,8 @@ def trl_inputs(task, rows):
 
 
 def test_loss_gradients_and_metrics_are_those_of_trl(tmp_path, base, rows):
+    from trl import DPOConfig, DPOTrainer
+
     task = task_of(tmp_path, base, label_smoothing_factor=0.0)
     model = opened(task)
     theirs = model_of().requires_grad_()

@@ -7,8 +7,6 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl import KTOConfig, KTOTrainer
-from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
@@ -103,6 +101,8 @@ def step(task, model, rows, micro):
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
+    from trl import KTOConfig, KTOTrainer
+
     tokenizer = make_tokenizer(0)
     tokenizer.pad_token = tokenizer.eos_token
     letters = [{"prompt": f"{x} ", "completion": x * 2, "label": x < "c"} for x in "abcde"]
@@ -125,6 +125,8 @@ def trainer(tmp_path_factory):
 
 @pytest.mark.parametrize(("micro", "learned"), [(5, True), (2, True), (1, True), (5, False)])
 def test_loss_and_gradients_are_those_of_trl(task, trainer, rows, micro, learned):
+    from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
+
     model = opened(task, rows, learned=learned)
     trainer.model.load_state_dict(model.state_dict())
     trainer.model.zero_grad()

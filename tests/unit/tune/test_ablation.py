@@ -9,7 +9,6 @@ import re
 
 import pytest
 import yaml
-from scipy import stats
 from typer.testing import CliRunner
 
 import steadytrain.components.tune.trials.cluster as runner
@@ -128,6 +127,8 @@ def test_holm_adjusts_as_in_a_worked_example():
 
 
 def test_one_comparison_is_the_paired_t_test():
+    from scipy import stats
+
     differences = [0.3, 0.1, -0.2, 0.4, 0.25]
     (found,) = estimates([differences], 0.95)
     peer = stats.ttest_1samp(differences, 0)

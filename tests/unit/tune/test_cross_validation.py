@@ -11,7 +11,6 @@ import statistics
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from scipy import stats
 from typer.testing import CliRunner
 
 import steadytrain.components.tune.trials.cluster as runner
@@ -302,6 +301,8 @@ def test_dry_run_rejects_data_that_have_no_folds():
 
 
 def test_interval_is_that_of_nadeau_and_bengio():
+    from scipy import stats
+
     values = [0.71, 0.68, 0.75, 0.66, 0.70]
     (found,) = estimates([values], 0.95, overlap=1 / 4)
     error = math.sqrt(statistics.variance(values) * (1 / 5 + 1 / 4))
