@@ -23,6 +23,7 @@ PRESETS: Final = {
     "causal_lm": "causal-lm",
     "supervised_finetuning": "chat",
     "preference": "preference",
+    "unpaired_preference": "preference",
     "sequence_classification": "sequence-classification",
     "sequence_regression": "sequence-classification",
 }

@@ -37,11 +37,8 @@ from steadytrain.components.tasks.registry import open_encoder
 
 RECORDS: Final = 200
 TASKS: Final = (
-    "supervised_finetuning",
-    "preference",
-    "sequence_classification",
-    "sequence_regression",
-    "causal_lm",
+    *("supervised_finetuning", "preference", "unpaired_preference"),
+    *("sequence_classification", "sequence_regression", "causal_lm"),
 )
 _FILES: Final = 10
 """Number of files to inspect: the files of one folder may differ."""
@@ -116,14 +113,15 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
     """
     usable = [task for task in TASKS if 2 * found.good[task] > found.records]
     judged = found.defects["supervised_finetuning"]["judged"]
-    if 2 * judged > found.records and not {"preference", "sequence_classification"} & set(usable):
+    if 2 * judged > found.records and not {*usable} - {"supervised_finetuning", "causal_lm"}:
         raise BadInput(
             f"{_where(data)}: {judged} of the first {found.records} records say how good they are "
             f"(the first: {found.details['judged']}), but supervised_finetuning learns good and "
             f"bad alike; {_columns(found)}",
             remedy=JUDGED_REMEDY,
         )
-    if not {"supervised_finetuning", "preference", "sequence_regression"} & set(usable):
+    used = {"supervised_finetuning", "preference", "unpaired_preference", "sequence_regression"}
+    if not used & {*usable}:
         check_classes(found, data)
     if not usable:
         raise BadInput(

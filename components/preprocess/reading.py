@@ -19,6 +19,7 @@ from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.validate import JUDGED_REMEDY, needed_columns
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.registry import open_encoder
 
@@ -167,19 +168,36 @@ def _check_columns(
         missing = [[column for column in each if not existing[column]] for each in alternatives]
         # If no row could be decoded at all, the columns are not the problem.
         if all(missing) and existing:
-            where, of = (f"parts.{name}.", f" of the part {name!r}") if name else ("", "")
-            columns_text = " or ".join(" + ".join(map(repr, columns)) for columns in missing)
+            of, fields = f" of the part {name!r}" if name else "", _fields(name, part, difficulty)
+            asked = [part.columns.group, part.columns.slice, difficulty]
+            shown = [each for each in missing if {*each} <= {*asked}] or missing
+            columns_text = " or ".join(
+                " + ".join(
+                    f"{column!r} ({fields[column]})" if column in fields else repr(column)
+                    for column in columns
+                )
+                for columns in shown
+            )
+            named = {fields[column]: None for each in shown for column in each if column in fields}
+            where = "data.task_options" if data.task_options else " or ".join(named)
             raise DataError(
                 f"no record{of} has the column {columns_text}; the existing columns are "
-                f"{', '.join(sorted(existing))}",
-                remedy="name the columns in "
-                f"data.{'task_options' if data.task_options else where + 'columns'}",
+                f"{', '.join(map(readable, sorted(existing)))}",
+                remedy=f"name one of these columns in {where}",
             )
+
+
+def _fields(name: str, part: DataConfig, difficulty: str | None) -> dict[str, str]:
+    """Return the field that names each column."""
+    place = f"data.parts.{name}.columns" if name else "data.columns"
+    found = {value: f"{place}.{field}" for field, value in part.columns if value}
+    return found | ({difficulty: "training.curriculum.column"} if difficulty else {})
 
 
 def _check_labels(reading: Reading, data: DataConfig) -> None:
     if len(reading.labels) > MAX_LABELS:
         raise DataError(
-            f"column {data.columns.label!r} holds more than {MAX_LABELS} different labels",
+            f"data.columns.label = {data.columns.label!r}: the column holds more than {MAX_LABELS} "
+            "different labels",
             remedy="set data.columns.label to the column of the class",
         )

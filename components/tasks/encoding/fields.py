@@ -20,6 +20,7 @@ DEFECTS: Final = {
     "empty_field": "a field holds only white space",
     "bad_messages": "messages are not a chat with an assistant message",
     "prompt_mismatch": "its answers are whole conversations that do not begin with its prompt",
+    "printed_alike": "its two answers are the same as the chat template prints them",
     "judged": "a column that is not used says how good the record is",
     "contradicted": "a column that is not used says that its chosen answer is not the better one",
     "not_a_class": "the label is a measured value or several classes",

@@ -171,6 +171,8 @@ class PreferenceRows:
             return Defect("refused_by_template", error.message)
         if not all(any(document.targets) for document in whole):
             return Defect("refused_by_template", "it leaves nothing to predict")
+        if whole[0] == whole[1]:
+            return Defect("printed_alike", "the chat template prints its answers alike")
         try:
             rows = [
                 rows_of(document, self.sequence_length, self.long_records) for document in whole

@@ -186,7 +186,9 @@ def test_needed_columns_after_many_others_are_found(tmp_path: Path, configure: A
     many = {f"c{number}": number for number in range(60)}
     path = write_jsonl(tmp_path / "x.jsonl", [{**many, **row} for row in texts(20)])
     config = configure(path, columns={"group": "author"}, max_bad_share=1.0)
-    assert "no record has the column 'author';" in refused(config, DataError).message
+    error = refused(config, DataError)
+    assert "no record has the column 'author' (data.columns.group);" in error.message
+    assert error.remedy.startswith("name one of these columns in data.columns.group;")
 
 
 @pytest.mark.parametrize("group", [None, "", " "])

@@ -99,9 +99,13 @@ def test_given_labels_of_a_part_keep_their_order(configure):
 
 
 def test_missing_column_names_its_part(configure):
-    with pytest.raises(DataError, match="no record of the part 'mood' has the column") as caught:
+    with pytest.raises(
+        DataError, match="no record of the part 'mood' has the column 'feeling' "
+    ) as caught:
         run(configure(column="feeling"))
-    assert caught.value.remedy.startswith("name the columns in data.parts.mood.columns;")
+    assert caught.value.remedy.startswith(
+        "name one of these columns in data.parts.mood.columns.label;"
+    )
 
 
 def test_one_label_in_a_part_names_it(configure):

@@ -188,6 +188,13 @@ def test_a_pair_that_another_column_contradicts_is_a_defect(detail):
     assert caught.value.reason == "contradicted"
 
 
+def test_answers_that_a_template_prints_alike_have_their_own_reason(tokens):
+    pair = {"prompt": "a", "chosen": [SO], "rejected": [{**SO, "name": "Ann"}]}
+    rows = encoder(sequence_length=40).row_encoder(Fitted(tokens, (), frozenset(), tokens))
+    (found,) = rows.encode([encoder().read(pair)])
+    assert found.reason == "printed_alike"
+
+
 def test_a_long_answer_is_truncated_and_a_long_prompt_leaves_the_pair_out(tokens):
     rows = encoder(sequence_length=40).row_encoder(Fitted(tokens, (), frozenset(), tokens))
     long = {"prompt": "a", "chosen": "b" * 90, "rejected": "c"}
