@@ -67,6 +67,7 @@ def test_observed_failures_outweigh_the_prior():
     assert many == pytest.approx(600, rel=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "steps"), [(0.0, [1, 2, 3, 4, 5, 6]), (3600.0, [6])])
 def test_training_saves_when_a_checkpoint_is_due(make_bench, monkeypatch, first, steps):
     monkeypatch.setattr(cadence, "FIRST_SECONDS", first)

@@ -101,6 +101,7 @@ def test_patience_is_resumed(make_bench):
     assert (result.outcome, result.step) == ("early_stopped", stopped_at)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_run_has_the_weights_of_an_undisturbed_run(make_bench):
     """SIGKILL in the middle of the run, with dropout and 4 accumulation steps."""
     settings = {"training": LONG, "model": {"config": DROPOUT}}
@@ -187,6 +188,7 @@ def test_sigterm_to_one_rank_stops_all_ranks_at_one_step(make_bench):
     assert newest(bench.workspace.checkpoints).name == f"step-{ended.result.step:08d}"
 
 
+@pytest.mark.slow
 def test_failing_rank_reports_why_and_hides_secrets(make_bench):
     bench = make_bench(task="support.faults:Bug")
 

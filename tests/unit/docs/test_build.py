@@ -26,6 +26,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_page_is_built(site):
     from reference.pages import PAGES as GENERATED
 
@@ -34,6 +35,7 @@ def test_every_page_is_built(site):
         assert (site / address).with_suffix(".html").is_file(), address
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_other_hosts(site):
     for page in site.rglob("*.html"):
         loaded = re.findall(
@@ -42,5 +44,6 @@ def test_nothing_is_loaded_from_other_hosts(site):
         assert not loaded, page.name
 
 
+@pytest.mark.slow
 def test_no_source_of_the_generators_is_published(site):
     assert not [*site.rglob("*.py"), *site.rglob("__pycache__")]

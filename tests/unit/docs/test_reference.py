@@ -191,6 +191,7 @@ def test_python_api_has_a_docstring_for_everything(pages):
     assert not re.search(r"\n\n\s*\n```", page)
 
 
+@pytest.mark.slow
 def test_modules_of_the_python_api_import_no_torch():
     from reference.python import API
 

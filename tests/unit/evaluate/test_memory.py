@@ -15,6 +15,7 @@ from support.short_evaluation import Measured, attack, evaluate
 SPARE = 300_000_000
 
 
+@pytest.mark.slow
 def test_scores_under_attack_come_from_smaller_batches(tmp_path):
     on_ranks(1, attack, tmp_path, SPARE)
     found = Measured.load(tmp_path / "measured.json")

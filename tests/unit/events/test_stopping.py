@@ -48,6 +48,7 @@ def child(lifeline, code=WORK):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["cut", "close"])
 def test_process_ends_with_its_lifeline(end):
     lifeline = Lifeline()
@@ -57,6 +58,7 @@ def test_process_ends_with_its_lifeline(end):
     assert process.wait(30) == 143
 
 
+@pytest.mark.slow
 def test_starting_process_does_not_begin_without_its_lifeline():
     lifeline = Lifeline()
     lifeline.cut()
@@ -65,6 +67,7 @@ def test_starting_process_does_not_begin_without_its_lifeline():
     lifeline.close()
 
 
+@pytest.mark.slow
 def test_cut_lifeline_kills_only_running_processes():
     """A process that leaves because the lifeline was cut must still have time to clean up."""
     code = """

@@ -118,6 +118,7 @@ def with_functions(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_functions_have_the_same_digest_in_every_process(with_functions):
     processes = [
         subprocess.Popen(

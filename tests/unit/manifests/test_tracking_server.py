@@ -75,6 +75,7 @@ def test_another_name_for_the_server_is_rejected(server, login):
         assert requests.get(query, headers={"Host": host}, **known).status_code == 403
 
 
+@pytest.mark.slow
 def test_our_client_logs_and_reads_with_the_credentials_of_the_secret(server, secret, monkeypatch):
     for key in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(key, secret[key])

@@ -191,6 +191,7 @@ def test_run_that_saves_slowly_after_each_step_is_bound_by_its_checkpoints(train
     assert "checkpoint_bound" in problems(trained("saves", language_rows(40), [], **short))
 
 
+@pytest.mark.slow
 def test_run_whose_task_keeps_every_batch_leaks_memory(trained, monkeypatch):
     prompt, kept = CausalLanguageModel.loss, []
 

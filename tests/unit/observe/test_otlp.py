@@ -206,6 +206,7 @@ def test_end_of_a_run_sends_what_its_sink_could_not(make_config, written, receiv
     assert received(receiver) == expected(written.workspace)
 
 
+@pytest.mark.slow
 def test_report_step_sends_the_rest_without_the_packages_of_training(
     make_config, written, receiver
 ):

@@ -138,6 +138,7 @@ def slow(clients, port, count, text=b"GET /metrics HTTP/1.1\r\n"):
             client.sendall(text)
 
 
+@pytest.mark.slow
 def test_hundreds_of_slow_clients_take_few_descriptors_and_delay_nobody(written, serving, port):
     serving()
     scrape(port)
@@ -200,6 +201,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_lack_of_descriptors_delays_a_scrape_and_nothing_else(tmp_path):
     """The process cannot accept for a second, in which it is idle."""
     port = free_port()

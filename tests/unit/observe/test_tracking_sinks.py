@@ -134,6 +134,7 @@ wandb_sink.WandbDelivery(config, Workspace.of(config)).catch_up()
 """
 
 
+@pytest.mark.slow
 def test_offline_attempts_are_written_whole_and_once(written):
     """The first process is killed in the second attempt; the note of the second one is lost."""
     folder = written.workspace.folder / "wandb"

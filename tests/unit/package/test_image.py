@@ -35,6 +35,7 @@ def test_nodes_resolve_the_name_without_a_registry(monkeypatch):
     assert image("train").startswith("steadytrain/train:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("registry", "code"), [("registry.example.com/team", 0), ("https://registry.example.com", 2)]
 )

@@ -15,6 +15,7 @@ def test_folders_are_importable_under_one_name_only():
     assert subprocess.run(command, capture_output=True, text=True).stdout == "None None\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -43,6 +44,7 @@ def test_authoring_imports_no_torch(module):
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_slow():
     code = (
         "import sys, steadytrain.pipelines.cli; "
@@ -52,6 +54,7 @@ def test_help_loads_nothing_slow():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_dag_is_the_same_without_the_clients_of_kfp(tmp_path):
     compile_ours = (
         "import os, sys\n"

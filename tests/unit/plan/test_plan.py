@@ -338,6 +338,7 @@ def command(*arguments):
     return subprocess.run(line, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_command_needs_no_torch():
     done = command("causal-lm", "--gpu", "t4", "--formula")
     assert done.returncode == 0, done.stderr
@@ -345,6 +346,7 @@ def test_command_needs_no_torch():
     assert "verdict   fits" in done.stdout
 
 
+@pytest.mark.slow
 def test_command_makes_a_dry_run_if_torch_is_installed():
     smaller = "model.config.num_hidden_layers=1"
     done = command("causal-lm", "--gpu", "t4", "--json", "--set", smaller)
@@ -353,6 +355,7 @@ def test_command_makes_a_dry_run_if_torch_is_installed():
     assert "--formula leaves it out" in done.stderr
 
 
+@pytest.mark.slow
 def test_exit_status_shows_that_the_plan_does_not_work():
     base = "model.base=hub:meta-llama/Llama-3.1-8B"
     done = command("chat", "--gpu", "rtx4050", "--set", base, "--json", "--formula")

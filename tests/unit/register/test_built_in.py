@@ -26,6 +26,8 @@ from steadytrain.components.shared.workspace import Workspace
 from support.canary import infect, make_canary
 from support.tiny import TEXTS, make_classifier, make_language_model, make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 LABELS = ["code", "prose"]
 LINES = [line for text in TEXTS for line in text.splitlines(keepends=True) if line.strip()]
 

@@ -162,6 +162,7 @@ def fetcher(address, config):
     )
 
 
+@pytest.mark.slow
 def test_concurrent_fetches_share_one_complete_folder(address, put, config, tmp_path):
     for index in range(20):
         put(f"part-{index}", bytes(100_000))
@@ -178,6 +179,7 @@ def test_concurrent_fetches_share_one_complete_folder(address, put, config, tmp_
     assert places == [Path(folder).name]
 
 
+@pytest.mark.slow
 def test_killed_download_starts_again(address, put, config):
     for index in range(200):
         put(f"part-{index:03}", bytes(200_000))

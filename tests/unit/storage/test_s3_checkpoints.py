@@ -71,6 +71,7 @@ storage.write_stream("save-rank-0000.model.safetensors", [bytes(1 << 20)] * 20)
 """
 
 
+@pytest.mark.slow
 def test_rank_killed_during_upload_leaves_no_valid_checkpoint(address, proxy):
     store = CheckpointStore(address, keep=2)
     save(store, 1, parts=parts(1))

@@ -183,6 +183,7 @@ def killed_in(proxy, *arguments, after):
     proxy.queued.clear()
 
 
+@pytest.mark.slow
 def test_killed_upload_is_never_visible(storage, proxy, large, tmp_path):
     storage.write("name", b"before")
     killed_in(proxy, "upload", storage.uri, large, "name", after=2)
@@ -193,6 +194,7 @@ def test_killed_upload_is_never_visible(storage, proxy, large, tmp_path):
     assert (tmp_path / "there").read_bytes() == large.read_bytes()
 
 
+@pytest.mark.slow
 def test_download_that_is_killed_leaves_nothing_behind(storage, proxy, large, tmp_path):
     storage.upload(large, "name")
     target = tmp_path / "there" / "name"

@@ -208,6 +208,7 @@ def test_timeouts_from_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_and_mlflow_is_imported_late(tmp_path: Path) -> None:
     program = f"""
 import sys

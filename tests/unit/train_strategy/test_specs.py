@@ -74,6 +74,7 @@ def test_spec_decides_sharded_memory_and_fallback(example):
     assert (fallback.name, lowered.settings.strategy) == ("FSDP", "fsdp")
 
 
+@pytest.mark.slow
 def test_reading_specs_imports_no_torch():
     program = (
         "import sys; from steadytrain.components.shared.config.strategies import strategy_spec; "
