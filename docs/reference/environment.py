@@ -34,6 +34,8 @@ MEANINGS: Final = {
     "MLFLOW_TRACKING_PASSWORD": "Login for the MLflow server.",
     "MLFLOW_TRACKING_TOKEN": "Token for the MLflow server.",
     "MLFLOW_REGISTRY_URI": "Address of the model registry, where it is not the tracking server.",
+    "MLFLOW_EXPERIMENT_NAME": "The MLflow experiment, if the configuration names none.",
+    "MLFLOW_EXPERIMENT_ID": "Does the same by its id; it must exist.",
     "MLFLOW_RUN_ID": "An MLflow run that this run reports into; it brings its own experiment.",
     "STEADYTRAIN_PUBLIC_VARIABLES": "Names of further variables, separated by commas, whose values "
     "may be shown. All values but those of harmless variables are redacted.",
@@ -51,7 +53,6 @@ INTERNAL: Final = {
     "MLFLOW_DISABLE_AGENT_HINT",
     "MLFLOW_DISABLE_TELEMETRY",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR",
-    "MLFLOW_EXPERIMENT_ID",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES",
     "MLFLOW_HTTP_REQUEST_TIMEOUT",

@@ -247,7 +247,11 @@ class TrackingConfig(Section):
         description="Where training events go while training runs: mlflow, tensorboard, wandb, "
         "otlp, or names that installed packages add.",
     )
-    experiment: str = Field("steadytrain", description="Name of the MLflow experiment.")
+    experiment: str = Field(
+        "steadytrain",
+        description="Name of the MLflow experiment. The default gives way to "
+        "MLFLOW_EXPERIMENT_NAME and MLFLOW_EXPERIMENT_ID.",
+    )
 
     @field_validator("sinks")
     @classmethod

@@ -28,7 +28,7 @@ from steadytrain.components.shared.redaction import (
     redact,
     secrets_of_address,
 )
-from steadytrain.components.shared.tracking.given import given_run
+from steadytrain.components.shared.tracking.given import given_run, stated_experiment
 from steadytrain.components.shared.tracking.store import ensure_store, sqlite_uri
 from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
@@ -83,7 +83,8 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     If MLFLOW_RUN_ID is set, that run's experiment is used.
 
     Raises:
-        BadInput: if MLFLOW_RUN_ID is not an active run of this store.
+        BadInput: if MLFLOW_RUN_ID is not an active run of this store, or MLFLOW_EXPERIMENT_ID not
+            an experiment.
         TrackingError: if the store cannot be used.
         StorageError: if it does not exist and cannot be written.
     """
@@ -95,7 +96,8 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
         if given is not None:
             experiment_id = given.info.experiment_id
         else:
-            experiment_id = _experiment(client, config.tracking.experiment, uri, workspace)
+            name = stated_experiment(client, config.tracking.experiment, shown(uri))
+            experiment_id = _experiment(client, name, uri, workspace)
     return Tracking(uri, client, experiment_id)
 
 
@@ -341,7 +343,8 @@ def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
     if found.lifecycle_stage == "deleted":
         raise TrackingError(
             f"the experiment {name!r} of {shown(uri)} has been deleted",
-            remedy="restore it (`mlflow experiments restore`), or set tracking.experiment",
+            remedy="restore it (`mlflow experiments restore`), or set another one "
+            "(tracking.experiment, MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID)",
         )
     return str(found.experiment_id)
 

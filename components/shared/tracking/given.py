@@ -1,12 +1,14 @@
-"""The MLflow run that MLFLOW_RUN_ID names."""
+"""The MLflow run and the experiment that the environment names."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from steadytrain.components.shared.cluster import POD_VARIABLE
+from steadytrain.components.shared.config.evaluation import TrackingConfig
 from steadytrain.components.shared.errors import BadInput
 
 PARENT: Final = "mlflow.parentRunId"
@@ -43,6 +45,22 @@ def given_run(client: Any, store: str) -> Any | None:
     return _run(client, above, f"{above!r}, in which MLFLOW_RUN_ID is nested", store)
 
 
+def stated_experiment(client: Any, configured: str, store: str) -> str:
+    """Return the experiment's name: configured, of the environment as MLflow reads it, or default.
+
+    Raises:
+        BadInput: the store has no experiment with the id in MLFLOW_EXPERIMENT_ID.
+        MlflowException: the store cannot be used.
+    """
+    default = TrackingConfig.model_fields["experiment"].default
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    number = os.environ.get("MLFLOW_EXPERIMENT_ID")
+    if configured != default or name or not number:
+        return configured if configured != default else name or default
+    with _found(f"MLFLOW_EXPERIMENT_ID = {number!r}", "experiment", store):
+        return str(client.get_experiment(number).name)
+
+
 def is_of_another(run: Any, owner: str, params: Mapping[str, str]) -> bool:
     """Return whether a given run describes something else. MLflow never changes a parameter.
 
@@ -59,20 +77,27 @@ def is_of_another(run: Any, owner: str, params: Mapping[str, str]) -> bool:
 
 
 def _run(client: Any, run_id: str, what: str, store: str) -> Any:
-    from mlflow.exceptions import MlflowException
-
-    try:
+    with _found(what, "run", store):
         run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        raise BadInput(
-            f"{what}: {store} has no such run",
-            remedy="unset it, or point tracking.uri or MLFLOW_TRACKING_URI at the run's store",
-        ) from error
     if run.info.lifecycle_stage == "deleted":
         raise BadInput(
             f"{what}: this run of {store} was deleted",
             remedy=f"restore it (mlflow runs restore --run-id {run_id}), or unset it",
         )
     return run
+
+
+@contextlib.contextmanager
+def _found(what: str, kind: str, store: str) -> Iterator[None]:
+    """Turn MLflow's error about something that does not exist, or cannot, into BadInput."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        raise BadInput(
+            f"{what}: {store} has no such {kind}",
+            remedy=f"unset it, or point tracking.uri or MLFLOW_TRACKING_URI at the {kind}'s store",
+        ) from error

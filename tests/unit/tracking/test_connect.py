@@ -75,11 +75,28 @@ def test_given_run_sets_the_experiment(
     assert use_tracking(config, workspace).experiment_id == elsewhere
 
 
-def test_given_run_that_is_not_there_is_rejected(
-    config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variable", ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"])
+def test_environment_names_the_experiment_if_the_configuration_does_not(
+    make_config: MakeConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
-    with pytest.raises(BadInput, match=f"MLFLOW_RUN_ID = '{'0' * 32}'") as refused:
+    config, named = make_config(), make_config(tracking={"experiment": "mine"})
+    client = use_tracking(config, workspace).client
+    elsewhere = client.create_experiment("elsewhere")
+    monkeypatch.setenv(variable, "elsewhere" if variable.endswith("NAME") else elsewhere)
+    assert use_tracking(config, workspace).experiment_id == elsewhere
+    assert use_tracking(named, workspace).experiment_id != elsewhere
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "777")
+    with pytest.raises(BadInput, match=r"MLFLOW_EXPERIMENT_ID = '777': sqlite:.* no such ex"):
+        check_tracking(config, workspace)
+
+
+@pytest.mark.parametrize("absent", ["0" * 32, "../0"])
+def test_given_run_that_is_not_there_is_rejected(
+    config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", absent)
+    with pytest.raises(BadInput, match=f"MLFLOW_RUN_ID = '{absent}'") as refused:
         check_tracking(config, workspace)
     assert "unset it" in refused.value.remedy
 
