@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from steadytrain.components.preprocess.card import DataCard, card_html, distribution
@@ -52,6 +51,7 @@ from steadytrain.components.tasks.encoding.base import (
     RowEncoder,
     TokenizerSettings,
 )
+from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
 
 TEST_RECORDS: Final = "test-records.arrow"
@@ -208,8 +208,7 @@ class _Builder:
         Raises:
             DataError: those of the training side are all the same.
         """
-        schema = self.encoder.schema
-        if "label" not in schema.names or not pa.types.is_floating(schema.field("label").type):
+        if not has_numbers(self.encoder):
             return {}
         found = dict[Side, dict[str, float]]()
         for side in SIDES:

@@ -29,6 +29,7 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.parts import label_in
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 
 _COLUMNS_SHOWN = 50
 
@@ -112,7 +113,7 @@ def take_in(job: ReadRequest) -> Taken:
     for record in records:
         taken.unread.update(record.unread)
     runs = ascii_runs(record.content for record in records) if job.encoder.tokenizer else None
-    taken.tally.count(records, runs)
+    taken.tally.count(records, runs, numbers=has_numbers(job.encoder))
     taken.batch = _batch(good, job)
     if runs is not None and job.data.near_duplicate_threshold is not None:
         _add_shingles(taken, records, runs, job)

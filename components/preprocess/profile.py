@@ -29,6 +29,7 @@ from steadytrain.components.shared.records import DataProfile
 from steadytrain.components.shared.remembered import Remembered
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 from steadytrain.components.tasks.registry import open_encoder
 
 LENGTHS: Final = 24
@@ -56,18 +57,26 @@ class Tally:
         self.labels: Counts = np.zeros((2, LABELS), dtype=np.int64)
         self.words: Counts = np.zeros((2, WORDS), dtype=np.int64)
 
-    def count(self, records: Sequence[Checked], runs: Sequence[Runs] | None) -> None:
+    def count(
+        self,
+        records: Sequence[Checked],
+        runs: Sequence[Runs] | None,
+        *,
+        numbers: bool = False,
+    ) -> None:
         """Count checked records.
 
         Args:
             runs: the `ascii_runs` of their contents; None if these are not text.
+            numbers: whether labels are numbers to predict. Close ones share a bucket.
         """
         for record in records:
             half = record.identity[-1] & 1
             size = len(record.content.encode())
             self.lengths[half, min(size.bit_length() - 1, LENGTHS - 1)] += 1
             if record.label is not None:
-                self.labels[half, _bucket(record.label, LABELS)] += 1
+                label = f"{float(record.label):.1e}" if numbers else record.label
+                self.labels[half, _bucket(label, LABELS)] += 1
         if runs is not None:
             self._count_words(records, runs)
 
@@ -121,7 +130,7 @@ def _tally(job: tuple[Chunk, DataConfig, Encoder]) -> Tally:
                 good.append(check(row, data, encoder))
     tally = Tally()
     runs = ascii_runs(record.content for record in good) if encoder.tokenizer else None
-    tally.count(good, runs)
+    tally.count(good, runs, numbers=has_numbers(encoder))
     return tally
 
 

@@ -11,7 +11,7 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.class_head import has_new_head
-from steadytrain.components.tasks.loaded import resized_weights
+from steadytrain.components.tasks.loaded import dtype_of_files, resized_weights
 from steadytrain.components.tasks.number_head import (
     Scale,
     in_units_of_data,
@@ -21,6 +21,8 @@ from steadytrain.components.tasks.number_head import (
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.text_head import TextHead, head_logits, padded_inputs
 
+_COARSE: Final = 0.01
+"""Rounding, in standard deviations, that a warning is worth."""
 _LEAST: Final = 1e-12
 """Variance of targets below which it is rounding."""
 
@@ -36,7 +38,7 @@ class SequenceRegression(TextHead):
 
     task = "sequence_regression"
     scale = Scale()
-    remarks: Sequence[str] = ()
+    head_remark = ""
 
     def build_model(self) -> torch.nn.Module:
         model = self.build_headed([self.config.data.columns.label], "regression")
@@ -47,16 +49,26 @@ class SequenceRegression(TextHead):
         found = standardize(model, self.data, trained=trained)
         self.scale = found or Scale()
         if found is None:
-            self.remarks = [
+            self.head_remark = (
                 "the model has no linear head, so it learns the numbers as they are: if the loss "
                 "does not fall, divide them, so that they are about as large as 1"
-            ]
+            )
         elif new and resized_weights(model):
-            self.remarks = ["the head is new, because that of model.base has more than one output"]
+            self.head_remark = "the head is new, because that of model.base has several outputs"
         return model
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
-        return [*super().ready(model), *self.remarks]
+        remarks = [*super().ready(model), *filter(None, [self.head_remark])]
+        named = self.config.model.export_dtype
+        exported = getattr(torch, named) if named else dtype_of_files(model)
+        step = abs(self.scale.shift) * torch.finfo(exported).eps
+        if step > _COARSE * self.scale.unit:
+            remarks.append(
+                f"the exported model holds numbers around {self.scale.shift:,.6g} in steps of "
+                f"{step:.2g}, and their standard deviation is {self.scale.unit:.2g}: set "
+                "model.export_dtype to float32, or subtract a constant from the numbers"
+            )
+        return remarks
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
         model = super().load_reference(address, field)

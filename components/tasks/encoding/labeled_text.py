@@ -16,6 +16,7 @@ from steadytrain.components.tasks.encoding.base import (
     Content,
     EncodedRecord,
     EncodedRow,
+    Encoder,
     Fitted,
     TokenizerSettings,
 )
@@ -136,6 +137,12 @@ class NumberedTextEncoder(TargetedTextEncoder):
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         numbers = records["label"].cast(pa.float64())
         return {**super().test_columns(records), "label": numbers}
+
+
+def has_numbers(encoder: Encoder) -> bool:
+    """Return whether each record has a number to predict, as `Content.label`."""
+    schema = encoder.schema
+    return "label" in schema.names and bool(pa.types.is_floating(schema.field("label").type))
 
 
 def _number(record: Content) -> float:

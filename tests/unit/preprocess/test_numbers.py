@@ -6,8 +6,10 @@ import itertools
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from steadytrain.components.memory.model import label_count
 from steadytrain.components.preprocess.shown import show
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig, from_mapping
@@ -46,6 +48,17 @@ def test_anything_else_is_a_defect_with_its_field(value, reason):
     assert caught.value.reason == reason
 
 
+def test_pairs_have_their_types_and_numbers():
+    columns = Columns(text="a", text_pair="b")
+    encoder = open_encoder(DataConfig(source=["x"], task=TASK, columns=columns))
+    assert set(encoder.schema.names) == {"input_ids", "label", "token_type_ids"}
+    content = encoder.read({"a": "one", "b": "two", "label": "3.5"})
+    stored = pa.table({"content": [content.text], "label": [content.label]})
+    found = encoder.test_columns(stored)
+    assert (found["text_pair"].to_pylist(), found["label"].to_pylist()) == (["two"], [3.5])
+    assert encoder.columns() == [["a", "b", "label"]]
+
+
 def rows(count=80):
     return [{"text": sentence(n), "label": 10 + n / 4} for n in range(count)]
 
@@ -76,6 +89,9 @@ def test_numbers_reach_rows_records_and_the_card(tmp_path, configure):
         assert (told["min"], told["max"]) == (min(numbers), max(numbers))
     assert "Numbers to predict" in record.path("card.html").read_text()
     assert show(config, 1)[0].label == "10.0"
+    # Numbers from 10 to 30 have at most 21 first two digits, so that their drift is seen.
+    buckets = np.count_nonzero(np.sum(record.profile.labels, axis=0))
+    assert 10 < buckets <= 22
 
 
 def test_equal_numbers_stop_before_training(tmp_path, configure):
@@ -194,4 +210,6 @@ def test_settings_without_effect_on_numbers_are_refused(field):
 )
 def test_settings_that_work_for_numbers_are_accepted(given):
     data, model = {"source": ["x"], "task": TASK}, {"config": {"model_type": "bert"}}
-    check_task(from_mapping({"name": "tiny", "data": data, "model": model, **given}))
+    config = from_mapping({"name": "tiny", "data": data, "model": model, **given})
+    check_task(config)
+    assert label_count(config) == 1

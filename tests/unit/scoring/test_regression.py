@@ -11,7 +11,9 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
 from steadytrain.components.evaluate.measure import metrics, point_values, weighted_values
+from steadytrain.components.evaluate.page import evaluation_page
 from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.shared.records import EvaluationRecord
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.scoring.logged import log_transformers_model
 
@@ -110,6 +112,18 @@ def test_baseline_is_the_mean_and_for_absolute_errors_the_median(judged):
     assert found["mae"] == pytest.approx(np.abs(truth - np.median(seen)).mean())
     assert "pearson" not in found
     assert task.scorer.score_baseline(records.slice(0, 0)) is None
+
+
+def test_worst_predictions_are_on_the_page(judged):
+    task, components, records = judged
+    table = task.scorer.score(components, records)
+    record = EvaluationRecord(
+        task="sequence_regression", weights_digest="0", examples=9, metrics={}, scores=""
+    )
+    page = evaluation_page(record, table, records, title="a run")
+    assert "<th>target</th><th>predicted</th>" in page
+    worst = page.partition("Worst examples")[2].partition("<tr><td>")[2]
+    assert worst.startswith(f"{np.argmax(table['loss'])}<")
 
 
 def test_attack_makes_predictions_worse(judged):

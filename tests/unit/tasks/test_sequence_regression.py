@@ -232,6 +232,19 @@ def test_model_without_a_linear_head_learns_plain_numbers(tmp_path, data, monkey
     )
 
 
+@pytest.mark.parametrize(
+    ("mean", "precision", "coarse"),
+    [(3.0, None, False), (3.0, "bfloat16", True), (1.7e9, None, True), (5e4, "float32", False)],
+)
+def test_numbers_that_the_export_would_round_get_a_warning(tmp_path, mean, precision, coarse):
+    rows = number_rows(8, mean=mean, unit=1.0)
+    data = write_data(tmp_path, rows, rows, task="sequence_regression", schema=NUMBERS)
+    task = opened(tmp_path, data, {"config": BERT, "export_dtype": precision}).training
+    remarks = task.ready(task.build_model())
+    assert [remark for remark in remarks if "in steps of" in remark] == remarks
+    assert bool(remarks) == coarse
+
+
 def test_equal_numbers_cannot_be_learned(tmp_path):
     rows = [{**row, "label": 3.0} for row in class_rows(8)]
     data = write_data(tmp_path, rows, rows, task="sequence_regression", schema=NUMBERS)

@@ -1,0 +1,85 @@
+"""A model of numbers on real data, from a file to a champion that serves them, on two ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import mlflow
+import numpy as np
+import pytest
+from sklearn.datasets import load_diabetes
+
+from steadytrain.components.shared.records import EvaluationRecord, GateRecord
+
+CONFIG = {
+    "name": "progression",
+    "data": {
+        "task": "sequence_regression",
+        "source": ["patients.csv"],
+        "columns": {"label": "progression"},
+        "sequence_length": 64,
+        "validation_share": 0.15,
+        "test_share": 0.25,
+        # Each text is made of the same fifty words.
+        "near_duplicate_threshold": None,
+    },
+    "model": {
+        "vocab_size": 400,
+        "config": {
+            "model_type": "bert",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 64,
+        },
+    },
+    "training": {
+        "global_batch_size": 16,
+        "max_steps": 300,
+        "learning_rate": 3e-3,
+        "eval_steps": 60,
+        "metric_for_best_model": "r2",
+    },
+    "compute": {"nproc_per_node": 2, "device": "cpu", "threads_per_rank": 1},
+}
+
+
+def write_patients(path):
+    """Write what each patient's measurements are among those of all, in words."""
+    found = load_diabetes(scaled=False)
+    fifths = [
+        np.searchsorted(np.quantile(each, [0.2, 0.4, 0.6, 0.8]), each) for each in found.data.T
+    ]
+    names = [
+        [f"{name}{'abcde'[at]}" for at in each]
+        for name, each in zip(found.feature_names, fifths, strict=True)
+    ]
+    with path.open("w", newline="") as handle:
+        writer = csv.writer(handle)
+        writer.writerow(["text", "progression"])
+        writer.writerows(zip(map(" ".join, zip(*names, strict=True)), found.target, strict=True))
+
+
+@pytest.mark.long
+def test_progression_of_a_disease_is_predicted_and_served(steadytrain):
+    folder = steadytrain.output.parent
+    write_patients(folder / "patients.csv")
+    (folder / "my.yaml").write_text(json.dumps({**CONFIG, "output": str(steadytrain.output)}))
+    done = steadytrain("run", "my.yaml")
+    assert done.code == 0, done.out + done.err
+    (run,) = done.runs
+    evaluation = EvaluationRecord.load(run / "records" / "evaluate.json")
+    gate = GateRecord.load(run / "records" / "gate.json")
+    assert gate.promoted
+    assert (gate.metric, gate.greater_is_better) == ("mse", False)
+    assert evaluation.metrics["mse"].value < 0.8 * evaluation.baselines["mse"]
+    assert evaluation.metrics["r2"].value > 0.2
+    assert "Numbers to predict" in (run / "report.html").read_text()
+    store = f"sqlite:///{steadytrain.output / 'mlflow.db'}"
+    mlflow.set_tracking_uri(store)
+    mlflow.set_registry_uri(store)
+    served = mlflow.pyfunc.load_model("models:/progression@champion")
+    low, high = served.predict(["bmia bpa s5a", "bmie bpe s5e"])["score"]
+    assert 25 < low < high < 350
