@@ -118,16 +118,16 @@ def _choose(
             f"Model to start from (folder, hub:NAME, s3://, or {SCRATCH})",
             default=preset.model.base or SCRATCH,
         )
-    return for_task(data, task, reason, [*_model(model, preset), *overrides]), reason
+    return for_task(data, task, reason, [*_model(model, preset, task), *overrides]), reason
 
 
-def _model(model: str, preset: RunConfig) -> list[tuple[str, Any]]:
+def _model(model: str, preset: RunConfig, task: str) -> list[tuple[str, Any]]:
     """Return the overrides for the model that the user wants instead of the preset's."""
     if model in ("", preset.model.base or SCRATCH):
         return []
     if model == SCRATCH:
         raise BadInput(
-            f"--model {SCRATCH}: task {preset.data.task} starts from a trained model",
+            f"--model {SCRATCH}: task {task} starts from a trained model",
             remedy=f"name one, such as {preset.model.base}",
         )
     # The preset's rate is for its own model; without one, the rule for this model decides.
