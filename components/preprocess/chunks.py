@@ -172,7 +172,8 @@ def as_row(value: Any) -> Mapping[str, Any] | Defect:
     """Return a JSON value as a row: its fields, or a defect if it is not an object."""
     if isinstance(value, dict | Defect):
         return value
-    return Defect("wrong_type", f"a {type(value).__name__}, not an object with fields")
+    hint = "; a list of records is data.format json" if isinstance(value, list) else ""
+    return Defect("wrong_type", f"a {type(value).__name__}, not an object with fields{hint}")
 
 
 def not_json(error: Exception) -> str:

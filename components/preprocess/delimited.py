@@ -85,7 +85,7 @@ class DelimitedRows:
         self.dialect = Dialect.of(self.lines.first(), settings)
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
-        header: list[str] = []
+        header, names = list[str](), list[str]()
         reader = self.dialect.rows(self.lines.take())
         while True:
             held: list[str] = []
@@ -112,12 +112,13 @@ class DelimitedRows:
             elif not values or not (header or any(map(str.strip, values))):
                 continue
             elif not header:
-                header = [name.strip() for name in values]
+                names, header = values, [name.strip() for name in values]
                 require_distinct(self.name, header)
-            elif len(values) != len(header):
+            elif len(values) != len(header) or values == names:
                 where = f" in lines {first} to {self.lines.number}" if len(held) > 1 else ""
                 detail = f"{len(values)} fields{where} where the header names {len(header)}"
-                yield first, Defect("bad_format", detail)
+                again = "it is the header again, as in files that were joined"
+                yield first, Defect("bad_format", again if values == names else detail)
             else:
                 yield first, dict(zip(header, values, strict=True))
 

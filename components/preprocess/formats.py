@@ -49,8 +49,11 @@ UNREAD: Final = "files with a suffix that is not read"
 _DESCRIBING: Final = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
 }
-UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""How such a text begins."""
+_MARKS: Final = {
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
+}
+"""How texts in other encodings than UTF-8 begin, the longest first."""
 
 _SEPARATORS = re.compile(r"[\s,]*")
 
@@ -172,13 +175,13 @@ def _whole_lines(name: str, stream: Stream) -> Iterator[bytes | None]:
     If the first block has only carriage returns, they end the lines, as on old Macs.
 
     Raises:
-        DataError: the text is UTF-16.
+        DataError: the text is UTF-16 or UTF-32.
     """
     first = stream.data.read(CHUNK_BYTES)
-    if first[:2] in UTF_16:
+    if marked := _marked(first):
         raise DataError(
-            f"{name} is UTF-16, and this format is read as UTF-8",
-            remedy=f"convert it: iconv -f UTF-16 -t UTF-8 {name}",
+            f"{name} is {marked}, and this format is read as UTF-8",
+            remedy=f"convert it: iconv -f {marked} -t UTF-8 {name}",
         )
     first = first.removeprefix(codecs.BOM_UTF8)
     returns = b"\r" in first[:-1] and b"\n" not in first
@@ -205,6 +208,11 @@ def _whole_lines(name: str, stream: Stream) -> Iterator[bytes | None]:
         yield None
     elif pending:
         yield pending
+
+
+def _marked(start: bytes) -> str:
+    """Return the encoding that the mark at the start of a text says; "" for UTF-8."""
+    return next((name for mark, name in _MARKS.items() if start.startswith(mark)), "")
 
 
 def _few_lines(block: bytes) -> Iterator[bytes]:
@@ -281,15 +289,15 @@ def _text(stream: Stream, encoding: str | None) -> tuple[io.TextIOWrapper, str]:
     """Decode a file.
 
     Args:
-        encoding: None means UTF-8, or UTF-16 if the file begins with its mark.
+        encoding: None means UTF-8, or UTF-16 or UTF-32 if the file begins with its mark.
 
     Returns:
         The text, with surrogates for bytes that cannot be decoded, and the encoding that was
         detected, or "".
     """
     content, detected = io.BufferedReader(stream.data), ""  # type: ignore[type-var]
-    if encoding is None and content.peek(2)[:2] in UTF_16:
-        encoding, detected = "utf-16", "the encoding UTF-16"
+    if encoding is None and (marked := _marked(content.peek(4))):
+        encoding, detected = marked, f"the encoding {marked}"
     return io.TextIOWrapper(
         content, encoding or "utf-8-sig", errors="surrogateescape", newline=""
     ), detected

@@ -170,7 +170,8 @@ def _check_columns(
         if all(missing) and existing:
             of, fields = f" of the part {name!r}" if name else "", _fields(name, part, difficulty)
             asked = [part.columns.group, part.columns.slice, difficulty]
-            shown = [each for each in missing if {*each} <= {*asked}] or missing
+            choices = [each for each in missing if {*each} <= {*asked}] or missing
+            shown = dict.fromkeys(map(tuple, choices))
             columns_text = " or ".join(
                 " + ".join(
                     f"{column!r} ({fields[column]})" if column in fields else repr(column)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import io
 import os
 import re
 import sysconfig
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from steadytrain.components.preprocess.local_files import Source, open_regular, require_data
 from steadytrain.components.shared.digest import stream_digest, value_digest
@@ -31,6 +32,8 @@ from steadytrain.components.shared.storage import S3Storage
 _MAGIC = "*?["
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _COMPRESSIONS = {".gz", ".zst"}
+_COMPRESSED_BYTES = 1 << 12
+"""Bytes to decompress at once. They are few, because each may stand for many."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class SourceFile:
         Raises:
             DataError: the file cannot be read, or its compression is corrupted.
         """
-        from zstandard import ZstdDecompressor, ZstdError
+        from zstandard import ZstdError
 
         try:
             with self._fetched(scratch) as raw:
@@ -117,8 +120,7 @@ class SourceFile:
                 if suffix == ".gz":
                     yield Stream(cast("BinaryIO", gzip.GzipFile(fileobj=raw)), raw)
                 elif suffix == ".zst":
-                    reader = ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-                    yield Stream(cast("BinaryIO", reader), raw)
+                    yield Stream(io.BufferedReader(_Zstandard(raw), 1 << 16), raw)
                 else:
                     yield Stream(raw, raw)
         except (gzip.BadGzipFile, zlib.error, EOFError, ZstdError) as error:
@@ -137,6 +139,40 @@ class SourceFile:
             self.location.storage.download(self.location.key, Path(copy.name))
             with Path(copy.name).open("rb") as raw:
                 yield raw
+
+
+class _Zstandard(io.RawIOBase):
+    """The decompressed content of a file of zstandard frames.
+
+    The library's own reader takes the end of the file for the end of a frame.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._content, self._rest = self._decompressed(raw), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or memoryview(next(self._content, b""))
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+    @staticmethod
+    def _decompressed(raw: BinaryIO) -> Iterator[bytes]:
+        from zstandard import ZstdDecompressor
+
+        frame = None
+        while block := raw.read(_COMPRESSED_BYTES):
+            while block:
+                if frame is None or frame.eof:
+                    frame = ZstdDecompressor().decompressobj()
+                if found := frame.decompress(block):
+                    yield found
+                block = frame.unused_data if frame.eof else b""
+        if frame is not None and not frame.eof:
+            raise EOFError("it ends within a frame")
 
 
 def find_files(

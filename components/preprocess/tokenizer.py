@@ -12,6 +12,7 @@ from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.tasks.encoding.base import TokenizerSettings
+from steadytrain.components.tasks.encoding.printed import TEMPLATES
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 
 SAMPLE_BYTES: Final = 32 << 20
@@ -54,7 +55,7 @@ def make_tokenizer(
 
 
 def with_template(config: RunConfig) -> RunConfig:
-    """Return the configuration with the content of the file that data.chat_template names.
+    """Return the configuration with the template that data.chat_template names, or its file.
 
     What identifies the prepared data is then the template, and not its path.
 
@@ -65,14 +66,17 @@ def with_template(config: RunConfig) -> RunConfig:
     if given is None:
         return config
     try:
-        text = given if is_template(given) else local_path(given).read_text(encoding="utf-8")
+        text = TEMPLATES.get(given, given)
+        if not is_template(text):
+            text = local_path(given).read_text(encoding="utf-8")
         why = _fault(text)
     except (OSError, ValueError) as error:
         text, why = given, getattr(error, "strerror", None) or str(error)
     if why:
         raise BadInput(
             f"data.chat_template = {shortened(given)!r} cannot be used: {why}",
-            remedy="give a UTF-8 file with a template in Jinja, or the template itself",
+            remedy="give a UTF-8 file with a template in Jinja, the template itself, or a name: "
+            f"{', '.join(TEMPLATES)}",
         )
     data = config.data.model_copy(update={"chat_template": text})
     return config.model_copy(update={"data": data})

@@ -146,5 +146,5 @@ def unused_columns(counts: Mapping[str, int]) -> str:
 
 
 def readable(name: str) -> str:
-    """Return a column's name as text without control characters."""
-    return name if name.isprintable() else repr(name)
+    """Return a column's name as text without control characters, and with its spaces visible."""
+    return name if name.isprintable() and name and name == name.strip() else repr(name)

@@ -292,8 +292,8 @@ class DataConfig(Section):
         None,
         min_length=1,
         description="Chat template in Jinja, instead of the tokenizer's own: the path of a file, "
-        "or the template itself, which has {{ or {%. It is saved with the tokenizer and exported "
-        "with the model. Only for tasks with chats.",
+        "the template itself, which has {{ or {%, or the name chatml. It is saved with the "
+        "tokenizer and exported with the model. Only for tasks with chats.",
     )
     max_record_bytes: int = Field(
         1_000_000,

@@ -22,6 +22,16 @@ DEFAULT_CHAT_TEMPLATE: Final = (
 )
 """For tokenizers without a template. A turn ends with the end-of-text token."""
 
+TEMPLATES: Final = {
+    "chatml": (
+        "{% for message in messages %}"
+        "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+}
+"""Templates by the name that `data.chat_template` may have."""
+
 _OWN_CHARACTERS: Final = 4096
 """Characters that a template may add to each message."""
 _MARK: Final = re.compile("\ue000([0-9]+)\ue001")

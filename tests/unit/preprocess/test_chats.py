@@ -11,6 +11,7 @@ import pytest
 from steadytrain.components.preprocess.folds import read_table
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.step import run
+from steadytrain.components.preprocess.tokenizer import with_template
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events import read_events
@@ -218,6 +219,20 @@ def test_a_file_without_a_template_is_an_error(tmp_path, configure, given, conte
     with pytest.raises(BadInput, match=told) as raised:
         run(config)
     assert raised.value.message.startswith("data.chat_template")
+
+
+def test_chatml_is_a_template_by_name(configure):
+    config = configure("x", task="supervised_finetuning", chat_template="chatml")
+    tokenizer = family_tokenizer()
+    tokenizer.chat_template = with_template(config).data.chat_template
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}]
+    assert tokenizer.apply_chat_template(said, tokenize=False) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nso<|im_end|>\n"
+    )
+    other = configure("x", task="supervised_finetuning", chat_template="vicuna")
+    with pytest.raises(BadInput, match=r"data\.chat_template = 'vicuna' cannot be used") as raised:
+        with_template(other)
+    assert raised.value.remedy.endswith("or a name: chatml")
 
 
 def test_only_tasks_with_chats_have_a_template(configure):

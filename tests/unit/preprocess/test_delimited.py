@@ -78,7 +78,7 @@ def test_row_of_several_lines_with_too_many_fields_is_one_defect(tmp_path: Path)
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_delimiter_and_utf_16_are_detected(
     tmp_path: Path, mark: str, encoding: str, suffix: str
@@ -105,6 +105,13 @@ def test_header_is_found_below_blank_lines_and_between_spaces(
 ) -> None:
     (tmp_path / "x.csv").write_bytes(content.encode())
     assert read(tmp_path / "x.csv") == ([row], [])
+
+
+def test_a_header_again_is_a_defect(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("text,label\none,a\ntext,label\ntwo,b\n")
+    rows, defects = read(tmp_path / "x.csv")
+    assert [row["text"] for row in rows] == ["one", "two"]
+    assert defects == [(3, "it is the header again, as in files that were joined")]
 
 
 def test_settings_override_what_would_be_detected(tmp_path: Path) -> None:

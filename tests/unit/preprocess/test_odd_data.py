@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.labels import alike_labels, like_absent
@@ -47,6 +48,22 @@ def test_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.jsonl\.gz: the compressed file is damaged"):
         rows(tmp_path / "a.jsonl.gz", tmp_path)
+
+
+@pytest.mark.parametrize("lost", [1, 5, 3000])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_truncated_zstandard_file_is_named(tmp_path: Path, lost: int, frames: int) -> None:
+    """The library's reader takes the rest of the records for the whole."""
+    content = "".join(json.dumps(row) + "\n" for row in texts(400)).encode()
+    whole = zstandard.compress(content) * frames
+    (tmp_path / "a.jsonl.zst").write_bytes(whole)
+    # A skippable frame, as parallel compressors write them.
+    (tmp_path / "b.jsonl.zst").write_bytes(whole + b"\x50\x2a\x4d\x18\x02\x00\x00\x00ab")
+    assert len(rows(tmp_path / "a.jsonl.zst", tmp_path)) == 400 * frames
+    assert len(rows(tmp_path / "b.jsonl.zst", tmp_path)) == 400 * frames
+    (tmp_path / "a.jsonl.zst").write_bytes(whole[:-lost])
+    with pytest.raises(DataError, match=r"a\.jsonl\.zst: the compressed file is damaged: it ends"):
+        rows(tmp_path / "a.jsonl.zst", tmp_path)
 
 
 def test_file_whose_name_is_not_valid_utf8_is_read(tmp_path: Path, configure: Any) -> None:
