@@ -7,8 +7,6 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
-from scipy.stats import pearsonr
-from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.errors import BadInput, DataError
@@ -140,6 +138,8 @@ def trained(root, data, model, **more):
 
 def explained(bench, data):
     """Return how much of the numbers plain Transformers explains with the exported model."""
+    from sklearn.metrics import r2_score
+
     rows = number_rows(16, seed=1)
     task = OpenTask(bench.config, data)
     found = task.packager.load_exported(bench.workspace.model)["model"]
@@ -150,6 +150,7 @@ def explained(bench, data):
     return r2_score([row["label"] for row in rows], numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [BERT, LLAMA], ids=["with a bias", "without a bias"])
 def test_large_numbers_are_learned_and_a_resumed_run_is_the_same(tmp_path, data, fields):
     bench = trained(tmp_path / "whole", data, {"config": fields})
@@ -160,6 +161,7 @@ def test_large_numbers_are_learned_and_a_resumed_run_is_the_same(tmp_path, data,
     assert weights_digest(again.workspace) == weights_digest(bench.workspace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", [False, True])
 def test_adapters_predict_numbers_too(tmp_path, data, merge):
     write_base(tmp_path / "base", bias=50_000.0, num_labels=1, problem_type="regression")
@@ -172,7 +174,11 @@ def test_adapters_predict_numbers_too(tmp_path, data, merge):
         assert bias.item() == pytest.approx(50_000, rel=0.1)
 
 
+@pytest.mark.slow
 def test_validation_metrics_are_those_of_scikit_learn(tmp_path, data):
+    from scipy.stats import pearsonr
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
     bench = trained(tmp_path, data, {"config": BERT}, max_steps=20)
     task, rows = OpenTask(bench.config, data), number_rows(16, seed=1)
     truth = [row["label"] for row in rows]
