@@ -26,7 +26,9 @@ def in_order(labels: Iterable[str]) -> list[str]:
 
 def counting(labels: Sequence[str]) -> str:
     """Return the question whether many labels are numbers to predict; "" if they are not."""
-    if len(labels) <= _CLASSES or not all(map(_NUMBER.fullmatch, labels)):
+    # Tools that read a column with gaps write its whole numbers as 3.0.
+    whole = (_NUMBER.fullmatch(label.removesuffix(".0")) for label in labels)
+    if len(labels) <= _CLASSES or not all(whole):
         return ""
     return (
         f"{len(labels):,} different whole numbers: if they are measured or counted, and not names "

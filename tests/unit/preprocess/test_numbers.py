@@ -114,6 +114,11 @@ FOUND = {
         "sequence_classification",
         "30 different whole numbers: if they are measured or counted",
     ),
+    "whole numbers with a point": (
+        lambda n: {"label": f"{n % 30}.0"},
+        "sequence_classification",
+        "30 different whole numbers",
+    ),
     "a score beside classes": (
         lambda n: {"label": "ab"[n % 2], "score": n / 4},
         "sequence_classification",
