@@ -16,9 +16,12 @@ from steadytrain.components.evaluate.landscape_chart import (
 )
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.records import EvaluationRecord
+from steadytrain.components.tasks.encoding.labeled_text import PAIR
 
 _WORST = 10
 _EXCERPT = 240
+_TEXTS = ("text", PAIR, "completion")
+"""Columns of test records with what the excerpts show."""
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; max-width: 60rem; margin: 2rem auto;
   padding: 0 1rem; }
@@ -40,8 +43,8 @@ def evaluation_page(
 
     Args:
         scores: columns of `Scorer.score`, one row per record.
-        records: the raw records in the same order. If they have a `text` column, the page shows
-            excerpts.
+        records: the raw records in the same order. The page shows excerpts of their columns in
+            _TEXTS.
     """
     parts = [
         f"<h1>Evaluation of {escape(title)}</h1>",
@@ -150,17 +153,16 @@ def _worst(scores: pa.Table, records: pa.Table) -> str:
     targets = np.asarray(scores.column("targets").to_numpy())
     mean = loss / np.maximum(targets, 1)
     chosen = np.argsort(-mean, kind="stable")[:_WORST]
-    texts = (
-        records.column("text").take(chosen).to_pylist() if "text" in records.column_names else []
-    )
+    columns = [name for name in _TEXTS if name in records.column_names]
+    texts = records.select(columns).take(chosen).to_pylist()
     numbers = [name for name in ("target", "predicted") if name in scores.column_names]
     rows = []
     for place, row in enumerate(map(int, chosen)):
-        excerpt = (texts[place] or "") if texts else ""
+        given = [texts[place][name] for name in columns if texts[place][name]]
         identity = str(scores.column("id")[row])[:12]
         slice_name = scores.column("slice")[row].as_py() or ""
         found = [_number(scores.column(name)[row].as_py()) for name in numbers]
-        shown = redact(excerpt[:_EXCERPT])
+        shown = redact("\n".join(text[: _EXCERPT // len(given)] for text in given))
         rows.append([identity, slice_name, _number(float(mean[row])), *found, shown])
     headings = ["id", "slice", "loss a target", *numbers, "beginning of the text"]
     return _section("Worst examples", headings, rows, text_column=3 + len(numbers))

@@ -169,8 +169,10 @@ def test_it_is_on_the_pages():
     assert row == ("accuracy, character noise", "0.8000", "0.7000 to 0.9000", "0.9500")
     assert part == ("topic/accuracy, character noise", "0.8000", "0.7000 to 0.9000", "0.7500")
     scores = pa.table({"id": ["a"], "loss": [1.0], "targets": [1], "slice": ["x"]})
-    page = evaluation_page(record, scores, pa.table({"id": ["a"]}), title="a run")
+    texts = pa.table({"id": ["a"], "text": ["first of two"], "text_pair": ["second"]})
+    page = evaluation_page(record, scores, texts, title="a run")
     assert "accuracy, character noise" in page
+    assert "first of two\nsecond" in page
     assert "0.95" in page
     assert "0.75" in page
 
