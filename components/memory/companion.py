@@ -34,7 +34,8 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
         teacher = _shape(address, label_count(config), "training.distillation.teacher")
         found = companion_of(teacher, half=half, length=length)
         return _matched(found, (shape, teacher), hidden, half=half) if hidden.on else found
-    if not load_task(config.data.task).reference:
+    task = load_task(config.data.task)
+    if not task.reference:
         return None
     found = companion_of(shape, half=half, length=length)
     block = FP32 * comparison_rows(shape.vocabulary) * shape.vocabulary
@@ -43,6 +44,8 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
         # With adapters, the frozen model that they are attached to is the reference.
         weights=0 if config.model.adapter.freezes else found.weights,
         kept=0,
+        # The model that trains has the shape of its reference.
+        flops=(3 if task.measures else 1) * found.flops,
         # Likelihoods are computed in 32 bits, in place if the logits have as many.
         compared=block if half else 0,
     )

@@ -256,6 +256,7 @@ class Task:
     objectives: those of `training` that its loss includes, by their field.
     sequences: sequences of up to `data.sequence_length` tokens in a row, for plans.
     reference: whether the loss compares the model with a frozen copy of model.base.
+    measures: whether its training part has `measure`, which runs both models once more.
     robustness: whether its test records have a `text`, and its scorer `score_attacked`.
     grades: whether its training part has `load_reference` and `row_losses`.
     cuttable: whether it learns from any part of a document as from a whole one.
@@ -274,6 +275,7 @@ class Task:
     objectives: frozenset[str] = frozenset()
     sequences: int = 1
     reference: bool = False
+    measures: bool = False
     robustness: bool = False
     contrasts: bool = False
     regresses: bool = False

@@ -109,6 +109,7 @@ UNPAIRED_PREFERENCE: Final = replace(
     ),
     objectives=frozenset({"kto"}),
     sequences=1,
+    measures=True,
 )
 MASKED_LM: Final = Task(
     encoder=MaskedTextEncoder,

@@ -157,15 +157,21 @@ def test_the_plan_counts_the_weights_of_the_teacher(half):
 
 
 @pytest.mark.parametrize("kind", ["none", "lora"])
-def test_the_plan_counts_the_reference_of_a_preference(tmp_path, kind):
-    """Its weights, its forward pass, and two sequences in a row. Adapters need no second model."""
+@pytest.mark.parametrize(
+    ("task", "sequences", "passes"), [("preference", 2, 1), ("unpaired_preference", 1, 3)]
+)
+def test_the_plan_counts_the_reference_of_a_preference(tmp_path, kind, task, sequences, passes):
+    """Its weights, its forward passes, and the sequences in a row. Adapters need no second model.
+
+    Without pairs, both models also run on the answers of other prompts.
+    """
     fields = {**LLAMA, "vocab_size": VOCABULARY}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
     model.save_pretrained(tmp_path)
     config = from_mapping(
         {
             "name": "tiny",
-            "data": {"source": ["unused"], "task": "preference"},
+            "data": {"source": ["unused"], "task": task},
             "model": {"base": str(tmp_path), "adapter": {"kind": kind}},
         }
     )
@@ -173,11 +179,11 @@ def test_the_plan_counts_the_reference_of_a_preference(tmp_path, kind):
     companion = run_companion(config, shape, half=True, length=64)
     size = sum(p.numel() for p in model.parameters())
     assert companion.weights == (2 * size if kind == "none" else 0)
-    assert companion.flops == companion_of(shape, half=True, length=64).flops
+    assert companion.flops == passes * companion_of(shape, half=True, length=64).flops
     job = Workload(config, "tiny", shape, Machine(known_gpu("T4")))
     (option, *_) = options(job)
     found = at(job, option, 4)
-    assert (found.batch.micro_batch_size, found.setting.micro_batch) == (4, 8)
+    assert (found.batch.micro_batch_size, found.setting.micro_batch) == (4, 4 * sequences)
     assert found.memory.companion >= companion.weights
 
 
