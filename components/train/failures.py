@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.events.types import Cause
 from steadytrain.components.shared.out_of_memory import DEVICE_TEXTS, NOT_MAPPED
 from steadytrain.components.train.attempt import RankError, names_of
 from steadytrain.components.train.output import Output
@@ -236,27 +238,28 @@ CRASHES = frozenset(
 """Signals of a crash in native code."""
 
 
-@dataclass(frozen=True)
-class Failure:
+@dataclass(frozen=True, kw_only=True)
+class Failure(Cause):
     """Why an attempt failed: the root cause, not its side effects on other ranks.
 
-    message: one line, or the text of steadytrain's own error.
     traceback: of the rank that failed. "" if there is none, and for steadytrain's own errors, whose
         message is sufficient.
-    unexplained: the rank was killed from outside, and nothing shows why.
-    memory_needed: minimum number of bytes that a rank needs, by a formula; 0 if unknown.
-    still_since: time of a hanging rank's last sign of progress; 0 otherwise.
     """
 
     failure_class: FailureClass
-    rank: int
-    message: str
-    remedy: str
+    rank: int = 0
     traceback: str = ""
-    step: int = 0
-    unexplained: bool = False
-    memory_needed: int = 0
-    still_since: float = 0.0
+
+    @classmethod
+    def of(cls, cause: Cause) -> Failure:
+        """Return the failure that an event of the ledger records."""
+        known = cause_of(cause)
+        return cls(**known | {"failure_class": FailureClass(cause.failure_class)})
+
+
+def cause_of(cause: Cause) -> dict[str, Any]:
+    """Return the fields that an event has in common with a failure."""
+    return {item.name: getattr(cause, item.name) for item in fields(Cause)}
 
 
 def classify(
@@ -331,7 +334,7 @@ def _reported(error: RankError) -> _Suspect:
         message=redact(message if remedy else f"{name}: {message}"),
         remedy=remedy or kind.remedy,
         traceback="" if remedy else redact(error.traceback),
-        step=error.step,
+        failed_step=error.step,
         memory_needed=error.memory_needed,
         still_since=error.still_since,
     )
@@ -382,7 +385,7 @@ def _from_exit(rank: int, status: int, log: str, step: int) -> Failure:
     kind_in_text = class_of_text(output.after) or class_of_text(output.rest) or _last_words(output)
     last = output.last_line
     text = f"the rank ended with {how}" + (f": {last}" if last else "")
-    return replace(_failure(kind_in_text or kind, rank, text), step=step)
+    return replace(_failure(kind_in_text or kind, rank, text), failed_step=step)
 
 
 def _signal(number: int) -> str:

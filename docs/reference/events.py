@@ -30,16 +30,25 @@ def kinds() -> list[type[Event]]:
 
 
 def _section(kind: type[Event]) -> str:
-    summary, meanings = _documented(kind)
+    summary, _ = _documented(kind)
+    meanings = _meanings(kind)
     rows = [
         (code(item.name), code(item.type), _default(item), meanings.get(item.name, ""))
         for item in dataclasses.fields(kind)
         if item.name not in ("time", "batch")
     ]
-    if "batch" in kind.__annotations__:
+    if any(item.name == "batch" for item in dataclasses.fields(kind)):
         rows += _batch_rows(optional=hasattr(kind, "batch"))
     heading = f"## {kind.name}\n\nLevel: {kind.level}. {summary}\n"
     return "\n".join([heading, table(("Field", "Type", "Default", "Meaning"), rows)])
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What the docstrings of a type and of its bases say of fields."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        found |= _documented(base)[1]
+    return found
 
 
 def _batch_rows(*, optional: bool) -> Iterator[tuple[str, str, str, str]]:

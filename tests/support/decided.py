@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    DecisionMade,
     SupervisorStarted,
 )
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.train.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.as_events import decision_made
 from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.policy import decide
 
@@ -62,10 +60,15 @@ class Run:
             failure_class=kind,
         )
         self.history.attempts.append(attempt)
-        self.failure = Failure(kind, 0, "told", "do this", unexplained=unexplained)
-        self.failure = replace(self.failure, memory_needed=memory_needed)
+        self.failure = Failure(
+            failure_class=kind,
+            message="told",
+            remedy="do this",
+            unexplained=unexplained,
+            memory_needed=memory_needed,
+        )
         decision = decide(self.history, self.failure, self.settings, "run")
-        self.history.decisions.append(decision_made(number, self.failure, decision))
+        self.history.decisions.append(DecisionMade.after(number, self.failure, decision))
         if decision.nodes:
             self.plan = plan_batch(
                 plan.global_batch_size, plan.world_size // self.nodes * decision.nodes

@@ -170,15 +170,34 @@ class AttemptStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttemptEnded(Event):
+class Cause:
+    """Why an attempt failed, as far as the decision after it depends on that.
+
+    failure_class: "" if it did not fail.
+    message: one line, or the text of steadytrain's own error.
+    remedy: what to do.
+    still_since: when a hung rank last made progress; 0 if no rank hung.
+    failed_step: the step in which it failed; 0 if unknown.
+    unexplained: a rank was killed from outside, and nothing shows why.
+    memory_needed: minimum number of bytes that a rank needs, by a formula; 0 if unknown.
+    """
+
+    failure_class: str = ""
+    message: str = ""
+    remedy: str = ""
+    still_since: float = 0.0
+    failed_step: int = 0
+    unexplained: bool = False
+    memory_needed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnded(Cause, Event):
     """All ranks of an attempt have stopped.
 
     If the supervisor died, a later supervisor writes this event, with the time of the last sign of
     life.
 
-    still_since: when a hung rank last made progress; 0 if no rank hung.
-    failed_step, unexplained, memory_needed: further inputs to the recovery decision, as in a
-        Failure.
     seconds: how long it took, however the clock was set meanwhile; 0 if its supervisor died.
     entry: number of the ledger's entry; 0 if unknown.
     waited_seconds: how long its pods waited for nodes, quota and images; all of the attempt if one
@@ -190,13 +209,6 @@ class AttemptEnded(Event):
     attempt: int
     outcome: AttemptOutcome
     step: int
-    failure_class: str = ""
-    message: str = ""
-    remedy: str = ""
-    still_since: float = 0.0
-    failed_step: int = 0
-    unexplained: bool = False
-    memory_needed: int = 0
     seconds: float = 0.0
     waited_seconds: float = 0.0
     entry: int = field(default=0, compare=False)
@@ -246,24 +258,23 @@ class PodsPending(Event):
         return f"{self.job} waits no more: its pods have started"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecisionMade(Event):
-    """The supervisor decided what to do after a failed attempt.
+@dataclass(frozen=True)
+class RecoveryDecision:
+    """What the supervisor does after a failed attempt.
 
-    attempt: the attempt that failed; 0 for a decision that comes from an earlier run.
-    batch: the limits of all later attempts; None if the decision sets none.
-    fallback: the OOM fallback, if the decision was to use one.
-    nodes: number of nodes for later attempts, if some were unavailable or are tried again.
+    action: retry, retry_changed or stop; planned or learned before the first attempt.
+    reason: one sentence for people.
+    delay_seconds: wait before the retry.
+    batch: the limits of all later attempts; None if the decision sets none. The global batch stays
+        the same.
+    fallback: the OOM fallback, if the decision is to use one.
     skipped_batch: a global batch that is skipped from now on, by its position in the order.
     learning_rate_scale: factor on the scheduled learning rates from now on, multiplied with earlier
         factors.
+    nodes: number of nodes for later attempts, if some were unavailable or are tried again.
     on_demand: whether the next attempt avoids preemptible nodes.
-    entry: number of the ledger's entry; 0 if unknown.
     """
 
-    name: ClassVar[str] = "decision_made"
-    attempt: int
-    failure_class: str
     action: str
     reason: str
     delay_seconds: float = 0.0
@@ -273,7 +284,25 @@ class DecisionMade(Event):
     learning_rate_scale: float = 1.0
     nodes: int | None = None
     on_demand: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionMade(RecoveryDecision, Event):
+    """The supervisor decided what to do after a failed attempt.
+
+    attempt: the attempt that failed; 0 for a decision that comes from an earlier run.
+    entry: number of the ledger's entry; 0 if unknown.
+    """
+
+    name: ClassVar[str] = "decision_made"
+    attempt: int
+    failure_class: str
     entry: int = field(default=0, compare=False)
+
+    @classmethod
+    def after(cls, attempt: int, cause: Cause, decision: RecoveryDecision) -> DecisionMade:
+        """Return the event for the decision after a failed attempt."""
+        return cls(attempt=attempt, failure_class=cause.failure_class, **vars(decision))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ def _came_before(failure: Failure, history: History, *, saved: bool) -> bool:
     last = history.attempts[-1].ended
     return (
         last is not None
-        and last.failed_step == failure.step > 0
+        and last.failed_step == failure.failed_step > 0
         and last.message.partition(":")[0] == failure.message.partition(":")[0]
     )
 

@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig
+from steadytrain.components.shared.events.types import RecoveryDecision
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
@@ -48,31 +47,6 @@ _JITTER_SHARE = 0.25
 _LOWER_RATE = 0.1
 _UNKNOWN_FAILURES = 2
 """Failures of unknown class in a row without a new checkpoint that stop the run."""
-
-
-@dataclass(frozen=True)
-class RecoveryDecision:
-    """What the supervisor does next.
-
-    action: retry unchanged, retry changed, or stop.
-    reason: one sentence for people.
-    delay_seconds: wait before the retry.
-    batch: the limits of a changed retry and all later attempts; the global batch stays the same.
-    fallback: the OOM fallback, if the decision is one.
-    skipped_batch, learning_rate_scale: the responses to a divergence.
-    nodes: of all later attempts, if some are missing or are tried again.
-    on_demand: whether the retry avoids preemptible nodes.
-    """
-
-    action: Literal["retry", "retry_changed", "stop"]
-    reason: str
-    delay_seconds: float = 0.0
-    batch: BatchSettings | None = None
-    fallback: str = ""
-    skipped_batch: int | None = None
-    learning_rate_scale: float = 1.0
-    nodes: int | None = None
-    on_demand: bool = False
 
 
 def decide(
@@ -210,9 +184,10 @@ def _grown(history: History, decision: RecoveryDecision) -> RecoveryDecision:
 def _steady(history: History, failure: Failure) -> RecoveryDecision:
     """Respond to a divergence. An unchanged retry would repeat it, because resuming is exact."""
     times = _counted(history).count(FailureClass.DIVERGENCE)
-    summary = f"divergence after step {failure.step}, {_times(times)} without a new checkpoint"
+    step = failure.failed_step
+    summary = f"divergence after step {step}, {_times(times)} without a new checkpoint"
     if times == 1:
-        batch = batch_at(failure.step, history.skipped_batches)
+        batch = batch_at(step, history.skipped_batches)
         return RecoveryDecision(
             "retry_changed",
             f"{summary}: back to the newest checkpoint, and global batch {batch} is skipped",

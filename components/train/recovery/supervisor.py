@@ -18,8 +18,11 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import StorageError, Unkillable
 from steadytrain.components.shared.events import Event, Reader
 from steadytrain.components.shared.events.types import (
+    AttemptEnded,
     AttemptStarted,
     CheckpointSkipped,
+    DecisionMade,
+    RecoveryDecision,
     SupervisorStarted,
     Validated,
     Warned,
@@ -31,10 +34,9 @@ from steadytrain.components.shared.tracking.trace import attempt_traceparent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
-from steadytrain.components.train.failures import Failure, FailureClass
+from steadytrain.components.train.failures import Failure, FailureClass, cause_of
 from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.lease import Lease
-from steadytrain.components.train.recovery.as_events import attempt_ended, decision_made
 from steadytrain.components.train.recovery.continuing import other_inputs
 from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger
@@ -46,7 +48,7 @@ from steadytrain.components.train.recovery.outcome import (
     repeated,
 )
 from steadytrain.components.train.recovery.ownership import owned
-from steadytrain.components.train.recovery.policy import RecoveryDecision, decide
+from steadytrain.components.train.recovery.policy import decide
 from steadytrain.components.train.recovery.settings import (
     accepted,
     inputs_digest,
@@ -273,14 +275,27 @@ class Supervisor:
                 ending = repeated(ending, history, saved=watch.saved)
             except Unkillable as error:
                 # Nothing else starts here: the process still holds its device.
-                lost = Failure(FailureClass.NODE_LOST, 0, error.message, error.remedy)
+                lost = Failure(
+                    failure_class=FailureClass.NODE_LOST,
+                    message=error.message,
+                    remedy=error.remedy,
+                )
                 ending = Ending("failed", None, lost)
                 raise
             finally:
                 step = _last_step(ending, watch)
                 waited = watch.waited(started)
                 took = time.monotonic() - began
-                watch.tell(attempt_ended(number, step, ending, took, waited))
+                watch.tell(
+                    AttemptEnded(
+                        attempt=number,
+                        outcome=ending.outcome,
+                        step=step,
+                        seconds=took,
+                        waited_seconds=waited,
+                        **(cause_of(ending.failure) if ending.failure else {}),
+                    )
+                )
             self._remember(ending, watch)
             return ending, step, self._decide(ending.failure, watch) if ending.failure else None
 
@@ -313,7 +328,8 @@ class Supervisor:
     def _decide(self, failure: Failure, watch: Watch) -> RecoveryDecision:
         history = self.ledger.history()
         decision = self._policy(history, failure)
-        watch.tell(decision_made(history.attempts[-1].started.attempt, failure, decision))
+        attempt = history.attempts[-1].started.attempt
+        watch.tell(DecisionMade.after(attempt, failure, decision))
         return decision
 
     def _policy(self, history: History, failure: Failure) -> RecoveryDecision:
@@ -355,4 +371,4 @@ def _last_step(ending: Ending, watch: Watch) -> int:
     """Return the last known step: a rank may have finished more steps than it reported."""
     if ending.result:
         return ending.result.step
-    return max(watch.step, ending.failure.step if ending.failure else 0)
+    return max(watch.step, ending.failure.failed_step if ending.failure else 0)

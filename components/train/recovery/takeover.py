@@ -6,16 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steadytrain.components.shared.events import Cursor, read_events
-from steadytrain.components.shared.events.types import AttemptEnded, Warned
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    DecisionMade,
+    RecoveryDecision,
+    Warned,
+)
 from steadytrain.components.shared.patience import REFUSED_SECONDS
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.as_events import decision_made
 from steadytrain.components.train.recovery.entries import KEPT
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.policy import RecoveryDecision
 from steadytrain.components.train.recovery.times import (
     last_sign_of_life,
     pods_waited,
@@ -83,18 +86,9 @@ class Takeover:
             return
         if any(item.attempt == failed.attempt for item in history.decisions):
             return
-        failure = Failure(
-            FailureClass(failed.failure_class),
-            0,
-            failed.message,
-            failed.remedy,
-            step=failed.failed_step,
-            unexplained=failed.unexplained,
-            memory_needed=failed.memory_needed,
-        )
-        decision = policy(history, failure)
+        decision = policy(history, Failure.of(failed))
         if decision.action != "stop":
-            self.tell(decision_made(failed.attempt, failure, decision))
+            self.tell(DecisionMade.after(failed.attempt, failed, decision))
 
 
 def last_folder(workspace: Workspace) -> int:

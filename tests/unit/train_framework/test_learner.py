@@ -246,7 +246,7 @@ def test_running_out_of_memory_is_retried_unchanged():
         attempt=1, world_size=1, batch=BatchSettings(8), gradient_accumulation_steps=1, device="cpu"
     )
     history = History(attempts=[AttemptHistory(started)])
-    failure = Failure(FailureClass.HOST_OOM, 0, "MemoryError", "")
+    failure = Failure(failure_class=FailureClass.HOST_OOM, message="MemoryError")
     assert decide(history, failure).action == "retry_changed"
     assert decide(history, failure, RecoveryConfig(), fallbacks=False).action == "retry"
 

@@ -28,7 +28,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.process import ProcessLauncher
-from steadytrain.components.train.recovery.policy import RecoveryDecision
+from steadytrain.components.shared.events.types import RecoveryDecision
 from steadytrain.components.train.recovery.supervisor import Supervisor
 from support.clocks import set_clock
 

@@ -150,7 +150,7 @@ def test_damaged_file_does_not_stop_the_run(supervisor, workspace, config, patte
 
 
 def stop_after_skip(history, failure):
-    from steadytrain.components.train.recovery.policy import RecoveryDecision
+    from steadytrain.components.shared.events.types import RecoveryDecision
 
     return RecoveryDecision("stop", "enough", skipped_batch=7)
 

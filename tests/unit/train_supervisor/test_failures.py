@@ -309,7 +309,7 @@ def test_whatever_user_code_raises_is_reported(tmp_path, error, expected, text):
     assert failure.failure_class == expected
     assert text in failure.message
     assert len(failure.message) + len(failure.traceback) < 50_000
-    assert failure.step == 5
+    assert failure.failed_step == 5
 
 
 def test_product_errors_keep_their_message():

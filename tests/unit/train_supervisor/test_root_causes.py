@@ -98,7 +98,7 @@ def test_silent_exits_are_classified(status, log, expected, said):
 def test_crash_outranks_its_echoes():
     errors = [reported("RuntimeError", "Connection closed by peer [127.0.0.1]:1", rank=0)]
     failure = classify(errors, {1: -11, 0: 1}, {}, {1: 57})
-    assert (failure.failure_class, failure.rank, failure.step) == ("crash", 1, 57)
+    assert (failure.failure_class, failure.rank, failure.failed_step) == ("crash", 1, 57)
     assert "after step 57" in failure.message
     assert failure.failure_class.retryable
 

@@ -19,6 +19,7 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     DecisionMade,
+    RecoveryDecision,
     Warned,
 )
 from steadytrain.components.shared.storage import LocalStorage
@@ -27,7 +28,6 @@ from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.fallbacks import fallbacks_for
-from steadytrain.components.train.recovery.policy import RecoveryDecision
 
 pytestmark = pytest.mark.slow
 
