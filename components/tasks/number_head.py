@@ -20,6 +20,9 @@ from steadytrain.components.tasks.scoring.numbers import training_numbers
 _SCALE: Final = "_steadytrain_scale"
 """Attribute of a model whose head returns targets."""
 
+_FAR: Final = 10.0
+"""Bias of a head, in standard deviations, that hardly any text is predicted with."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -60,6 +63,19 @@ def standardize(model: Any, data: DataRecord, *, trained: bool) -> Scale | None:
         _rescale(head, -scale.shift / scale.unit, 1 / scale.unit)
     setattr(model, _SCALE, scale)
     return scale
+
+
+def far_off(model: Any, scale: Scale) -> str:
+    """Return that the head of a base model begins far from the numbers; "" if it does not."""
+    _, head = class_head(model)
+    if head.bias is None or abs(head.bias.item()) <= _FAR:
+        return ""
+    return (
+        f"the head of model.base begins around {head.bias.item() * scale.unit + scale.shift:,.4g}, "
+        f"and the numbers are around {scale.shift:,.4g} with a standard deviation of "
+        f"{scale.unit:,.4g}: if the loss does not fall, model.base predicts something else, and "
+        "the model that it was trained from is a better start"
+    )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from steadytrain.components.tasks.class_head import has_new_head
 from steadytrain.components.tasks.loaded import dtype_of_files, resized_weights
 from steadytrain.components.tasks.number_head import (
     Scale,
+    far_off,
     in_units_of_data,
     leave_in_units_of_data,
     standardize,
@@ -55,6 +56,8 @@ class SequenceRegression(TextHead):
             )
         elif new and resized_weights(model):
             self.head_remark = "the head is new, because that of model.base has several outputs"
+        elif trained:
+            self.head_remark = far_off(model, found)
         return model
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:

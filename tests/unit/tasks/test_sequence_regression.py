@@ -219,6 +219,15 @@ def test_a_head_that_does_not_fit_is_new_or_an_error(tmp_path, data):
         task.load_reference(str(tmp_path / "base"), "model.base")
 
 
+@pytest.mark.parametrize(("bias", "far"), [(0.5, True), (49_000.0, False)])
+def test_a_base_that_predicts_other_numbers_gets_a_warning(tmp_path, data, bias, far):
+    write_base(tmp_path / "base", bias=bias, num_labels=1, problem_type="regression")
+    task = opened(tmp_path, data, {"base": str(tmp_path / "base")}).training
+    remarks = task.ready(task.build_model())
+    assert len(remarks) == far
+    assert all("model.base begins around 0.49" in remark for remark in remarks)
+
+
 def test_model_without_a_linear_head_learns_plain_numbers(tmp_path, data, monkeypatch):
     task = opened(tmp_path, data, {"config": BERT})
 
