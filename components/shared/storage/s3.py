@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +24,7 @@ from steadytrain.components.shared.storage.s3_answers import check_range, listed
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
+    from botocore.loaders import Loader
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
@@ -86,10 +87,14 @@ class S3Storage:
     @cached_property
     def client(self) -> S3Client:
         import boto3
+        import botocore.session
         from botocore.config import Config
 
         # Use a separate session: threads must not share boto3's default session.
-        return boto3.session.Session().client(
+        core = botocore.session.get_session()
+        session = boto3.session.Session(botocore_session=core)
+        core.register_component("data_loader", _descriptions())
+        return session.client(
             "s3",
             config=Config(
                 retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
@@ -316,6 +321,15 @@ class S3Storage:
         except BotoCoreError as error:
             code = "AccessDenied" if isinstance(error, NoCredentialsError) else ""
             raise StorageError(f"{place}: {error}", remedy=_remedy(code)) from error
+
+
+@cache
+def _descriptions() -> Loader:
+    """Return botocore's descriptions of services: megabytes of JSON, read once for all sessions."""
+    import botocore.session
+
+    loader: Loader = botocore.session.get_session().get_component("data_loader")
+    return loader
 
 
 def part_bytes(size: int) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 import boto3
 import pytest
 import torch
+from botocore.loaders import JSONFileLoader
 from moto import mock_aws
 
 from steadytrain.components.preprocess.sources import find_files
@@ -49,6 +50,12 @@ def storage(request, tmp_path, monkeypatch):
     with mock_aws():
         boto3.client("s3").create_bucket(Bucket="bucket")
         yield open_storage("s3://bucket/some/prefix")
+
+
+def test_descriptions_of_the_service_are_read_for_the_first_address_only(credentials, monkeypatch):
+    first = open_storage("s3://bucket/a").client
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda *_: pytest.fail("read again"))
+    assert open_storage("s3://bucket/b").client is not first
 
 
 def test_written_object_is_read_listed_and_deleted(storage):

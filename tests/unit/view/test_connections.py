@@ -12,6 +12,8 @@ import urllib.request
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _DESCRIPTORS = 256
 
 
