@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from steadytrain.components.evaluate.scoring import judged_records, trained_model
 from steadytrain.components.register.card import model_card
 from steadytrain.components.shared.code_origin import code_origin
@@ -22,6 +24,8 @@ from steadytrain.components.shared.registry.versions import (
 )
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking import parent_run
+from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
+from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import OpenTask
 
@@ -49,7 +53,9 @@ def run(config: RunConfig) -> RegistrationRecord:
         version = registry.of_run(tags)
         if version is None:
             card = model_card(config, data, train, evaluation, gate, tags)
-            model_uri = _log(config, workspace, data, train, tags, card)
+            with tracking_errors(registry.tracking.uri, others=False):
+                model_uri = _log(config, workspace, data, train, tags, card)
+                _remove_unfinished(registry.tracking, parent_run(config, workspace), config.name)
             current.check()
             about = tags | profile_tag(data) | gate_tags(gate) | code_origin()
             version = _register_once(registry, model_uri, about, card)
@@ -86,6 +92,25 @@ def _log(
         mlflow.log_text(card, CARD)
         model = trained_model(train)
         return packager.log_model(model, name=config.name, records=records, metadata=tags)
+
+
+def _remove_unfinished(tracking: Tracking, run_id: str, name: str) -> None:
+    """Delete what earlier requests and processes left of the model that was just logged.
+
+    MLflow creates the model before it has files. A lost answer, or a process that dies, leaves it
+    pending.
+    """
+    from mlflow.entities import LoggedModelStatus
+
+    mine = f"source_run_id = '{run_id}' AND name = '{name}'"
+    search = partial(tracking.client.search_logged_models, [tracking.experiment_id], mine)
+    models = list(pages(lambda token: search(page_token=token)))
+    done = [model for model in models if model.status == LoggedModelStatus.READY]
+    last = max((model.creation_timestamp for model in done), default=0)
+    for model in models:
+        # Another process of this run may still write one that is newer.
+        if model not in done and model.creation_timestamp <= last:
+            tracking.client.delete_logged_model(model.model_id)
 
 
 def _register_once(registry: Registry, model_uri: str, tags: dict[str, str], card: str) -> Version:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -60,11 +60,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += facts.left_out[:DAMAGES]
     lines += _training(facts)
-    told: list[CheckpointSkipped | BatchSplit] = [
-        *facts.of(CheckpointSkipped)[-1:],
-        *facts.of(BatchSplit)[-1:],
-    ]
-    lines += [event.message for event in told]
+    lines += [event.message for events in _notes(facts) for event in events[-1:]]
     found = findings(facts.events)
     lines += map(str, found[:PROBLEMS])
     lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []
@@ -99,9 +95,18 @@ def as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
         "training_seconds": times.wall,
         "lost_seconds": times.lost,
         "goodput": times.goodput if times.wall else None,
+        "notes": [
+            *facts.left_out,
+            *(event.message for events in _notes(facts) for event in events),
+        ],
         "problems": [asdict(item) for item in findings(facts.events)],
         "next": _next(facts, standing),
     }
+
+
+def _notes(facts: Facts) -> tuple[Sequence[CheckpointSkipped], Sequence[BatchSplit]]:
+    """Return the events that say what the attempts do not show."""
+    return facts.of(CheckpointSkipped), facts.of(BatchSplit)
 
 
 def failure_as_data(failure: StepFailed | None) -> dict[str, str] | None:

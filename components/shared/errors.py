@@ -6,15 +6,12 @@ reading a traceback.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.redaction import redact
-
-_CAUSE = re.compile(r"""Caused by \w+\(["'](.*)["']\)""")
 
 
 class SteadytrainError(Exception):
@@ -187,9 +184,3 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(found))
         yield found
         found = found.__cause__ or found.__context__
-
-
-def root_cause(text: str) -> str:
-    """Return the cause of a failed request, which requests puts at the end of a long line."""
-    cause = _CAUSE.search(text)
-    return (cause[1].partition(": ")[2] or cause[1]) if cause else text

@@ -13,6 +13,7 @@ import http.client
 import io
 import math
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -25,7 +26,6 @@ from requests.adapters import HTTPAdapter  # type: ignore[import-untyped]
 from requests.utils import rewind_body  # type: ignore[import-untyped]
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from steadytrain.components.shared.errors import root_cause
 from steadytrain.components.shared.patience import awaited_server
 from steadytrain.components.shared.quantities import size
 
@@ -35,8 +35,10 @@ SLOWEST: Final = 100_000
 """Bytes a second. A file that is sent, or received piece by piece, gets more time at this rate."""
 MOST_BYTES: Final = 64_000_000
 """Largest answer that is kept in memory. Files that are received piece by piece have no limit."""
-UNAVAILABLE: Final = frozenset({429, 502, 503, 504})
-"""Statuses of a server that may be back in a moment."""
+UNAVAILABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses of a server that may be back in a moment: those after which MLflow's own client sends a
+request again. 500 is one of them: MLflow's server answers it for every error of its database that
+it does not know."""
 
 _until: ContextVar[float] = ContextVar("until", default=math.inf)
 _in_pieces: ContextVar[bool] = ContextVar("in_pieces", default=False)
@@ -200,8 +202,9 @@ class _Timed:
         if _once.get():
             retries = urllib3.Retry(0)
         if isinstance(retries, urllib3.Retry):
-            # A server may ask its clients to come back in a year.
-            retries = retries.new(respect_retry_after_header=False)
+            # A server may ask its clients to come back in a year. Its last answer says more than
+            # an exception about too many answers.
+            retries = retries.new(respect_retry_after_header=False, raise_on_status=False)
         with deadline(SECONDS):
             return super().urlopen(  # type: ignore[misc]
                 method, url, body, headers, retries, *args, **options
@@ -253,10 +256,8 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
                     break
                 answer.close()
             except Exception as error:
-                if (
-                    server is None
-                    or not is_absence(error)
-                    or not server.may_come_back(root_cause(str(error)))
+                if server is None or not (
+                    is_absence(error) and server.may_come_back(why_absent(error))
                 ):
                     raise
                 lost = True
@@ -294,6 +295,34 @@ def is_absence(error: BaseException) -> bool:
         return False
     kinds = requests.ConnectionError, requests.Timeout, requests.exceptions.RetryError
     return isinstance(error, kinds) or (isinstance(error, LimitExceeded) and error.passing)
+
+
+def why_absent(error: BaseException) -> str:
+    """Say in a few words why a server gave no answer, without text of a server or an address."""
+    causes = [error]
+    while (cause := _cause(causes[-1])) is not None and cause not in causes:
+        causes.append(cause)
+    for cause in reversed(causes):
+        if isinstance(cause, ssl.SSLError):
+            return f"no secure connection ({getattr(cause, 'reason', type(cause).__name__)})"
+        if isinstance(cause, LimitExceeded):
+            return str(cause)
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
+            return "no answer in time"
+        if isinstance(cause, http.client.RemoteDisconnected | http.client.IncompleteRead):
+            return "it closed the connection"
+    return type(causes[-1]).__name__
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Return what led to an error. requests and urllib3 wrap the first one several times."""
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, BaseException):
+        return reason
+    wrapped = next((item for item in error.args if isinstance(item, BaseException)), None)
+    return wrapped or error.__cause__ or error.__context__
 
 
 def session() -> requests.Session:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 import threading
 from collections.abc import Mapping
 from typing import Final
@@ -41,7 +40,7 @@ def call(content: Mapping[str, str]) -> str:
 
 
 def _post(address: str, body: bytes) -> str:
-    from steadytrain.components.shared.http_client import deadline, session
+    from steadytrain.components.shared.http_client import deadline, session, why_absent
 
     headers = {"Content-Type": "application/json", "User-Agent": "steadytrain"}
     try:
@@ -66,31 +65,7 @@ def _post(address: str, body: bytes) -> str:
         ):
             status = answer.status_code
     except Exception as error:
-        return _words(error)
+        return type(error).__name__ if isinstance(error, ValueError) else why_absent(error)
     if 200 <= status < 300:
         return ""
     return f"it returned {status}{': redirects are not followed' if status < 400 else ''}"
-
-
-def _words(error: BaseException) -> str:
-    """Say why a connection failed, without any text from a server, a proxy or the address."""
-    if isinstance(error, ValueError):
-        return type(error).__name__
-    causes: list[BaseException] = [error]
-    while (cause := _cause(causes[-1])) is not None:
-        causes.append(cause)
-    for cause in reversed(causes):
-        if isinstance(cause, ssl.SSLError):
-            return f"no secure connection ({getattr(cause, 'reason', type(cause).__name__)})"
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-    return type(causes[-1]).__name__
-
-
-def _cause(error: BaseException) -> BaseException | None:
-    """Return what led to an error. requests and urllib3 wrap the first one several times."""
-    reason = getattr(error, "reason", None)
-    if isinstance(reason, BaseException):
-        return reason
-    wrapped = next((item for item in error.args if isinstance(item, BaseException)), None)
-    return wrapped or error.__cause__ or error.__context__

@@ -72,8 +72,9 @@ class RecoveryConfig(Section):
         300,
         ge=0,
         description="How long a step waits for a tracking server that is down, such as one that "
-        "restarts. After that the step fails, and the exit handler submits the pipeline again, as "
-        "often as `resubmit` says.",
+        "restarts, or that answers HTTP 408, 429, 500, 502, 503 or 504. After that the step fails "
+        "with the server's message, and the exit handler submits the pipeline again, as often as "
+        "`resubmit` says.",
     )
     on_demand_at_last: bool = Field(
         False,

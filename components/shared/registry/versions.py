@@ -142,12 +142,15 @@ class Registry:
 
     def of_run(self, tags: Mapping[str, str]) -> Version | None:
         """Return the version that this run registered with these weights, or None."""
-        query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
         with self._errors():
-            search = self.tracking.client.search_model_versions
-            versions = pages(lambda token: search(query, page_token=token))
-            same = [item for item in versions if item.tags.get(WEIGHTS) == tags[WEIGHTS]]
-            return self._version(min(same, key=lambda item: int(item.version))) if same else None
+            return next(map(self._version, self._of_run(tags)), None)
+
+    def _of_run(self, tags: Mapping[str, str]) -> list[Any]:
+        query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
+        search = self.tracking.client.search_model_versions
+        versions = pages(lambda token: search(query, page_token=token))
+        same = [item for item in versions if item.tags.get(WEIGHTS) == tags[WEIGHTS]]
+        return sorted(same, key=lambda item: int(item.version))
 
     def judged_on(self, test_digest: str, *, besides: str) -> int:
         """Return how many other models were judged on the same test side.
@@ -206,7 +209,11 @@ class Registry:
         check()
         # MLflow announces the version on stderr. The step does that itself.
         with self._errors(), contextlib.redirect_stderr(io.StringIO()):
-            made = mlflow.register_model(model_uri, self.name, tags=dict(tags))
+            mlflow.register_model(model_uri, self.name, tags=dict(tags))
+            # A request whose answer was lost made a version, too.
+            made, *again = self._of_run(tags)
+            for version in again:
+                self.tracking.client.delete_model_version(self.name, version.version)
             self.tracking.client.update_model_version(self.name, made.version, description)
             return self._version(made)
 

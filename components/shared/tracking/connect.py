@@ -18,7 +18,6 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import (
     SteadytrainError,
     TrackingError,
-    root_cause,
     with_causes,
 )
 from steadytrain.components.shared.quantities import duration
@@ -50,6 +49,10 @@ _BRISK = {
 }
 _PART = 3
 """Shortest part of a password that is redacted in a driver's message, in characters."""
+# MLflow's words for an answer that is not its own.
+_ANSWER = re.compile(
+    r"API request to endpoint \S+ failed with error code (\d+) .*?: '(.*)'", re.DOTALL
+)
 _REMEDY = (
     "start the server, or fix its address (tracking.uri or MLFLOW_TRACKING_URI) or its "
     "credentials (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN); with no address at all, the "
@@ -60,6 +63,10 @@ _FILE_REMEDY = (
     "damaged, restore it from a backup"
 )
 _OTHER_REMEDY = "fix what the message names"
+_ANSWER_REMEDY = (
+    "its own log says more; once it answers again, start the run again: it continues where it "
+    "stopped"
+)
 
 
 @dataclass(frozen=True)
@@ -193,17 +200,17 @@ def _limit_requests() -> None:
     # Versions before 3.6 have no adapter of their own.
     name = "TCPKeepAliveHTTPAdapter"
     name = name if hasattr(request_utils, name) else "HTTPAdapter"
-    members = {"repeats": lambda _, answer: _has_these_params(answer)}
+    members = {"repeats": lambda _, answer: _has_it(answer)}
     adapter = type("Adapter", (LimitedAdapter, getattr(request_utils, name)), members)
     setattr(request_utils, name, adapter)
 
 
-def _has_these_params(answer: Any) -> bool:
-    """Return whether a logged model has parameters that it was to get once more.
+def _has_it(answer: Any) -> bool:
+    """Return whether the server has the parameters or outputs that it was to get once more.
 
-    MLflow inserts them, where it merges those of a run. Databases name the constraint differently.
+    MLflow inserts those, where it merges all else. Databases name the constraint differently.
     """
-    rejected = answer.status_code == 400 and answer.url.endswith("/params")
+    rejected = answer.status_code == 400 and answer.url.endswith(("/params", "/outputs"))
     return rejected and bool(re.search(r"UNIQUE constraint|[Dd]uplicate", answer.text))
 
 
@@ -237,13 +244,20 @@ def brisk() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tracking_errors(uri: str) -> Iterator[None]:
-    """Turn whatever MLflow raises (its own errors, requests', SQLAlchemy's) into TrackingError."""
+def tracking_errors(uri: str, *, others: bool = True) -> Iterator[None]:
+    """Turn whatever MLflow raises (its own errors, requests', SQLAlchemy's) into TrackingError.
+
+    Args:
+        uri: the store's address.
+        others: whether errors that the store has nothing to do with can only be MLflow's too.
+    """
     try:
         yield
     except SteadytrainError:
         raise
     except Exception as error:
+        if not others and not _is_of_store(error):
+            raise
         raise TrackingError(
             f"the tracking store {shown(uri)} cannot be used: {_reason(error, uri)}",
             remedy=_remedy(error, uri),
@@ -252,25 +266,48 @@ def tracking_errors(uri: str) -> Iterator[None]:
 
 
 def _remedy(error: Exception, uri: str) -> str:
+    answer = _answer(error)
     if not uri.startswith("sqlite"):
-        return _REMEDY
+        return _ANSWER_REMEDY if answer and answer[0] in _unavailable() else _REMEDY
     # What MLflow itself rejects says nothing about the file.
     answered = type(error).__name__ == "MlflowException" and "sqlite3." not in str(error)
     return _OTHER_REMEDY if answered else _FILE_REMEDY
 
 
+def _unavailable() -> frozenset[int]:
+    from steadytrain.components.shared.http_client import UNAVAILABLE
+
+    return UNAVAILABLE
+
+
+def _answer(error: BaseException) -> tuple[int, str] | None:
+    """Return the status and the words of a server that answered with an error."""
+    for found in with_causes(error):
+        if type(found).__name__ == "RestException":
+            return int(found.get_http_status_code()), str(found)  # type: ignore[attr-defined]
+        if told := _ANSWER.search(str(found)):
+            return int(told[1]), "" if told[2].lstrip().startswith("<") else told[2]
+    return None
+
+
+def _is_of_store(error: BaseException) -> bool:
+    """Return whether an error comes from a server or a database, not from other work of MLflow."""
+    kinds = {type(found).__module__.partition(".")[0] for found in with_causes(error)}
+    return _answer(error) is not None or bool(kinds & {"requests", "sqlalchemy"})
+
+
 def _is_away(error: BaseException) -> bool:
     """Return whether an error, or what led to it, says that a server is down or did not answer."""
-    from steadytrain.components.shared.http_client import UNAVAILABLE, is_absence
+    from steadytrain.components.shared.http_client import is_absence
 
+    answer = _answer(error)
+    if answer is not None and answer[0] in _unavailable():
+        return True
     for found in with_causes(error):
-        kind, status = type(found).__name__, getattr(found, "get_http_status_code", None)
         if is_absence(found):
             return True
-        if kind == "RestException" and status is not None and int(status()) in UNAVAILABLE:
-            return True
         # A database that is not a file, without a server of MLflow in between.
-        if kind == "OperationalError" and "sqlite3." not in str(found):
+        if type(found).__name__ == "OperationalError" and "sqlite3." not in str(found):
             return True
     return False
 
@@ -283,13 +320,20 @@ def shown(uri: str) -> str:
 
 
 def _reason(error: Exception, uri: str) -> str:
-    """Return the reason in one line. For a failed request, return only its cause."""
-    text = str(error).replace(uri, shown(uri))
+    """Return the reason in one line, without SQL and without the words of an HTTP library."""
+    from steadytrain.components.shared.http_client import is_absence, why_absent
+
+    for found in with_causes(error):
+        if is_absence(found):
+            return why_absent(found)
+    answer = _answer(error)
+    text = (str(error) if answer is None else answer[1]).replace(uri, shown(uri))
     for part in sorted(secrets_of_address(uri), key=len, reverse=True):
         text = text.replace(part, PLACEHOLDER) if len(part) >= _PART else text
-    text = root_cause(redact(text))
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return first if len(first) <= 300 else f"{first[:297]}..."
+    lines = [line for line in redact(text.partition("[SQL:")[0]).splitlines() if line.strip()]
+    first = lines[0] if lines else "" if answer else type(error).__name__
+    first = first if len(first) <= 300 else f"{first[:297]}..."
+    return first if answer is None else f"it answers {answer[0]}{first and f': {first}'}"
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ def test_server_that_hangs(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    assert refusal(make_config, silent_uri).message.endswith("Read timed out. (read timeout=1)")
+    assert refusal(make_config, silent_uri).message.endswith("no answer in time")
 
 
 def test_server_that_hangs_past_every_request_limit(
