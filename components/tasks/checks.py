@@ -27,6 +27,7 @@ _FROM_SCRATCH: Final = (
     "multi_task",
 )
 """Tasks that need no model to start from; they are not imported to find that out."""
+_MODEL: Final = "model.config."
 
 
 def check_task(config: RunConfig) -> None:
@@ -210,7 +211,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         name = f"model.config.{found.name}"
         yield Problem(name, repr(found.value), found.why, found.remedy)
     if own and model.base is None and task in _FROM_SCRATCH:
-        yield from unknown_fields(model.config)
+        wrong = [*unknown_fields(model.config)]
+        yield from wrong or _unknown_in_studies(config)
     bits = model.adapter.frozen_head
     if bits != "as_loaded" and not load_task(task).language_model:
         yield Problem(
@@ -219,6 +221,27 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             f"it is for a causal language model's own head, and data.task {task} has none",
             "leave it out",
         )
+
+
+def _unknown_in_studies(config: RunConfig) -> Iterator[Problem]:
+    """Yield the fields that studies give the model and it does not have."""
+    space = config.tune.space.items()
+    studied = [
+        ("tune.space", {name: value})
+        for name, item in space
+        for value in (item.choices or [item.low])[: None if name == f"{_MODEL}model_type" else 1]
+    ]
+    studied += [(f"ablation.changes.{name}", it) for name, it in config.ablation.changes.items()]
+    compared = config.cross_validation.compare.items()
+    studied += [(f"cross_validation.compare.{name}", it) for name, it in compared]
+    for where, values in studied:
+        given = {
+            name.removeprefix(_MODEL).partition(".")[0]: value
+            for name, value in values.items()
+            if name.startswith(_MODEL)
+        }
+        for found in unknown_fields(config.model.config | given) if given else ():
+            yield Problem(f"{where}.{found.field}", found.value, found.message, found.remedy)
 
 
 def _evaluation(config: RunConfig) -> Iterator[Problem]:

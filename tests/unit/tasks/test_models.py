@@ -282,6 +282,29 @@ def test_unknown_field_is_an_error_before_there_is_data_and_in_training(language
         made.training.build_model()
 
 
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"tune.space": {"model.config.hiden_size": {"choices": [32, 64]}}}, "tune.space"),
+        ({"ablation.changes": {"wide": {"model.config.hiden_size": 64}}}, "ablation.changes.wide"),
+        (
+            {"cross_validation.compare": {"wide": {"model.config.hiden_size": 64}}},
+            "cross_validation.compare.wide",
+        ),
+    ],
+)
+def test_field_of_a_study_that_the_model_does_not_have_is_named_before_any_trial(given, field):
+    """Each trial failed on it, or trained the same model."""
+    config = load("causal-lm", given.items())
+    with pytest.raises(ConfigError) as refused:
+        check_task(config)
+    (found,) = refused.value.problems
+    assert found.field == f"{field}.model.config.hiden_size"
+    assert "hidden_size" in found.remedy
+    known = {"tune.space": {"model.config.hidden_size": {"choices": [32, 64]}}}
+    check_task(load("causal-lm", known.items()))
+
+
 def test_known_fields_are_found_in_the_source_of_transformers(monkeypatch):
     """Importing it takes seconds, and every command looks at a configuration."""
     monkeypatch.setattr(AutoConfig, "for_model", None)
