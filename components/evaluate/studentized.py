@@ -5,17 +5,20 @@ improvement in 3 to 6 % of the comparisons instead of 2.5 %. Student's t keeps i
 tails. For skewed differences it does not, so each end is the farther one of Student's t and of the
 same corrected for skewness (Hall, On the Removal of Skewness by Transformation, 1992). A sample
 that misses the long tail looks less skewed than it is, so the skewness counts as one standard
-error worse. Neither resamples, so small levels need no more work than large ones.
+error worse. Small levels need no more work than large ones.
 
 Any metric becomes a mean over units by the jackknife: a unit's pseudo-value says how much it moves
 the metric (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). For a mean,
-the pseudo-values are the values themselves.
+the pseudo-values are the values themselves. One unit says little about a median, so the standard
+error is at least the one that random halves of the units give, which is right for quantiles as well
+(Shao and Wu, A General Theory for Jackknife Variance Estimation, 1989).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -28,6 +31,9 @@ _BLOCKS: Final = 1000
 _CELLS: Final = 4_000_000
 _SYMMETRIC: Final = 1e-6
 """Skewness below which the correction is rounding."""
+_HALVES: Final = 1000
+_LUCK: Final = 1.1
+"""How much larger the standard error of halves must be to count: several times its own error."""
 _LEAST_CHANCE: Final = 2.0**-53
 """1 minus the largest number below 1. A level that rounds to 1 counts as that number."""
 
@@ -52,15 +58,21 @@ def studentized(statistic: Statistic, units: IntArray, confidence: float) -> dic
     undefined without one of the units, because it then rests on that unit.
 
     Args:
-        statistic: of weights (rows, examples), as for the bootstrap. It must change little with
-            one unit, as a mean, an F1 or an area does and a median does not.
+        statistic: of weights (rows, examples), as for the bootstrap.
         units: (examples,), the unit of each example. Examples with a negative one are in every
             sample and are no evidence.
         confidence: level of the interval, such as 0.95.
     """
-    parts = [statistic(weights) for weights in _left_out(units)]
-    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {name: _interval(values[0], values[1:], confidence) for name, values in found.items()}
+    without, halves = _values(statistic, _left_out(units)), _values(statistic, _halves(units))
+    return {
+        name: _interval(values[0], values[1:], halves[name], confidence)
+        for name, values in without.items()
+    }
+
+
+def _values(statistic: Statistic, weights: Iterator[FloatArray]) -> dict[str, FloatArray]:
+    parts = [statistic(rows) for rows in weights]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def infinite_for_one(one: FloatArray, other: FloatArray, compared: FloatArray) -> FloatArray:
@@ -76,10 +88,7 @@ def infinite_for_one(one: FloatArray, other: FloatArray, compared: FloatArray) -
 
 def _left_out(units: IntArray) -> Iterator[FloatArray]:
     """Yield weights, (rows, examples): first all ones, then without one block of units each."""
-    counted = units >= 0
-    blocks = np.full(len(units), -1)
-    blocks[counted] = np.unique(units[counted], return_inverse=True)[1] % _BLOCKS
-    count = int(blocks.max(initial=-1)) + 1
+    blocks, count = _blocks(units)
     yield np.ones((1, len(units)))
     rows = max(1, _CELLS // len(units))
     for start in range(0, count, rows):
@@ -87,7 +96,32 @@ def _left_out(units: IntArray) -> Iterator[FloatArray]:
         yield (blocks != without[:, None]).astype(np.float64)
 
 
-def _interval(value: float, without: FloatArray, confidence: float) -> Interval:
+def _halves(units: IntArray) -> Iterator[FloatArray]:
+    """Yield weights, (rows, examples), of the larger halves of the blocks, drawn at random."""
+    blocks, count = _blocks(units)
+    kept, rows = _drawn(count), max(1, _CELLS // len(units))
+    for start in range(0, _HALVES, rows):
+        yield kept[start : start + rows, blocks].astype(np.float64)
+
+
+@lru_cache(maxsize=1)
+def _drawn(count: int) -> np.ndarray:
+    """Return which blocks are in each half. The last column is of examples that are in all."""
+    places = np.tile(np.arange(count), (_HALVES, 1))
+    places = np.random.default_rng(0).permuted(places, axis=1)
+    always = np.ones((_HALVES, 1), dtype=bool)
+    return np.hstack([places < count - count // 2, always])
+
+
+def _blocks(units: IntArray) -> tuple[IntArray, int]:
+    """Return the block of each example, -1 for those that are in every sample, and their number."""
+    counted = units >= 0
+    blocks = np.full(len(units), -1)
+    blocks[counted] = np.unique(units[counted], return_inverse=True)[1] % _BLOCKS
+    return blocks, int(blocks.max(initial=-1)) + 1
+
+
+def _interval(value: float, without: FloatArray, halves: FloatArray, confidence: float) -> Interval:
     from scipy import special
 
     value, count = float(value), len(without)
@@ -99,7 +133,11 @@ def _interval(value: float, without: FloatArray, confidence: float) -> Interval:
     spread = float(np.sqrt(np.mean(deviations**2)))
     if not math.isfinite(spread):
         return nowhere
-    error = spread / math.sqrt(count - 1)
+    error, dropped = spread / math.sqrt(count - 1), count // 2
+    halves = halves[np.isfinite(halves)]
+    if halves.size:
+        of_halves = float(np.std(halves)) * math.sqrt((count - dropped) / dropped)
+        error = of_halves if of_halves > _LUCK * error else error
     quantile = -float(special.stdtrit(count - 1, _chance(confidence) / 2))
     skewness = float(np.mean((deviations / spread) ** 3)) if spread else 0.0
     return Interval(

@@ -32,6 +32,8 @@ _ADVICE: Final = {
     "refused_by_template": "set data.chat_template to one that accepts them",
 }
 """By reason: what may help instead of a change to the records."""
+_FEW: Final = 0.2
+"""Share of defective records above which going on without them is no advice."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Quarantine:
         """
         most = max(DEFECTS, key=self.counts.__getitem__)
         choices = ["fix the records that the quarantine file lists", _ADVICE.get(most, "")]
-        if self.defects < total:
+        if self.defects <= _FEW * total:
             choices.append("raise data.max_bad_share")
         return ", or ".join(filter(None, choices))
 

@@ -175,6 +175,30 @@ def test_level_holds_for_every_number_of_units(shape, count):
     assert wrong(shape, count) < 0.032
 
 
+def median_of(values):
+    """Return the weighted median of each row of weights, which are 0 or 1."""
+
+    def statistic(weights):
+        rows = np.sort(np.where(weights > 0, values, np.inf), axis=1)
+        count = weights.sum(axis=1).astype(int)
+        middle = np.stack([(count - 1) // 2, count // 2], axis=1)
+        return {"": np.take_along_axis(rows, middle, axis=1).mean(axis=1)}
+
+    return statistic
+
+
+@pytest.mark.parametrize("count", [30, 100])
+def test_level_holds_for_a_median(count):
+    """One unit moves a median to its neighbor: the jackknife alone called 13 % of noise better.
+
+    For a mean, random halves say the same as the jackknife and change nothing.
+    """
+    random, found = np.random.default_rng(count), 0
+    for _ in range(400):
+        found += interval(random.normal(size=count), statistic=median_of).low > 0
+    assert found / 400 < 0.05
+
+
 @pytest.mark.parametrize("count", [30])
 def test_level_holds_for_groups(count):
     assert wrong("normal", count, 1000, per_unit=5) < 0.037

@@ -99,6 +99,15 @@ def test_too_many_bad_records(tmp_path: Path, configure: Any) -> None:
     assert kept_quarantine(config, error) == ["empty_field", "missing_field"]
 
 
+def test_half_of_the_records_are_not_to_be_left_out(tmp_path: Path, configure: Any) -> None:
+    """The advice was to raise data.max_bad_share."""
+    path = write_jsonl(tmp_path / "x.jsonl", [*texts(4), *[{"text": ""}] * 4])
+    remedy = refused(configure(path), DataError).remedy
+    assert remedy.startswith("fix the records that the quarantine file lists, or ")
+    assert "data.columns" in remedy
+    assert "max_bad_share" not in remedy
+
+
 CHAT = [{"role": "user", "content": "why? " * 50}, {"role": "assistant", "content": {"x": 1}}]
 
 

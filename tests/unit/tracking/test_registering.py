@@ -69,7 +69,7 @@ def test_model_is_registered_once(
 
 
 @pytest.mark.parametrize("request_", ["runs/search", "runs/outputs"])
-def test_error_that_stays_is_told_in_the_words_of_the_server(
+def test_error_that_stays_is_reported_in_the_words_of_the_server(
     evaluated: RunConfig, proxy: Proxy, request_: str
 ) -> None:
     """After recovery.server_wait_seconds, and so that the run is submitted again."""
