@@ -64,8 +64,8 @@ _FILE_REMEDY = (
 )
 _OTHER_REMEDY = "fix what the message names"
 _ANSWER_REMEDY = (
-    "its own log says more; once it answers again, start the run again: it continues where it "
-    "stopped"
+    "the log of the server says more; once it answers again, start the run again: it continues "
+    "where it stopped"
 )
 
 

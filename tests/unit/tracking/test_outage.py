@@ -52,6 +52,11 @@ def test_steps_wait_for_a_server_that_comes_back(
     with stage(config, "evaluate"):
         assert Registry(config, workspace).champion() is None
     assert len(of_kind(workspace, Warned)) == 2
+
+    # A store with a database that restarts. This ended the run at once.
+    away("500", 3)
+    assert start_run(config) == workspace
+    assert of_kind(workspace, Warned)[2].message.endswith("cannot be used: it answers 500")
     assert not of_kind(workspace, StepFailed)
 
 

@@ -83,6 +83,6 @@ def test_error_that_stays_is_reported_in_the_words_of_the_server(
     assert failed.value.message == (
         f"the tracking store {proxy.uri} cannot be used: it answers 500"
     )
-    assert "its own log says more" in failed.value.remedy
+    assert "the log of the server says more" in failed.value.remedy
     assert failed.value.passing
     assert warnings(config) == ["waiting up to 1 s for the tracking server: it answers 500"]
