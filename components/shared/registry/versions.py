@@ -209,9 +209,9 @@ class Registry:
         check()
         # MLflow announces the version on stderr. The step does that itself.
         with self._errors(), contextlib.redirect_stderr(io.StringIO()):
-            mlflow.register_model(model_uri, self.name, tags=dict(tags))
-            # A request whose answer was lost made a version, too.
-            made, *again = self._of_run(tags)
+            registered = mlflow.register_model(model_uri, self.name, tags=dict(tags))
+            # A request whose answer was lost made a version, too. A search may find neither yet.
+            made, *again = self._of_run(tags) or [registered]
             for version in again:
                 self.tracking.client.delete_model_version(self.name, version.version)
             self.tracking.client.update_model_version(self.name, made.version, description)
