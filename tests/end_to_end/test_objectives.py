@@ -125,13 +125,15 @@ def test_two_ranks_prefer_the_same_answers(tmp_path, preferred, shards, kind):
     assert losses_of(shared) == pytest.approx(losses_of(whole[kind]), rel=1e-4)
 
 
-@pytest.fixture(scope="module")
-def marked(tmp_path_factory):
+@pytest.fixture(scope="module", params=["none", "lora"])
+def marked(request, tmp_path_factory):
     """Return good and bad answers, the sections of a run that learns from them, and the run."""
     root = tmp_path_factory.mktemp("marked")
     data = data_of("unpaired_preference", root / "data")
     base = write_reference("unpaired_preference", root / "base", hidden_size=48)
-    sections = {"training": {**SMALL, "kto": {"beta": 0.5}}, "model": {"base": base}}
+    adapter = {"kind": request.param, "rank": 4, "dropout": 0.0}
+    recipe = {**SMALL, "kto": {"beta": 0.5}}
+    sections = {"training": recipe, "model": {"base": base, "adapter": adapter}}
     return data, sections, run(root / "whole", data, sections)
 
 

@@ -277,13 +277,17 @@ def test_plan_says_what_became_of_the_records(configure, tmp_path):
         "defective": 2,
         "duplicates": {"near_duplicate": 51},
         "near_duplicate_threshold": 0.9,
-        "sides": {"train": {"truncated": 3, "target_share": 0.25}, "test": {"truncated": 4}},
+        "sides": {
+            "train": {"truncated": 3, "windowed": 5, "target_share": 0.25},
+            "test": {"truncated": 4},
+        },
+        "quarantine": {"cut_to_nothing": 6, "dropped_as_long": 8},
     }
     (tmp_path / "card.json").write_text(json.dumps(card))
     remarks = plan_training(config, all_gpus(), find_gpu("h100")).remarks
     (told,) = [remark for remark in remarks if "near_duplicate" in remark]
     assert "960 records read, 2 defective, 0 exact_duplicate, 51 near_duplicate" in told
-    assert "(data.near_duplicate_threshold = 0.9), 7 cut" in told
+    assert "(data.near_duplicate_threshold = 0.9), 7 cut, 5 in windows, 8 dropped_as_long, 6 cut_to_nothing; used" in told
 
 
 def test_time_is_unknown_without_data_and_steps(make_plan):

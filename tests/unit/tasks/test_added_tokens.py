@@ -25,7 +25,9 @@ from steadytrain.components.tasks.models import load_frozen
 
 from support.data import sentence, write_jsonl
 from support.tiny import make_language_model, make_tokenizer
-from support.training import Bench
+from support.training import Bench, losses_of, weights_digest
+from support.whole_runs import RECIPE
+from support.whole_runs import run as whole_run
 
 MARKS, NAME = ["<|turn|>", "<|over|>"], "[caffeine]"
 TEMPLATE = (
@@ -148,6 +150,21 @@ def test_the_exported_model_has_the_tokens(tmp_path, base, chats):
     )
     rows = reference.get_output_embeddings().weight
     torch.testing.assert_close(rows[size:], rows[:size].mean(0).expand(3, -1))
+
+
+@pytest.mark.long
+def test_a_killed_run_and_two_ranks_learn_the_same_tokens(tmp_path, base, chats):
+    record = run(configuration(tmp_path, chats, base))
+    sections = {"training": RECIPE, "model": {"base": base, "added_tokens": [*MARKS, NAME]}}
+    whole = whole_run(tmp_path / "whole", record, sections)
+    killed = whole_run(tmp_path / "killed", record, sections, killed=True)
+    assert weights_digest(killed) == weights_digest(whole)
+    for shards in ("ddp", "fsdp", "zero3"):
+        shared = whole_run(tmp_path / shards, record, sections, ranks=2, strategy=shards)
+        assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
+        assert AutoModelForCausalLM.from_pretrained(shared.model).config.vocab_size == len(
+            AutoTokenizer.from_pretrained(shared.model)
+        )
 
 
 def test_other_tokens_are_other_data(tmp_path, base, chats):
