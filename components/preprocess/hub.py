@@ -60,6 +60,14 @@ def dataset_bytes(address: str) -> int | None:
     return sum(file.size for file in find_files(name, [], Counter()))
 
 
+def dataset_others(address: str) -> int:
+    """Return the number of files in a saved data set's folder that the library does not read."""
+    if address.startswith("hub:"):
+        return 0
+    files = find_files(address, [], Counter())
+    return sum(not file.hidden and file.suffix not in (".arrow", ".json") for file in files)
+
+
 def dataset_digest(address: str) -> str:
     """Return the digest of an address's current content: local files, or the hub's commit."""
     name = _name(address)

@@ -17,6 +17,7 @@ from steadytrain.components.preprocess.given import Given, given_by, side_of_fil
 from steadytrain.components.preprocess.hub import (
     dataset_bytes,
     dataset_digest,
+    dataset_others,
     is_dataset,
     read_dataset,
 )
@@ -28,6 +29,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
 
 OWN_OUTPUT: Final = "files in the output folder"
+UNREAD_THERE: Final = "files in the folder of a saved data set that are not its own"
 TWICE: Final = "files that another address names too"
 
 _SIDES: Final[dict[str, Given]] = {
@@ -140,6 +142,8 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
             if is_dataset(address):
                 datasets[address] = None
                 names = [address]
+                if others := dataset_others(address):
+                    left_out[UNREAD_THERE] += others
             else:
                 files_there = find_files(address, data.exclude, left_out)
                 if output is not None:

@@ -11,8 +11,8 @@ from steadytrain.components.shared.class_names import folded
 _GROUPS: Final = 3
 _NAMES: Final = 4
 _CHARACTERS: Final = 80
-_ABSENT: Final = {"", "na", "n/a", "<na>", "nan", "null", "none", "nil"}
-"""How files without nulls write an absent value."""
+_ABSENT: Final = {"", "na", "n/a", "<na>", "nan", "null", "none", "nil", "-1"}
+"""How files without nulls write an absent value, and data sets an absent class."""
 
 
 def alike_labels(labels: Iterable[str]) -> list[list[str]]:
@@ -25,5 +25,5 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
 
 
 def like_absent(labels: Iterable[str]) -> list[str]:
-    """Return the labels that are text but look like an absent value, such as NA."""
+    """Return the labels that look like an absent value, such as NA."""
     return sorted(label for label in labels if label.strip().casefold() in _ABSENT)

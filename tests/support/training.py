@@ -325,7 +325,8 @@ def losses_of(workspace: Workspace) -> dict[int, float]:
 
 
 def weights_digest(workspace: Workspace) -> str:
-    return file_digest(workspace.model / "model.safetensors")
+    (weights,) = workspace.model.glob("*model.safetensors")
+    return file_digest(weights)
 
 
 def result_of(bench: Bench, number: int = 1) -> AttemptResult:

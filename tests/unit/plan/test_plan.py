@@ -287,7 +287,8 @@ def test_plan_says_what_became_of_the_records(configure, tmp_path):
     remarks = plan_training(config, all_gpus(), find_gpu("h100")).remarks
     (told,) = [remark for remark in remarks if "near_duplicate" in remark]
     assert "960 records read, 2 defective, 0 exact_duplicate, 51 near_duplicate" in told
-    assert "(data.near_duplicate_threshold = 0.9), 7 cut, 5 in windows, 8 dropped_as_long, 6 cut_to_nothing; used" in told
+    long = "7 cut, 5 in windows, 8 dropped_as_long, 6 cut_to_nothing; used"
+    assert f"(data.near_duplicate_threshold = 0.9), {long}" in told
 
 
 def test_time_is_unknown_without_data_and_steps(make_plan):

@@ -117,6 +117,10 @@ def test_pooling_nothing_is_reported(configure: Configure, tmp_path: Path) -> No
 def test_files_that_describe_the_data_are_counted(configure: Configure, tmp_path: Path) -> None:
     (folder,) = clone(tmp_path / "set")
     (folder / "readme.txt").write_text("no record")
+    other = saved(tmp_path / "saved")[0]
+    write_jsonl(other / "more.jsonl", TRAIN)
+    counts = {"files in the folder of a saved data set that are not its own": 1}
+    assert find_inputs(configure(other).data).left_out == counts
     # The suffix of README.md is not read.
     counts = {"files that describe the data": 2, "files with a suffix that is not read": 1}
     assert find_inputs(configure(folder).data).left_out == counts
