@@ -143,18 +143,30 @@ def patiently(
         wait(next(delays))
 
 
-def retry_rejected(call: Callable[[], T], seconds: float = REFUSED_SECONDS) -> T:
-    """Retry a write until storage accepts it.
+def retry_rejected(
+    call: Callable[[], T],
+    seconds: float = REFUSED_SECONDS,
+    tell: Callable[[StorageError], object] = lambda _: None,
+) -> T:
+    """Retry a read or a write until storage accepts it.
 
     After `seconds`, raise its error. If no retry can help, raise it at once.
+
+    Args:
+        call: the read or write.
+        seconds: how long to retry it.
+        tell: called before the first retry, with the error.
     """
-    end = time.monotonic() + seconds
+    end, told = time.monotonic() + seconds, False
     while True:
         try:
             return call()
         except StorageError as error:
             if error.lasting or time.monotonic() >= end:
                 raise
+            if not told:
+                tell(error)
+                told = True
         time.sleep(_REFUSED_DELAY)
 
 

@@ -27,7 +27,8 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
-from steadytrain.components.shared.patience import REFUSED_SECONDS, retry_rejected
+from steadytrain.components.shared.patience import AWAY_SECONDS, REFUSED_SECONDS, retry_rejected
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.trace import attempt_traceparent
@@ -213,7 +214,9 @@ class Supervisor:
             history.supervisor,
         )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step, skipped = _newest_checkpoint(self.config, history)
+        resume_from, resumed_step, skipped = retry_rejected(
+            lambda: _newest_checkpoint(self.config, history), AWAY_SECONDS, self._tell_wait
+        )
         watch, began = Watch(self, folder, request, step=resumed_step or 0), time.monotonic()
         with contextlib.closing(watch):
             for step, reason in skipped.items():
@@ -298,6 +301,12 @@ class Supervisor:
                 )
             self._remember(ending, watch)
             return ending, step, self._decide(ending.failure, watch) if ending.failure else None
+
+    def _tell_wait(self, error: StorageError) -> None:
+        wait = duration(AWAY_SECONDS)
+        message = f"waiting up to {wait} for the storage of the checkpoints: {error.message}"
+        with contextlib.closing(self.workspace.stream("supervisor")) as stream:
+            stream.emit(Warned(stage="train", message=message))
 
     def _plan(self, watch: Watch) -> BatchPlan:
         if not self.ledger.history().attempts:

@@ -101,8 +101,8 @@ def data(tmp_path):
 
 @pytest.fixture
 def supervisor(config, data, launcher):
-    def make(how, *, ranks=1, run=None, model=None, training=None, **options):
-        changes = {"run": run, "model": model, "training": training}
+    def make(how, *, ranks=1, run=None, model=None, training=None, recovery=None, **options):
+        changes = {"run": run, "model": model, "training": training, "recovery": recovery}
         content = config.model_dump() | {key: value for key, value in changes.items() if value}
         return Supervisor(from_mapping(content), data, launcher(how, ranks=ranks), **options)
 

@@ -22,12 +22,15 @@ from steadytrain.components.shared.events.types import (
     RecoveryDecision,
     Warned,
 )
-from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage import LocalStorage, s3
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.fallbacks import fallbacks_for
+
+from support.proxy import proxy_to
+from support.s3 import make_bucket, moto_server
 
 pytestmark = pytest.mark.slow
 
@@ -138,6 +141,26 @@ def test_unrequested_preemption_is_retried(supervisor):
 def test_policy_retries(supervisor):
     outcome = supervisor("finish_second", decide=retry).run()
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+
+
+def test_storage_that_is_away_between_attempts_is_waited_for(supervisor, workspace, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setattr(s3, "ATTEMPTS", 1)
+
+    def decide(history, failure):
+        proxy.queued.extend(["503"] * 2)
+        return retry(history, failure)
+
+    with moto_server() as port, proxy_to(port) as proxy:
+        make_bucket(port, "bucket")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.uri)
+        recovery = {"checkpoints": "s3://bucket", "backoff_seconds": 0}
+        outcome = supervisor("finish_second", decide=decide, recovery=recovery).run()
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    (told,) = events(workspace, Warned)
+    assert told.message.startswith("waiting up to 3 min for the storage of the checkpoints")
+    assert "SlowDown" in told.message
 
 
 def test_retry_with_a_smaller_micro_batch_keeps_the_global_batch(supervisor, workspace):
