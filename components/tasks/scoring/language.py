@@ -20,6 +20,7 @@ from torch.nn import functional
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.tokens import (
     Encoded,
     encode_record,
@@ -66,7 +67,9 @@ def score_language(
 
     If the tokens lose part of a text, its loss includes the cost of that part.
 
-    A text longer than the model's context is split into windows that share one token.
+    A text longer than the model's context is split into windows that share one token, and a chat
+    into those of `data.long_records: window`, so that an answer keeps text before it. Text that
+    a run cuts off is scored too: other tokenizers would cut it elsewhere.
 
     Args:
         components: "model" and "tokenizer".
@@ -81,8 +84,12 @@ def score_language(
     model.eval()
     length, fill = longest(model, max_length), padding_id(tokenizer)
 
+    split = chat_windows if "messages" in records.column_names else windows
+
     def losses(documents: Sequence[Encoded]) -> list[float]:
-        return document_losses(model, documents, batch_size=batch_size, length=length, fill=fill)
+        return document_losses(
+            model, documents, batch_size=batch_size, length=length, fill=fill, split=split
+        )
 
     return _scored(tokenizer, records, losses)
 
@@ -158,8 +165,19 @@ def _without_turn_ends(encoded: Encoded, special: set[int]) -> Encoded:
     return Encoded(encoded.input_ids, targets)
 
 
+def chat_windows(encoded: Encoded, length: int) -> list[Encoded]:
+    """Return the windows of a chat, which may have nothing to predict."""
+    return rows_of(encoded, length, "window") if any(encoded.targets) else []
+
+
 def document_losses(
-    model: torch.nn.Module, documents: Sequence[Encoded], *, batch_size: int, length: int, fill: int
+    model: torch.nn.Module,
+    documents: Sequence[Encoded],
+    *,
+    batch_size: int,
+    length: int,
+    fill: int,
+    split: Callable[[Encoded, int], list[Encoded]] = windows,
 ) -> list[float]:
     """Return the summed loss of each document in nats, from windows batched by similar length.
 
@@ -167,11 +185,12 @@ def document_losses(
         batch_size: windows per forward pass.
         length: tokens per window.
         fill: the padding token.
+        split: returns the windows of a document.
     """
     pieces = [
         (index, window)
         for index, document in enumerate(documents)
-        for window in windows(document, length)
+        for window in split(document, length)
         if any(window.targets)
     ]
     pieces.sort(key=lambda piece: len(piece[1].input_ids), reverse=True)

@@ -11,7 +11,9 @@ import torch
 from steadytrain.components.evaluate.measure import point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.records import DataRecord, SideRecord
-from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer
+from steadytrain.components.tasks.encoding.base import Content
+from steadytrain.components.tasks.encoding.chat import ChatRows
+from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer, windows
 from steadytrain.components.tasks.scoring import language
 from steadytrain.components.tasks.scoring.language import score_frequencies, score_language
 
@@ -130,6 +132,30 @@ def test_only_assistant_turns_are_scored(tokenizer):
     assert scores["targets"][0].as_py() == len(expected)
     said = [item["content"] for item in CHAT if item["role"] == "assistant"]
     assert scores["bytes"][0].as_py() == sum(len(text.encode()) for text in said)
+
+
+def test_long_chats_are_scored_in_the_windows_that_are_learned(tokenizer, tmp_path):
+    """Each target once, with up to half of a window before it."""
+    long = [*CHAT, *({**turn, "content": turn["content"] * 3} for turn in CHAT)]
+    model, length = make_language_model("llama", len(tokenizer)), 48
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    tokenizer.save_pretrained(tmp_path)
+    (learned,) = ChatRows(tmp_path, length, "window").encode([Content(json.dumps(long))])
+    assert len(learned.rows) > 3
+    expected = 0.0
+    for row in learned.rows:
+        ids, targets = row.values["input_ids"].tolist(), row.values["targets"].tolist()
+        losses = direct_losses(model, ids, lambda place: 0)
+        pairs = zip(ids[1:], targets[1:], losses, strict=True)
+        expected += sum(loss for token, target, loss in pairs if target and token)
+    scores = score(model, tokenizer, chat_records([long]), max_length=length)
+    # The last window may begin one token earlier, since the end of a turn is not scored.
+    assert scores["loss"][0].as_py() == pytest.approx(expected, rel=1e-3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language, "chat_windows", windows)
+        other = score(model, tokenizer, chat_records([long]), max_length=length)
+    assert other["loss"][0].as_py() != pytest.approx(expected, rel=1e-3)
 
 
 def test_chat_without_assistant_text_has_no_targets(tokenizer):
