@@ -31,6 +31,7 @@ def slow_data(monkeypatch):
     monkeypatch.setattr(CausalLanguageModel, "collate", late)
 
 
+@pytest.mark.slow
 def test_profile_changes_no_weight(make_bench):
     plain, profiled = make_bench("plain"), make_bench("profiled", training=RECORDED)
     plain.train_here()
@@ -38,6 +39,7 @@ def test_profile_changes_no_weight(make_bench):
     assert weights_digest(plain.workspace) == weights_digest(profiled.workspace)
 
 
+@pytest.mark.slow
 def test_profile_of_a_run_with_slow_data_says_so_first(make_bench, slow_data):
     bench = make_bench(training=RECORDED)
     bench.train_here()

@@ -225,6 +225,7 @@ def test_failure_is_an_error_without_the_key(written, service):
     assert len(service.rows) == 3
 
 
+@pytest.mark.slow
 def test_secrets_are_in_nothing_that_is_written(make_config, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary-0123456789")
     run = Writer(make_config())
