@@ -26,6 +26,9 @@ TRAINS = "--trains"
 END_NOW = signal.SIGINT
 """Kills the running step immediately. Every other stop signal gives it its grace period."""
 
+_SCRIPT_ENDS = 3
+"""Elements of a step's command up to its shell script: `sh -ec SCRIPT SOURCE ARGUMENTS...`."""
+
 
 def main(pipeline: str, parameters: str, root: str, *options: str) -> int:
     """Run a compiled pipeline, unmodified.
@@ -65,6 +68,14 @@ def _execute(processes: StepProcesses, pipeline: str, parameters: str, root: str
     # kfp's own function cannot stop a step, and does not report how a step was killed.
     assert callable(subprocess_task_handler.run_local_subprocess)
     subprocess_task_handler.run_local_subprocess = processes.run
+    with_python = subprocess_task_handler.replace_python_executable
+
+    def with_python_in_script(full_command: list[str], new_executable: str) -> list[str]:
+        # kfp's own function also changes "python3" in the arguments, as in a path of the data.
+        script = _SCRIPT_ENDS
+        return [*with_python(full_command[:script], new_executable), *full_command[script:]]
+
+    subprocess_task_handler.replace_python_executable = with_python_in_script
     local.init(
         runner=local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True
     )

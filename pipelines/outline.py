@@ -140,7 +140,7 @@ def _print(text: str, *, shown: bool) -> None:
 def _failure(failure: StepFailed, log: Path) -> list[str]:
     lines = [f"failed in {failure.stage}: {failure.message}"]
     if failure.remedy:
-        lines.append(f"remedy  {failure.remedy}")
+        lines.append(f"fix     {failure.remedy}")
     return [*lines, f"log     {log}"]
 
 
