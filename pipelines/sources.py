@@ -15,7 +15,7 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, load, preset_names
 from steadytrain.components.shared.config.assign import stated_fields
-from steadytrain.components.shared.config.data import SUFFIXES
+from steadytrain.components.shared.config.data import MULTI_LABEL, SUFFIXES
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
 from steadytrain.components.shared.errors import BadInput, DataError
 
@@ -25,6 +25,7 @@ PRESETS: Final = {
     "preference": "preference",
     "unpaired_preference": "preference",
     "sequence_classification": "sequence-classification",
+    MULTI_LABEL: "sequence-classification",
     "sequence_regression": "sequence-classification",
 }
 """The preset of each task that a look at the records can find, which data.task is set in."""
@@ -81,6 +82,7 @@ def is_data(source: str) -> bool:
 _ONLY: Final = {
     "data.columns.text_pair": "sequence_classification",
     "data.columns.input": "supervised_finetuning",
+    "data.label_separator": MULTI_LABEL,
 }
 """The task by a field that only this one reads."""
 
@@ -109,14 +111,14 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     task = given.get("data.task") or _ONLY.get(field)
     if task is None:
         # The preset only completes the configuration, so that `data` is checked as a whole.
-        data = load("causal-lm", [*_basis(source), *override_items(overrides)]).data
+        data = load("causal-lm", [*_basis(source, "causal_lm"), *override_items(overrides)]).data
         return task_of(inspect(data), data)
     if task not in PRESETS:
         raise BadInput(
             f"data.task = {task!r} has no preset",
             remedy=f"one of {', '.join(PRESETS)}, or write a configuration",
         )
-    data = load(PRESETS[task], [*_basis(source), *overrides]).data
+    data = load(PRESETS[task], [*_basis(source, task), *overrides]).data
     try:
         found = inspect(data)
     except (BadInput, DataError):
@@ -133,7 +135,7 @@ def for_task(source: str, task: str, reason: str, overrides: Sequence[Override])
     Raises:
         ConfigError: with every problem in the configuration.
     """
-    preset, basis = PRESETS[task], [*_basis(source), ("data.task", task)]
+    preset, basis = PRESETS[task], _basis(source, task)
     config = load(preset, [*basis, *overrides])
     training = config.training
     length = (
@@ -155,9 +157,10 @@ def for_task(source: str, task: str, reason: str, overrides: Sequence[Override])
     return Chosen(config, layers, remarks)
 
 
-def _basis(source: str) -> list[Override]:
+def _basis(source: str, task: str) -> list[Override]:
     """Return the overrides that put other data into a preset."""
     return [
+        ("data.task", task),
         ("name", name_for(source)),
         ("data.source", [source]),
         ("data.format", "auto"),

@@ -12,6 +12,7 @@ import numpy as np
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
 from steadytrain.components.evaluate.classes import Classes
+from steadytrain.components.evaluate.label_sets import LabelSets
 from steadytrain.components.shared.records import CalibrationBin
 
 BINS: Final = 15
@@ -46,21 +47,21 @@ def calibration_bins(classes: Classes) -> list[CalibrationBin]:
     ]
 
 
-def average_precisions(classes: Classes, names: list[str]) -> dict[str, float]:
+def average_precisions(classes: Classes | LabelSets, names: list[str]) -> dict[str, float]:
     """Return the area under each class's precision-recall curve. Skip classes without examples."""
     from sklearn.metrics import average_precision_score
 
     return {
-        name: float(average_precision_score(classes.label == index, probabilities))
+        name: float(average_precision_score(classes.has(index), probabilities))
         for index, (name, probabilities) in enumerate(
             zip(names, classes.probabilities.T, strict=True)
         )
-        if (classes.label == index).any()
+        if classes.has(index).any()
     }
 
 
 def precision_recall(
-    classes: Classes, names: list[str], averages: dict[str, float]
+    classes: Classes | LabelSets, names: list[str], averages: dict[str, float]
 ) -> dict[str, list[tuple[float, float]]]:
     """Return the precision-recall curves of the classes with the lowest average precision.
 
@@ -73,7 +74,7 @@ def precision_recall(
     for name in sorted(averages, key=lambda name: averages[name])[:_CURVES]:
         index = names.index(name)
         precision, recall, _ = precision_recall_curve(
-            classes.label == index, classes.probabilities[:, index]
+            classes.has(index), classes.probabilities[:, index]
         )
         chosen = np.unique(np.linspace(0, len(recall) - 1, _POINTS).round().astype(int))
         curves[name] = [(float(recall[at]), float(precision[at])) for at in chosen]

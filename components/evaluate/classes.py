@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
 
 
@@ -31,6 +34,11 @@ class Classes:
             self.probabilities[rows],
             None if self.part is None else self.part[rows],
         )
+
+    def has(self, index: int) -> NDArray[np.bool_]:
+        """Return whether each example is of a class."""
+        found: NDArray[np.bool_] = self.label == index
+        return found
 
 
 def confusion(classes: Classes, count: int) -> list[list[int]]:

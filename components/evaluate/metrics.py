@@ -82,26 +82,97 @@ def _exponential(means: FloatArray) -> FloatArray:
     return np.exp(np.minimum(means, _LARGEST_EXPONENT))
 
 
-def _macro_f1(classes: Classes) -> float:
+def _flags(scores: Scores) -> tuple[FloatArray, FloatArray] | None:
+    """Return which classes are true and which predicted, 1 or 0, (examples, classes) each."""
+    classes, sets = scores.classes, scores.sets
+    if classes is not None:
+        one_hot = np.eye(classes.probabilities.shape[1])
+        return one_hot[classes.label], one_hot[classes.prediction]
+    if sets is not None:
+        return sets.truth.astype(np.float64), sets.prediction.astype(np.float64)
+    return None
+
+
+def _macro_f1(scores: Scores) -> float | None:
     from sklearn.metrics import f1_score
 
     # A class that is neither true nor predicted here has no F1 and is left out of the mean.
-    return float(
-        f1_score(
-            classes.label,
-            classes.prediction,
-            labels=range(classes.probabilities.shape[1]),
-            average="macro",
-            zero_division=np.nan,
-        )
+    flags = _flags(scores)
+    return flags and float(f1_score(*flags, average="macro", zero_division=np.nan))
+
+
+def _weighted_macro_f1(scores: Scores, weights: FloatArray) -> FloatArray:
+    flags = _flags(scores)
+    assert flags is not None
+    truth, prediction = flags
+    found = 2 * (weights @ (truth * prediction)) / (weights @ truth + weights @ prediction)
+    return _defined_mean(found.T)
+
+
+def _micro_f1(scores: Scores) -> float | None:
+    from sklearn.metrics import f1_score
+
+    sets = scores.sets
+    if sets is None:
+        return None
+    return float(f1_score(sets.truth, sets.prediction, average="micro", zero_division=0))
+
+
+def _weighted_micro_f1(scores: Scores, weights: FloatArray) -> FloatArray:
+    sets = scores.sets
+    assert sets is not None
+    hits = (sets.truth & sets.prediction).sum(axis=1)
+    seen = sets.truth.sum(axis=1) + sets.prediction.sum(axis=1)
+    found: FloatArray = 2 * (weights @ hits) / np.maximum(weights @ seen, 1e-9)
+    return found
+
+
+def _exact_sets(scores: Scores) -> Parts | None:
+    if scores.sets is None:
+        return None
+    exact = (scores.sets.truth == scores.sets.prediction).all(axis=1)
+    return exact.astype(np.float64), np.ones(len(exact))
+
+
+def _wrong_labels(scores: Scores) -> Parts | None:
+    if scores.sets is None:
+        return None
+    wrong = (scores.sets.truth != scores.sets.prediction).mean(axis=1)
+    return wrong, np.ones(len(wrong))
+
+
+def _mean_average_precision(scores: Scores) -> float | None:
+    from sklearn.metrics import average_precision_score
+
+    sets = scores.sets
+    if sets is None:
+        return None
+    known = sets.truth.any(axis=0)
+    if not known.any():
+        return None
+    return float(average_precision_score(sets.truth[:, known], sets.probabilities[:, known]))
+
+
+def _weighted_mean_average_precision(scores: Scores, weights: FloatArray) -> FloatArray:
+    sets = scores.sets
+    assert sets is not None
+    known = np.flatnonzero(sets.truth.any(axis=0)).tolist()
+    return _defined_mean(
+        _weighted_precision(sets.has(label), sets.probabilities[:, label], weights)
+        for label in known
     )
 
 
-def _weighted_macro_f1(classes: Classes, weights: FloatArray) -> FloatArray:
-    one_hot = np.eye(classes.probabilities.shape[1])
-    label, prediction = one_hot[classes.label], one_hot[classes.prediction]
-    scores = 2 * (weights @ (label * prediction)) / (weights @ label + weights @ prediction)
-    return _defined_mean(scores.T)
+def _weighted_precision(truth: np.ndarray, score: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the average precision, (resamples,)."""
+    order = np.argsort(-score, kind="stable")
+    # Examples with equal scores are all above a threshold, or none is.
+    ends = np.flatnonzero(np.diff(score[order], append=-np.inf))
+    hits = (weights[:, order] * truth[order]).cumsum(axis=1)[:, ends]
+    precision = hits / weights[:, order].cumsum(axis=1)[:, ends]
+    gained = np.diff(hits, axis=1, prepend=0)
+    found: FloatArray = (np.where(gained > 0, precision, 0) * gained).sum(axis=1) / hits[:, -1]
+    return found
 
 
 def _ece(classes: Classes) -> float:
@@ -268,7 +339,13 @@ PREFERENCE_MARGIN: Final = MeanMetric(True, _margins)
 RECALL_AT_1: Final = MeanMetric(True, _first_ones)
 MEAN_RECIPROCAL_RANK: Final = MeanMetric(True, _reciprocal_ranks)
 ACCURACY: Final = MeanMetric(True, _hits)
-MACRO_F1: Final = _of_classes(True, _macro_f1, _weighted_macro_f1)
+MACRO_F1: Final = SampleMetric(True, _macro_f1, _weighted_macro_f1)
+MICRO_F1: Final = SampleMetric(True, _micro_f1, _weighted_micro_f1)
+SUBSET_ACCURACY: Final = MeanMetric(True, _exact_sets)
+HAMMING_LOSS: Final = MeanMetric(False, _wrong_labels)
+MEAN_AVERAGE_PRECISION: Final = SampleMetric(
+    True, _mean_average_precision, _weighted_mean_average_precision
+)
 AUROC: Final = _of_classes(True, _auroc, _weighted_auroc)
 MSE: Final = MeanMetric(False, _squared_errors)
 RMSE: Final = MeanMetric(False, _squared_errors, np.sqrt)

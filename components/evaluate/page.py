@@ -109,6 +109,8 @@ def _tasks(evaluation: EvaluationRecord) -> str:
 
 def _classes(evaluation: EvaluationRecord) -> str:
     keys = ["precision", "recall", "f1", "support"]
+    if any("threshold" in values for values in evaluation.per_class.values()):
+        keys.append("threshold")
     rows = [
         [name, *(_number(values[key]) for key in keys)]
         for name, values in evaluation.per_class.items()

@@ -105,6 +105,8 @@ def unpaired(first: Scores, second: Scores) -> str:
             return "the models have different classes"
         if not np.array_equal(one.label, other.label):
             return "the examples have different labels"
+    if first.sets and second.sets and not np.array_equal(first.sets.truth, second.sets.truth):
+        return "the examples have different labels"
     return ""
 
 

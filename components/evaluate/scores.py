@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray, units_of
 from steadytrain.components.evaluate.classes import Classes
+from steadytrain.components.evaluate.label_sets import LabelSets
 from steadytrain.components.shared.errors import BadInput
 
 _KNOWN: Final = {
     *("id", "group", "slice", "loss", "targets", "bytes"),
     *("label", "prediction", "probabilities", "part"),
+    *("labels", "predictions", "thresholds"),
 }
 
 
@@ -25,7 +27,8 @@ class Scores:
 
     loss: nats, summed over the example's targets.
     bytes: size of the scored text.
-    classes: None if the task has no classes.
+    classes: None unless each example has one class.
+    sets: None unless each example has any number of labels.
     columns: all other numeric columns by name, for metrics of other packages.
     """
 
@@ -36,6 +39,7 @@ class Scores:
     units: IntArray
     slices: list[str | None]
     classes: Classes | None = None
+    sets: LabelSets | None = None
     columns: Mapping[str, FloatArray] = field(default_factory=dict)
 
     @classmethod
@@ -63,6 +67,7 @@ class Scores:
             units=units_of(table.column("group").to_pylist()),
             slices=table.column("slice").to_pylist(),
             classes=_classes(table) if "label" in table.column_names else None,
+            sets=LabelSets.of(table) if "labels" in table.column_names else None,
             columns={
                 item.name: numbers(item.name)
                 for item in table.schema
@@ -80,6 +85,7 @@ class Scores:
             units=self.units[rows],
             slices=[self.slices[row] for row in rows],
             classes=self.classes and self.classes.only(rows),
+            sets=self.sets and self.sets.only(rows),
             columns={name: values[rows] for name, values in self.columns.items()},
         )
 
@@ -102,6 +108,8 @@ class Scores:
             return "accuracy"
         if "squared_error" in self.columns:
             return "mse"
+        if self.sets is not None:
+            return "micro_f1"
         return "bits_per_byte" if self.bytes.sum() > 0 else "loss"
 
 

@@ -28,6 +28,7 @@ from steadytrain.components.evaluate.extras import (
     scoring_progress,
     task_results,
 )
+from steadytrain.components.evaluate.label_sets import per_label
 from steadytrain.components.evaluate.measure import measure, measure_slices, point_values
 from steadytrain.components.evaluate.page import evaluation_page
 from steadytrain.components.evaluate.paired import read_scores
@@ -236,9 +237,9 @@ def _evaluation(
         files.append(_write(folder / TASK_ANSWERS, results.answers))
         reached = results.scores
     scores = Scores.of(table)
-    classes = scores.classes
-    labels = _labels(data, classes)
-    averages = average_precisions(classes, labels) if classes else {}
+    classes, sets = scores.classes, scores.sets
+    either, labels = classes or sets, _labels(data, classes)
+    averages = average_precisions(either, labels) if either else {}
     given = (current, config, task, trained_model(train), records)
     robustness = robustness_of(*given)
     landscape, missing = landscape_of(*given)
@@ -252,9 +253,13 @@ def _evaluation(
         slices=measure_slices(scores),
         labels=labels,
         confusion=confusion(classes, len(labels)) if classes else [],
-        per_class=per_class(classes, labels, averages) if classes else {},
+        per_class=per_class(classes, labels, averages)
+        if classes
+        else per_label(sets, labels, averages)
+        if sets
+        else {},
         calibration=calibration_bins(classes) if classes else [],
-        curves=precision_recall(classes, labels, averages) if classes else {},
+        curves=precision_recall(either, labels, averages) if either else {},
         scores=str(path),
         splits=splits,
         tasks=reached,

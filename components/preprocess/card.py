@@ -44,6 +44,7 @@ class SideCard:
     truncated: records cut to the sequence length.
     windowed: records that data.long_records put into windows.
     skipped_windows: windows with nothing to predict.
+    label_counts: records by their number of labels, if that is not always one.
     lacks: classes without a record on this side.
     numbers: distribution of the numbers to predict; empty if records have none.
     """
@@ -60,6 +61,7 @@ class SideCard:
     windowed: int
     skipped_windows: int
     labels: dict[str, int]
+    label_counts: dict[int, int]
     lacks: list[str]
     numbers: dict[str, float]
     samples: list[SampleCard]
@@ -183,6 +185,7 @@ def _side(
         windowed=counts.windowed,
         skipped_windows=counts.skipped,
         labels=dict(counts.labels.most_common()),
+        label_counts={} if {*counts.classes} <= {1} else dict(sorted(counts.classes.items())),
         lacks=[label for label in record.labels if not counts.labels[label]],
         numbers=dict(numbers),
         samples=[
@@ -295,7 +298,16 @@ def _label_table(card: DataCard) -> str:
         for side, part in card.sides.items()
         if part.lacks
     )
-    return f"<table><tr>{heads}</tr>{body}</table>{lacks}"
+    sizes = "".join(
+        f"<p>{side}: {', '.join(_with_labels(*item) for item in part.label_counts.items())}</p>"
+        for side, part in card.sides.items()
+        if part.label_counts
+    )
+    return f"<table><tr>{heads}</tr>{body}</table>{lacks}{sizes}"
+
+
+def _with_labels(labels: int, records: int) -> str:
+    return f"{records:,} records with {labels or 'no'} {'label' if labels == 1 else 'labels'}"
 
 
 def distribution(numbers: NDArray[np.float64]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -106,7 +107,7 @@ def _decoded(source: str, batch: Any) -> Any:
         if pa.types.is_dictionary(field.type):
             # A slice would carry its full dictionary.
             values = values.dictionary_decode()
-        elif field.name in classes and pa.types.is_integer(field.type):
+        elif field.name in classes:
             values = _named_classes(source, field.name, values, classes[field.name])
         if values is not batch.column(index):
             batch = batch.set_column(index, field.name, values)
@@ -118,9 +119,14 @@ def _class_names(metadata: bytes) -> Mapping[str, Sequence[str]]:
     """Return the names of classes by column, from the features that `datasets` writes."""
     try:
         features = json.loads(metadata)["info"]["features"]
+        # A list's feature holds that of its items: as `feature`, or in versions before 4 alone.
+        items = {
+            column: feature[0] if isinstance(feature, list) else feature.get("feature", feature)
+            for column, feature in features.items()
+        }
         found = {
             column: feature["names"]
-            for column, feature in features.items()
+            for column, feature in items.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         }
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -135,9 +141,18 @@ def _class_names(metadata: bytes) -> Mapping[str, Sequence[str]]:
 def _named_classes(source: str, column: str, values: Any, names: Sequence[str]) -> Any:
     """Return the names of classes; null for -1, which is how `datasets` marks a missing class.
 
+    Args:
+        values: classes, or lists of them. Others are returned as they are.
+
     Raises:
         DataError: a class has no name.
     """
+    if pa.types.is_list(values.type):
+        ends = np.cumsum([0, *pc.fill_null(pc.list_value_length(values), 0).to_pylist()])
+        inner = _named_classes(source, column, values.flatten(), names)
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), inner, mask=values.is_null())
+    if not pa.types.is_integer(values.type):
+        return values
     values = values.cast(pa.int64())
     values = pc.if_else(pc.equal(values, pa.scalar(-1, pa.int64())), None, values)
     bounds: Any = pc.min_max(values).as_py()

@@ -24,6 +24,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 from steadytrain.components.tasks.registry import open_encoder
 
 _MOST: Final = 256_000_000
@@ -90,7 +91,7 @@ def preview_folds(config: RunConfig) -> Preview:
         counted = {**quarantine.counts, **set_aside(found.findings)}
         check_sides(documents, config.data, counted, found.given)
         division = Division.of(
-            _records(spool),
+            _records(spool, encoder),
             config.cross_validation.folds,
             config.data.split_salt,
             labeled=encoder.labeled,
@@ -102,8 +103,12 @@ def preview_folds(config: RunConfig) -> Preview:
     return Preview(tuple(division.sizes), tuple(warnings))
 
 
-def _records(spool: Spool) -> Iterator[pa.Table]:
+def _records(spool: Spool, encoder: Encoder) -> Iterator[pa.Table]:
     for part in spool.written():
         table = training_records(part, spool.folder).select(["id", "group", "label"])
+        if has_label_sets(encoder):
+            labels: list[Any] = table["label"].to_pylist()
+            sets = [*map(class_reader(encoder), labels)]
+            table = table.set_column(2, "label", pa.array(sets, pa.list_(pa.string())))
         ids: list[Any] = table["id"].to_pylist()
         yield table.set_column(0, "id", pa.array([one.hex() for one in ids], pa.string()))

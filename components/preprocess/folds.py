@@ -44,7 +44,8 @@ class Division:
         """Divide documents.
 
         Args:
-            records: tables with the columns id, group and, if labeled, label.
+            records: tables with the columns id, group and, if labeled, label: a class, or a list of
+                them. The rarest of a list counts.
 
         Raises:
             BadInput, DataError: as for `assign`.
@@ -57,10 +58,9 @@ class Division:
         for table in records:
             for name, values in columns.items():
                 values += table.column(name).to_pylist()
-        labels = columns.get("label")
+        counts, labels = _single(columns.get("label"))
         fold_of = assign(columns["id"], labels, columns["group"], folds=folds, salt=salt)
         sizes = Counter(fold_of.values())
-        counts = Counter(labels or [])
         rare = sorted(label for label, count in counts.items() if count < folds)
         warning = (
             f"there are fewer than {folds} training records with the label {', '.join(rare)}, so "
@@ -87,6 +87,15 @@ class Division:
                 for fold, writer in enumerate(writers):
                     writer.write_batch(batch.filter(pa.array(folds == fold, pa.bool_())))
         return paths
+
+
+def _single(labels: list[Any] | None) -> tuple[Counter[str], list[str] | None]:
+    """Return how often each class occurs, and one class of each record."""
+    if labels is None:
+        return Counter(), None
+    sets: list[list[str]] = [label if isinstance(label, list) else [label] for label in labels]
+    counts = Counter(label for one in sets for label in one)
+    return counts, [min(one, key=lambda label: (counts[label], label), default="") for one in sets]
 
 
 def read_table(path: Path) -> pa.Table:

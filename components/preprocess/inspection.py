@@ -26,19 +26,20 @@ from steadytrain.components.preprocess.validate import (
     check,
     needed_columns,
 )
-from steadytrain.components.shared.class_names import counting
+from steadytrain.components.shared.class_names import counting, listed
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size
-from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.base import Encoder, class_reader
 from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, Defect, number_of
 from steadytrain.components.tasks.registry import open_encoder
 
 RECORDS: Final = 200
 TASKS: Final = (
-    *("supervised_finetuning", "preference", "unpaired_preference"),
-    *("sequence_classification", "sequence_regression", "causal_lm"),
+    *("supervised_finetuning", "preference", "unpaired_preference", "sequence_classification"),
+    *(MULTI_LABEL, "sequence_regression", "causal_lm"),
 )
 _FILES: Final = 10
 """Number of files to inspect: the files of one folder may differ."""
@@ -54,6 +55,7 @@ _PAIRS: Final = (
 """Columns of data sets with two texts to classify, such as those of GLUE."""
 _MEASURED: Final = re.compile(r"(score|rating|target|value)s?", re.IGNORECASE)
 """Names of columns whose fractions may be what is to be predicted."""
+_FLAGS: Final = ("0", "1", "True", "False")
 _FEW: Final = 20
 """With fewer records, the number of different labels says nothing."""
 _Files = list[tuple[SourceFile, str]]
@@ -69,6 +71,7 @@ class Inspection:
     good: how many records each task can use.
     defects: why the others cannot be used, by task.
     labels: how many records have each label.
+    flags: how many records have 0 or 1 in each column, which may stand for one of several labels.
     details: what is wrong with the first record of each reason.
     use: what each task makes of the columns.
     measured: how many records have a fraction in each column with such a name.
@@ -79,6 +82,7 @@ class Inspection:
     good: Counter[str] = field(default_factory=Counter)
     defects: dict[str, Counter[str]] = field(default_factory=lambda: {t: Counter() for t in TASKS})
     labels: Counter[str] = field(default_factory=Counter)
+    flags: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
     use: dict[str, ColumnUse] = field(default_factory=dict)
     measured: Counter[str] = field(default_factory=Counter)
@@ -120,18 +124,22 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
             f"bad alike; {_columns(found)}",
             remedy=JUDGED_REMEDY,
         )
-    used = {"supervised_finetuning", "preference", "unpaired_preference", "sequence_regression"}
-    if not used & {*usable}:
+    others = {"supervised_finetuning", "preference", "unpaired_preference", "sequence_regression"}
+    if "sequence_classification" in usable:
+        # A class is also a set of one label.
+        usable.remove(MULTI_LABEL)
+    elif not (others | {MULTI_LABEL}) & {*usable}:
         check_classes(found, data)
     if not usable:
         raise BadInput(
             f"{_where(data)}: no task can use the records; {_columns(found)}. "
-            + "; ".join(f"{task} {_lacks(found, task, data)}" for task in TASKS),
+            + "; ".join(f"{task} {_lacks(found, task, data)}" for task in TASKS)
+            + _flagged(found),
             remedy=_pair_of(found)
             or "name the columns, for example --set data.columns.text=COLUMN, or "
             "data.columns.label and data.columns.messages",
         )
-    if "sequence_classification" in usable and _are_classes(found):
+    if {"sequence_classification", MULTI_LABEL} & set(usable) and _are_classes(found):
         # Every labeled text could also be learned as plain text, but then the label is unused.
         usable = [task for task in usable if task not in ("causal_lm", "sequence_regression")]
     elif "sequence_regression" in usable and "sequence_classification" not in usable:
@@ -169,7 +177,7 @@ def reason(found: Inspection, task: str) -> str:
     use = found.use[task]
     layouts = "".join(f", read as {layout}" for layout in use.layouts)
     unused = unused_columns(use.unused)
-    return f"{_columns(found)}{layouts}{_label_count(found, task)}{unused}"
+    return f"{_columns(found)}{layouts}{_label_count(found, task)}{unused}{_flagged(found)}"
 
 
 def first_rows(data: DataConfig) -> Generator[Row]:
@@ -230,6 +238,8 @@ def _add(
     found.measured.update(
         name for name in row if _MEASURED.fullmatch(name) and _is_fraction(row, name)
     )
+    found.flags.update(name for name, value in row.items() if str(value) in _FLAGS)
+    labeled = False
     for task, encoder in encoders.items():
         try:
             checked = check(row, data, encoder)
@@ -239,13 +249,15 @@ def _add(
             continue
         found.good[task] += 1
         found.use[task].count(row)
-        if encoder.labeled and checked.label is not None:
-            found.labels[checked.label] += 1
+        if encoder.labeled and checked.label is not None and not labeled:
+            labeled = True
+            found.labels.update(class_reader(encoder)(checked.label))
 
 
 def _are_classes(found: Inspection) -> bool:
     """Return whether labels repeat, as classes do. Names and measured values do not."""
-    return found.records < _FEW or 2 * len(found.labels) <= found.records
+    occurrences = max(found.records, found.labels.total())
+    return found.records < _FEW or 2 * len(found.labels) <= occurrences
 
 
 def _is_fraction(row: Mapping[str, Any], column: str) -> bool:
@@ -286,7 +298,7 @@ def _columns(found: Inspection) -> str:
 
 
 def _label_count(found: Inspection, task: str) -> str:
-    if task != "sequence_classification":
+    if task not in ("sequence_classification", MULTI_LABEL):
         return ""
     count = len(found.labels)
     if question := counting([*found.labels]):
@@ -295,9 +307,20 @@ def _label_count(found: Inspection, task: str) -> str:
 
 
 def _odd_labels(found: Inspection, usable: list[str]) -> str:
-    if "sequence_classification" not in usable or _are_classes(found):
+    if not {"sequence_classification", MULTI_LABEL} & set(usable) or _are_classes(found):
         return ""
     return f", and {len(found.labels)} different labels, which is a lot for classes"
+
+
+def _flagged(found: Inspection) -> str:
+    """Return what to do with columns that each say whether a record has a label; "" for none."""
+    columns = [name for name, count in found.flags.items() if count == found.records]
+    if found.labels or len(columns) < 2:
+        return ""
+    return (
+        f"; {listed([*map(readable, columns)])} hold only 0 and 1: if they are labels, write the "
+        f"names of those with 1 to one column, as a list, for data.task {MULTI_LABEL}"
+    )
 
 
 def _pair_of(found: Inspection) -> str:

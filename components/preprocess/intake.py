@@ -27,7 +27,7 @@ from steadytrain.components.preprocess.validate import Checked, ColumnUse, check
 from steadytrain.components.preprocess.words import Runs, ascii_runs
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.parts import label_in
-from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.base import Encoder, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 
@@ -58,6 +58,7 @@ class Taken:
     unread: number of messages with each key that nothing reads.
     layouts: number of good records by the layout that was detected.
     unused: number of good records by column with text that nothing reads.
+    noticed: number of good records by what is odd about them (`Content.noticed`).
     tally: statistics of its good records.
     sample: shingles of some of its records, by content hash.
     bytes: the chunk's share of its file.
@@ -72,6 +73,7 @@ class Taken:
     unread: Counter[str] = field(default_factory=Counter)
     layouts: Counter[str] = field(default_factory=Counter)
     unused: Counter[str] = field(default_factory=Counter)
+    noticed: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
     sample: dict[bytes, NDArray[np.uint64]] = field(default_factory=dict)
     records: int = 0
@@ -112,8 +114,10 @@ def take_in(job: ReadRequest) -> Taken:
         taken.labels = {_hash(record.label): record.label for record in records if record.label}
     for record in records:
         taken.unread.update(record.unread)
+    taken.noticed.update(record.noticed for record in records if record.noticed)
     runs = ascii_runs(record.content for record in records) if job.encoder.tokenizer else None
-    taken.tally.count(records, runs, numbers=has_numbers(job.encoder))
+    classes_in, numbers = class_reader(job.encoder), has_numbers(job.encoder)
+    taken.tally.count(records, runs, classes_in, numbers=numbers)
     taken.batch = _batch(good, job)
     if runs is not None and job.data.near_duplicate_threshold is not None:
         _add_shingles(taken, records, runs, job)

@@ -29,6 +29,7 @@ from steadytrain.components.tasks.encoding.base import (
     Encoder,
     RowEncoder,
     TokenizerSettings,
+    class_reader,
 )
 from steadytrain.components.tasks.encoding.fields import Defect
 
@@ -84,6 +85,8 @@ class SideCounts:
     skipped: windows with nothing to predict.
     ends: tokens that end the assistant's turns.
     unprinted: number of messages with each key that the chat template does not print.
+    labels: documents by class.
+    classes: documents by their number of classes.
     """
 
     documents: int = 0
@@ -95,11 +98,12 @@ class SideCounts:
     skipped: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
+    classes: Counter[int] = field(default_factory=Counter)
     ends: set[int] = field(default_factory=set)
     unprinted: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
 
-    def count(self, record: dict[str, Any], outcome: EncodedRecord, *, labeled: bool) -> None:
+    def count(self, record: dict[str, Any], outcome: EncodedRecord, encoder: Encoder) -> None:
         self.documents += 1
         self.tokens += outcome.tokens
         self.bytes += len(record["content"].encode())
@@ -111,8 +115,10 @@ class SideCounts:
         for row in outcome.rows:
             self.predicted += int(np.count_nonzero(row.values.get(PREDICTED, ())))
         self.lengths[max(outcome.tokens, 1).bit_length() - 1] += 1
-        if labeled and record["label"] is not None:
-            self.labels[record["label"]] += 1
+        if encoder.labeled and record["label"] is not None:
+            found = class_reader(encoder)(record["label"])
+            self.labels.update(found)
+            self.classes[len(found)] += 1
         if len(self.samples) < _SAMPLES:
             text = record["content"][:EXCERPT_CHARACTERS]
             values = outcome.rows[0].values if outcome.rows else {}
@@ -130,6 +136,7 @@ class SideCounts:
         self.unprinted += other.unprinted
         self.lengths += other.lengths
         self.labels += other.labels
+        self.classes += other.classes
         self.samples = (self.samples + other.samples)[:_SAMPLES]
 
 
@@ -193,7 +200,7 @@ def _encode_side(
             if isinstance(outcome, Defect):
                 quarantine.append(entry_of(record, outcome.reason, outcome.detail))
             else:
-                counts.count(record, outcome, labeled=job.encoder.labeled)
+                counts.count(record, outcome, job.encoder)
                 good += [(record, row) for row in outcome.rows]
         writer.write_batch(_row_batch(good, _part_schema(job)))
         used.append(batch.filter(pa.array([not isinstance(item, Defect) for item in outcomes])))

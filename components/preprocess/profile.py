@@ -12,7 +12,7 @@ import contextlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from steadytrain.components.preprocess.words import Runs, ascii_runs, is_word
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.records import DataProfile
 from steadytrain.components.shared.remembered import Remembered
-from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.base import Encoder, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 from steadytrain.components.tasks.registry import open_encoder
@@ -61,6 +61,7 @@ class Tally:
         self,
         records: Sequence[Checked],
         runs: Sequence[Runs] | None,
+        classes_in: Callable[[str], Sequence[str]],
         *,
         numbers: bool = False,
     ) -> None:
@@ -68,14 +69,15 @@ class Tally:
 
         Args:
             runs: the `ascii_runs` of their contents; None if these are not text.
+            classes_in: as for `Encoder`.
             numbers: whether labels are numbers to predict. Close ones share a bucket.
         """
         for record in records:
             half = record.identity[-1] & 1
             size = len(record.content.encode())
             self.lengths[half, min(size.bit_length() - 1, LENGTHS - 1)] += 1
-            if record.label is not None:
-                label = f"{float(record.label):.1e}" if numbers else record.label
+            for label in () if record.label is None else classes_in(record.label):
+                label = f"{float(label):.1e}" if numbers else label
                 self.labels[half, _bucket(label, LABELS)] += 1
         if runs is not None:
             self._count_words(records, runs)
@@ -130,7 +132,7 @@ def _tally(job: tuple[Chunk, DataConfig, Encoder]) -> Tally:
                 good.append(check(row, data, encoder))
     tally = Tally()
     runs = ascii_runs(record.content for record in good) if encoder.tokenizer else None
-    tally.count(good, runs, numbers=has_numbers(encoder))
+    tally.count(good, runs, class_reader(encoder), numbers=has_numbers(encoder))
     return tally
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from steadytrain.components.preprocess.validate import JUDGED_REMEDY, needed_col
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
-from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.base import Encoder, has_label_sets
 from steadytrain.components.tasks.registry import open_encoder
 
 MAX_LABELS: Final = 100_000
@@ -31,10 +31,10 @@ _EARLY: Final = 10_000
 class Reading:
     """The result of reading.
 
-    labels: names of all labels by their hash, as stored in the spool.
+    labels: all labels by their hash, as stored in the spool (`Content.label`).
     columns: column names that occurred, with the number of rows, by part.
     unread: number of messages with each key that nothing reads.
-    layouts, unused: as for `Taken`.
+    layouts, unused, noticed: as for `Taken`.
     tally: statistics of the good records.
     sample: shingles of some of the good records.
     detected: number of files by what was found out about them.
@@ -47,6 +47,7 @@ class Reading:
     unread: Counter[str] = field(default_factory=Counter)
     layouts: Counter[str] = field(default_factory=Counter)
     unused: Counter[str] = field(default_factory=Counter)
+    noticed: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
     sample: Sample = field(default_factory=Sample)
     detected: Counter[str] = field(default_factory=Counter)
@@ -91,6 +92,7 @@ def read_everything(
         reading.labels |= taken.labels
         reading.layouts += taken.layouts
         reading.unused += taken.unused
+        reading.noticed += taken.noticed
         reading.tally.add(taken.tally)
         reading.sample.add(taken.sample)
         if taken.detected:
@@ -99,7 +101,8 @@ def read_everything(
         progress(done)
         if not spool.count and reading.records >= _EARLY:
             _check_columns(reading, data, encoder, difficulty)
-        _check_labels(reading, data)
+        if not has_label_sets(encoder):
+            check_labels(reading.labels, data)
     spool.close()
     _check(reading, data, encoder, difficulty, spool, quarantine)
     return reading
@@ -195,8 +198,13 @@ def _fields(name: str, part: DataConfig, difficulty: str | None) -> dict[str, st
     return found | ({difficulty: "training.curriculum.column"} if difficulty else {})
 
 
-def _check_labels(reading: Reading, data: DataConfig) -> None:
-    if len(reading.labels) > MAX_LABELS:
+def check_labels(labels: Sized, data: DataConfig) -> None:
+    """Check that there are not too many different labels.
+
+    Raises:
+        DataError: there are.
+    """
+    if len(labels) > MAX_LABELS:
         raise DataError(
             f"data.columns.label = {data.columns.label!r}: the column holds more than {MAX_LABELS} "
             "different labels",

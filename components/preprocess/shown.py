@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,7 +22,7 @@ from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.left_out import unused_keys
-from steadytrain.components.tasks.encoding.base import Content, Encoder, Fitted
+from steadytrain.components.tasks.encoding.base import Content, Encoder, Fitted, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.registry import open_encoder
@@ -70,7 +71,8 @@ def show(config: RunConfig, count: int) -> list[Shown]:
     good = [record for _, _, record in found if isinstance(record, Checked)]
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = _tokenizer(config, encoder, good, Path(scratch) / "tokenizer")
-        labels = tuple(in_order({one.label for one in good if one.label is not None}))
+        given = (class_reader(encoder)(one.label) for one in good if one.label is not None)
+        labels = tuple(in_order({*itertools.chain.from_iterable(given)}))
         fitted = Fitted(tokenizer, labels, frozenset(labels), Path(scratch))
         contents = [Content(record.content, record.label) for record in good]
         outcomes = iter(encoder.row_encoder(fitted).encode(contents) if good else ())

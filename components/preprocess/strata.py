@@ -26,7 +26,11 @@ _SLACK = 0.1
 
 
 def stratify(
-    places: NDArray[np.uint64], labels: NDArray[np.uint64], shares: Mapping[int, float]
+    places: NDArray[np.uint64],
+    labels: NDArray[np.uint64],
+    shares: Mapping[int, float],
+    *,
+    sets: bool = False,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
     """Return the sides of records, and the classes with too few places for all of them.
 
@@ -36,6 +40,9 @@ def stratify(
 
     Args:
         shares: as for `sides_at`.
+        sets: whether records have several classes, and are listed once for each. Then a class needs
+            to be the rarest of as many places as there are sides, for a division of its own: the
+            shares of its other places follow from those of rarer classes.
     """
     units, unit_of = np.unique(places, return_inverse=True)
     order = np.lexsort((labels, unit_of))
@@ -47,7 +54,8 @@ def stratify(
     rarest_first = np.lexsort((class_of, counts[class_of], owners))
     strata = class_of[rarest_first[np.unique(owners, return_index=True)[1]]]
     # Of many classes in few groups, each may be the rarest of one or two.
-    few = np.bincount(strata, minlength=len(names)) < counts
+    enough = np.minimum(counts, len(shares) + 1) if sets else counts
+    few = np.bincount(strata, minlength=len(names)) < enough
     strata[few[strata] & (counts[strata] > len(shares))] = len(names)
     by_stratum = np.argsort(strata, kind="stable")
     codes = np.array([*shares, TRAIN], dtype=np.uint8)

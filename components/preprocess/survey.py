@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
 from steadytrain.components.preprocess.given import Given
@@ -17,7 +19,7 @@ from steadytrain.components.preprocess.labels import alike_labels, like_absent
 from steadytrain.components.preprocess.own_text import sign_own
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
-from steadytrain.components.preprocess.reading import Reading, read_everything
+from steadytrain.components.preprocess.reading import Reading, check_labels, read_everything
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
 from steadytrain.components.preprocess.split import SIDES, TRAIN, held_out, sides_at
 from steadytrain.components.preprocess.spool import Spool
@@ -29,7 +31,7 @@ from steadytrain.components.shared.left_out import LONG, counted, left_out
 from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.checks import check_class_weights
-from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 
 _NEAR_ADVICE: Final = (
@@ -103,6 +105,8 @@ def survey(
     for layout, count in reading.layouts.items():
         records = "1 record is" if count == 1 else f"{count:,} records are"
         warn(f"{records} read as {layout}; if that is wrong, name their columns in data.columns")
+    for what, count in reading.noticed.items():
+        warn(f"{count:,} {'record' if count == 1 else 'records'} {what}")
     settings = encoder.tokenizer
     threshold = data.near_duplicate_threshold if settings else None
     rows = 0 if threshold is None else band_rows(threshold)
@@ -129,25 +133,27 @@ def survey(
     if encoder.labeled and shares:
         # Kept records resemble no other, so that moving one is no leak.
         kept = drawn & (findings.codes == KEPT)
-        findings.sides[kept], rare = stratify(places[kept], spool.array("labels")[kept], shares)
-        if len(rare):
+        findings.sides[kept], rare, count = _stratified(
+            places[kept], spool.array("labels")[kept], shares, reading.labels, encoder
+        )
+        if rare:
             what = "class has" if len(rare) == 1 else "classes have"
-            names = in_order(reading.labels[int(label)] for label in rare)
             units = "groups" if data.grouped_by else "records"
             least = f"{len(shares) + 1} {units}"
             found = f"{len(rare):,} {what} too few {units} for {len(shares) + 1} sides"
-            if len(rare) == len(np.unique(spool.array("labels")[kept])):
+            if len(rare) == count:
                 raise DataError(
                     f"there is nothing to hold out: {found}, and there is no other class",
                     remedy=f"give more data, so that a class has at least {least}",
                 )
-            warn(f"{found}, so all of them are in training: {listed(names)}")
+            warn(f"{found}, so all of them are in training: {listed(rare)}")
     findings.save(spool.folder)
-    trained = _trained_labels(data, spool, reading, findings) if encoder.labeled else []
+    read = class_reader(encoder)
+    trained = _trained_labels(data, spool, reading, findings, read) if encoder.labeled else []
     labels = _labels(data, trained)
     check_class_weights(config.training.class_weights, labels)
     if encoder.labeled:
-        _warn_of_labels(data, reading, labels, trained, warn)
+        _warn_of_labels(data, _classes(reading.labels.values(), read), labels, trained, warn)
     ids = spool.array("ids")
     digests = {
         side: hashlib.sha256(
@@ -156,6 +162,40 @@ def survey(
         for side in fixed
     }
     return Survey(reading, findings, trained, labels, digests)
+
+
+def _stratified(
+    places: NDArray[np.uint64],
+    labels: NDArray[np.uint64],
+    shares: Mapping[int, float],
+    names: Mapping[int, str],
+    encoder: Encoder,
+) -> tuple[NDArray[np.uint8], list[str], int]:
+    """Return the sides of records, the classes that are too rare for all, and the number of all.
+
+    Args:
+        labels: hashes of the records' labels.
+        names: labels by hash.
+    """
+    if not has_label_sets(encoder):
+        sides, rare = stratify(places, labels, shares)
+        return sides, in_order(names[int(label)] for label in rare), len(np.unique(labels))
+    read = class_reader(encoder)
+    found, set_of = np.unique(labels, return_inverse=True)
+    sets = [read(names[int(label)]) for label in found]
+    classes = sorted(_classes(map(names.__getitem__, found.tolist()), read))
+    numbers = {name: number for number, name in enumerate(classes, start=1)}
+    # Records without a label are divided as a class of their own, 0.
+    listed_as = [np.array([*map(numbers.__getitem__, one)] or [0], np.uint64) for one in sets]
+    times = np.array([len(one) for one in listed_as])[set_of]
+    firsts = np.cumsum(times) - times
+    members = np.concatenate([listed_as[place] for place in set_of])
+    sides, rare = stratify(np.repeat(places, times), members, shares, sets=True)
+    return sides[firsts], in_order(classes[number - 1] for number in rare if number), len(classes)
+
+
+def _classes(labels: Iterable[str], read: Callable[[str], Sequence[str]]) -> set[str]:
+    return set(itertools.chain.from_iterable(map(read, labels)))
 
 
 def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]) -> list[Side]:
@@ -271,11 +311,16 @@ def _group_advice(data: DataConfig) -> str:
 
 
 def _trained_labels(
-    data: DataConfig, spool: Spool, reading: Reading, findings: Findings
+    data: DataConfig,
+    spool: Spool,
+    reading: Reading,
+    findings: Findings,
+    read: Callable[[str], Sequence[str]],
 ) -> list[str]:
     because = left_out(set_aside(findings), data.near_duplicate_threshold)
     seen = np.unique(spool.array("labels")[(findings.sides == TRAIN) & (findings.codes == KEPT)])
-    trained = in_order(reading.labels[int(label)] for label in seen)
+    trained = in_order(_classes((reading.labels[int(label)] for label in seen), read))
+    check_labels(trained, data)
     for name in data.by_part():
         mine = [label for label in trained if not name or part_of(label) == name]
         where, of = (f"parts.{name}.", f" of the part {name!r}") if name else ("", "")
@@ -305,17 +350,17 @@ def _labels(data: DataConfig, trained: list[str]) -> list[str]:
 
 def _warn_of_labels(
     data: DataConfig,
-    reading: Reading,
+    read: Iterable[str],
     labels: list[str],
     trained: list[str],
     warn: Callable[[str], None],
 ) -> None:
-    for alike in alike_labels(reading.labels.values()):
+    for alike in alike_labels(read):
         warn(
             f"the labels {', '.join(map(repr, alike))} are separate classes, although they "
             "differ only in case, spaces or Unicode form"
         )
-    if unclear := like_absent(reading.labels.values()):
+    if unclear := like_absent(read):
         warn(
             f"the label {', '.join(map(repr, unclear))} is a class like any other; if it says that "
             "a label is absent, leave those records out"

@@ -43,7 +43,7 @@ class Checked:
     """A good record. `content` is `Content.text`.
 
     difficulty: for a curriculum by column; None without one.
-    unread: as in `Content`.
+    unread, noticed: as in `Content`.
     """
 
     identity: bytes
@@ -53,6 +53,7 @@ class Checked:
     slice: str | None
     difficulty: float | None = None
     unread: Mapping[str, int] = field(default_factory=dict, compare=False)
+    noticed: str = ""
 
 
 def check(
@@ -90,6 +91,7 @@ def check(
         data.part or named,
         hard,
         content.unread,
+        content.noticed,
     )
 
 

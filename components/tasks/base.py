@@ -192,10 +192,11 @@ class Scorer(Protocol):
             (float64, nats, summed over the record's targets), `targets` (int64), `bytes` (int64,
             UTF-8 bytes of the scored text; 0 if there is no text). Classification adds `label`,
             `prediction` (int64) and `probabilities` (list<float32>, classes), and with several
-            data sets `part` (int64), the one that the record belongs to. Regression, whose loss is
-            relative to the variance of the training side, adds `target`, `predicted`,
-            `squared_error` and `absolute_error` (float64). Metrics get any other column of numbers
-            too.
+            data sets `part` (int64), the one that the record belongs to. If a record has any number
+            of labels, these are `labels` and `predictions` (list<int64>), and `thresholds`
+            (list<float64>, classes). Regression, whose loss is relative to the variance of the
+            training side, adds `target`, `predicted`, `squared_error` and `absolute_error`
+            (float64). Metrics get any other column of numbers too.
         """
 
     def score_attacked(self, components: Components, records: pa.Table, attack: Attack) -> pa.Table:

@@ -13,6 +13,8 @@ _GREATER_IS_BETTER: Final = {
     "perplexity": False,
     "accuracy": True,
     "macro_f1": True,
+    "micro_f1": True,
+    "subset_accuracy": True,
     "preference_accuracy": True,
     "preference_margin": True,
     "recall_at_1": True,

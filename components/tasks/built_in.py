@@ -15,6 +15,7 @@ from steadytrain.components.tasks.encoding.labeled_text import (
     NumberedTextEncoder,
 )
 from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
+from steadytrain.components.tasks.encoding.multi_label_text import MultiLabelEncoder
 from steadytrain.components.tasks.encoding.part_text import PartTextEncoder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
@@ -58,6 +59,21 @@ def _number_metrics(_: RunConfig) -> Sequence[str]:
 
 def _tested_number_metrics(_: RunConfig) -> Sequence[str]:
     return "loss", "mae", "mse", "pearson", "r2", "rmse", "spearman"
+
+
+def _label_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "micro_f1", "macro_f1", "subset_accuracy"
+
+
+def _tested_label_metrics(_: RunConfig) -> Sequence[str]:
+    return (
+        "hamming_loss",
+        "loss",
+        "macro_f1",
+        "mean_average_precision",
+        "micro_f1",
+        "subset_accuracy",
+    )
 
 
 def _part_metrics(config: RunConfig) -> Sequence[str]:
@@ -162,6 +178,15 @@ SEQUENCE_REGRESSION: Final = Task(
     robustness=True,
     grades=True,
     regresses=True,
+)
+MULTI_LABEL_CLASSIFICATION: Final = Task(
+    encoder=MultiLabelEncoder,
+    training=late(f"{_TASKS}.multi_label:MultiLabelClassification", metrics=_label_metrics),
+    scorer=late(f"{_TASKS}.scoring.multi_label:MultiLabelScorer", metrics=_tested_label_metrics),
+    packager=late(f"{_TASKS}.multi_label:MultiLabelPackager"),
+    objectives=frozenset({"adversarial", "augmentation"}),
+    robustness=True,
+    grades=True,
 )
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,

@@ -7,12 +7,14 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.curriculum import CUTS
+from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.plugins import METRICS, is_ours
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
+from steadytrain.components.tasks.encoding.base import has_label_sets
 from steadytrain.components.tasks.model_fields import unknown_fields
 from steadytrain.components.tasks.model_losses import ineffective_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
@@ -24,6 +26,7 @@ _FROM_SCRATCH: Final = (
     "denoising",
     "sequence_classification",
     "sequence_regression",
+    MULTI_LABEL,
     "multi_task",
 )
 """Tasks that need no model to start from; they are not imported to find that out."""
@@ -114,10 +117,10 @@ def _feedback(config: RunConfig) -> Iterator[Problem]:
 
 
 def _smoothing(config: RunConfig) -> Iterator[Problem]:
-    """Yield the smoothing of targets that are not classes."""
+    """Yield the smoothing of targets that are not one class."""
     task, smoothing = config.data.task, config.training.label_smoothing_factor
     known = load_task(task) if smoothing else None
-    if known and (known.regresses or "kto" in known.objectives):
+    if known and (task == MULTI_LABEL or known.regresses or "kto" in known.objectives):
         yield Problem(
             "training.label_smoothing_factor",
             repr(smoothing),
@@ -143,8 +146,10 @@ def _best_metric(config: RunConfig) -> Iterator[Problem]:
 def _data(config: RunConfig) -> Iterator[Problem]:
     """Yield what the rows of the task lack."""
     task, training = config.data.task, config.training
-    if training.order == BALANCED and not open_encoder(config.data).labeled:
-        why = f"data.task {task} has no labels to balance"
+    encoder = open_encoder(config.data) if training.order == BALANCED else None
+    if encoder and (not encoder.labeled or has_label_sets(encoder)):
+        labels = "single class" if encoder.labeled else "labels"
+        why = f"data.task {task} has no {labels} to balance"
         yield Problem("training.order", BALANCED, why, "use training.order seeded")
     yield from _tokens(config)
     yield from _curriculum(config)

@@ -50,8 +50,17 @@ NGRAM_LOSS: Final = frozenset({"prophetnet"})
 """Families whose causal language model predicts several tokens ahead, in its loss alone."""
 
 _LANGUAGE: Final = ("causal_lm", "supervised_finetuning", "denoising")
-_CLASSES: Final = ("sequence_classification", "multi_task")
 _NUMBERS: Final = "sequence_regression"
+_CLASSES: Final = {
+    "sequence_classification": "single_label_classification",
+    "multi_task": "single_label_classification",
+    "multi_label_classification": "multi_label_classification",
+}
+"""By task with classes: Transformers' name of its kind of problem."""
+_LABELS: Final = {
+    "single_label_classification": "one label",
+    "multi_label_classification": "any number of labels",
+}
 _PREFERENCES: Final = ("preference", "unpaired_preference")
 _OTHERS: Final = (*_PREFERENCES, _NUMBERS, "masked_lm", "text_embedding")
 ROUTER_COEFFICIENTS: Final = ("router_aux_loss_coef", "aux_loss_coef")
@@ -59,7 +68,6 @@ ROUTER_COEFFICIENTS: Final = ("router_aux_loss_coef", "aux_loss_coef")
 ROUTER_ON: Final = "output_router_logits"
 """The field that turns the router loss on."""
 _AHEAD: Final = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_loss_scaling_factor")
-_SINGLE: Final = "single_label_classification"
 _LEAVE_OUT: Final = "leave it out"
 
 
@@ -125,11 +133,11 @@ def _router(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[In
 
 def _classes(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[Ineffective]:
     kind = fields.get("problem_type")
-    own = _SINGLE if task in _CLASSES else "regression" if task == _NUMBERS else None
+    own = "regression" if task == _NUMBERS else _CLASSES.get(task)
     if kind not in (None, own) and (given or task in _CLASSES):
         why = (
-            f"data.task {task} trains on one label of each record"
-            if task in _CLASSES
+            f"data.task {task} trains on {_LABELS[own]} of each record"
+            if own in _LABELS
             else f"data.task {task} has no classes"
         )
         yield Ineffective("problem_type", kind, why)

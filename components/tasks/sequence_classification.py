@@ -39,6 +39,7 @@ class SequenceClassification(TextHead):
     """Predict the label of each row: the index of the class."""
 
     task = "sequence_classification"
+    problem_type = "single_label_classification"
     teacher: Teacher | None = None
     head_remark = ""
     embedding: torch.nn.Module | None = None
@@ -50,7 +51,7 @@ class SequenceClassification(TextHead):
 
     def build_model(self) -> torch.nn.Module:
         labels = self.data.labels
-        model = self.build_headed(labels, "single_label_classification")
+        model = self.build_headed(labels, self.problem_type)
         base = self.config.model.base
         if base and torch.get_default_device().type != "meta":
             names = class_names(resolve_config(base, self.config))

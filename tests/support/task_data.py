@@ -17,7 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from steadytrain.components.shared.config.data import MULTI_TASK
+from steadytrain.components.shared.config.data import MULTI_LABEL, MULTI_TASK
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.encoding.unpaired_preference import UnpairedPreferenceEncoder
@@ -42,6 +42,7 @@ LABELS: Final = ("a", "b", "c")
 NUMBER: Final = "sequence_regression"
 _CLASSES: Final = {
     "sequence_classification": LABELS,
+    MULTI_LABEL: LABELS,
     MULTI_TASK: PART_LABELS,
     NUMBER: ("label",),
 }
@@ -107,6 +108,19 @@ def _numbered(folder: Path) -> DataRecord:
     ]
     held_out, schema = rows[_TRAINED:], TEXTS.set(1, pa.field("label", pa.float64()))
     return write_data(folder, rows[:_TRAINED], held_out, task=NUMBER, schema=schema)
+
+
+def _with_label_sets(folder: Path) -> DataRecord:
+    """Write texts with the label of the class, also the next one if they are long, or with none."""
+    rows = []
+    for number, row in enumerate(with_texts(class_rows(_TRAINED + _HELD_OUT))):
+        few = [row["label"], (row["label"] + 1) % len(LABELS)][: 1 + (len(row["input_ids"]) > 12)]
+        rows.append({**row, "label": sorted(few) if number % 10 else []})
+    schema = TEXTS.set(TEXTS.get_field_index("label"), pa.field("label", pa.list_(pa.int32())))
+    held_out = rows[_TRAINED:]
+    return write_data(
+        folder, rows[:_TRAINED], held_out, task=MULTI_LABEL, schema=schema, labels=LABELS
+    )
 
 
 def _texts(folder: Path, task: str) -> DataRecord:
@@ -182,6 +196,7 @@ _WRITERS: Final[Mapping[str, Callable[[Path], DataRecord]]] = {
     "supervised_finetuning": partial(_packed, task="supervised_finetuning"),
     "text_embedding": _paired,
     "unpaired_preference": _marked,
+    MULTI_LABEL: _with_label_sets,
     MULTI_TASK: write_parts,
 }
 TASKS: Final = tuple(_WRITERS)

@@ -32,6 +32,9 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
 }
 """The format of a file by its suffix."""
 
+MULTI_LABEL: Final = "multi_label_classification"
+"""The task whose records have any number of labels."""
+
 MULTI_TASK: Final = "multi_task"
 """The task that learns several data sets."""
 
@@ -43,7 +46,7 @@ ANSWERING: Final = (
 )
 """The tasks whose records are a prompt and what answers it."""
 
-_WITH_PAIRS: Final = ("sequence_classification", "sequence_regression")
+_WITH_PAIRS: Final = ("sequence_classification", "sequence_regression", MULTI_LABEL)
 """The tasks that read two texts together."""
 
 LongRecords = Literal["cut", "drop", "window"]
@@ -80,9 +83,9 @@ class Columns(Section):
     text: str = Field("text", description="Column with the text to learn from or to classify.")
     text_pair: str | None = Field(
         None,
-        description="For sequence_classification and sequence_regression: column with a second "
-        "text, such as the hypothesis for a premise. The tokenizer encodes both as a pair. None "
-        "means that there is one text.",
+        description="For sequence_classification, sequence_regression and "
+        "multi_label_classification: column with a second text, such as the hypothesis for a "
+        "premise. The tokenizer encodes both as a pair. None means that there is one text.",
     )
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
@@ -114,8 +117,9 @@ class Columns(Section):
     rejected: str = Field("rejected", description="Column with the other answer.")
     label: str = Field(
         "label",
-        description="Column with the class of the text. For sequence_regression: the number to "
-        "predict. For unpaired_preference: whether the completion is good, true or false.",
+        description="Column with the class of the text. For multi_label_classification: a list of "
+        "its labels, which may be empty. For sequence_regression: the number to predict. For "
+        "unpaired_preference: whether the completion is good, true or false.",
     )
     group: str | None = Field(
         None,
@@ -219,8 +223,9 @@ class DataConfig(Section):
     task: str = Field(
         "causal_lm",
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
-        "denoising, text_embedding, sequence_classification, sequence_regression, multi_task, the "
-        "name of an installed package's task, or module:NAME for your own task.",
+        "denoising, text_embedding, sequence_classification, multi_label_classification, "
+        "sequence_regression, multi_task, the name of an installed package's task, or module:NAME "
+        "for your own task.",
     )
     task_options: PlainJson = Field(
         {},
@@ -264,6 +269,13 @@ class DataConfig(Section):
     labels: Labels | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."
     )
+    label_separator: str | None = Field(
+        None,
+        min_length=1,
+        description="Only for multi_label_classification: what is between two labels in a column "
+        "of text, as in CSV files; spaces around a label do not count, and an empty text has no "
+        "label. None means that the column has lists, and that a text is one label.",
+    )
     parts: dict[PartName, PartConfig] = Field(
         {},
         description="Only for multi_task: at least two data sets of labeled texts, by name. "
@@ -277,7 +289,8 @@ class DataConfig(Section):
         "out. drop: the record is left out. window: several rows, each with the end of what comes "
         "before it; not for preference. All are counted. None means cut. Other tasks have one way: "
         "causal_lm, masked_lm and denoising learn all of a text in windows, "
-        "sequence_classification, sequence_regression, multi_task and text_embedding its "
+        "sequence_classification, multi_label_classification, sequence_regression, multi_task and "
+        "text_embedding its "
         "beginning.",
     )
     train_on: TrainOn | None = Field(
@@ -410,6 +423,18 @@ class DataConfig(Section):
                 self.train_on,
                 f"{self.task} has its own targets",
                 "leave it out, or use data.task supervised_finetuning",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _separated_labels_are_of_the_task(self) -> DataConfig:
+        ours = plugins.is_ours(plugins.TASKS, self.task)
+        if self.label_separator and self.task != MULTI_LABEL and ours:
+            raise at_odds(
+                "data.label_separator",
+                self.label_separator,
+                f"{self.task} has no lists of labels",
+                f"leave it out, or use data.task {MULTI_LABEL}",
             )
         return self
 
@@ -570,7 +595,13 @@ def identifying_data(data: Mapping[str, Any]) -> dict[str, Any]:
     Some fields count only if they are set, so that other runs keep the identity that they had
     before.
     """
-    unset = {"parts": {}, "validation_source": [], "test_source": [], "splits": "honor"}
+    unset: dict[str, Any] = {
+        "parts": {},
+        "validation_source": [],
+        "test_source": [],
+        "splits": "honor",
+        "label_separator": None,
+    }
     found = {
         name: value for name, value in data.items() if name not in unset or value != unset[name]
     }

@@ -16,7 +16,7 @@ from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
-from steadytrain.components.shared.config.data import DataConfig, identifying_data
+from steadytrain.components.shared.config.data import MULTI_LABEL, DataConfig, identifying_data
 from steadytrain.components.shared.config.document import dump
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -226,6 +226,22 @@ class RunConfig(Section):
                     f"data.parts are {', '.join(parts) or 'not set'}",
                     "give one weight for each of them",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_are_of_the_task(self) -> Self:
+        thresholds, task = self.training.label_thresholds, self.data.task
+        if (
+            thresholds != type(self.training).model_fields["label_thresholds"].default
+            and task != MULTI_LABEL
+            and plugins.is_ours(plugins.TASKS, task)
+        ):
+            raise at_odds(
+                "training.label_thresholds",
+                thresholds,
+                f"data.task {task} has no such thresholds",
+                f"leave it out, or use data.task {MULTI_LABEL}",
+            )
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -183,6 +183,13 @@ class TrainingConfig(Section):
         lt=1,
         description="Share of each training target that is spread over all classes or tokens. "
         "Validation and evaluation use plain targets.",
+    )
+    label_thresholds: Literal["tuned", "half"] = Field(
+        "tuned",
+        description="Only for multi_label_classification: the probability from which on the "
+        "exported model predicts a label. tuned: for each label, the one with the best F1 on the "
+        "validation side, or 0.5 if fewer than 10 of its records have the label. half: 0.5. "
+        "Validation during training uses 0.5.",
     )
     distillation: DistillationConfig = DistillationConfig()
     contrastive: ContrastiveConfig = ContrastiveConfig()
@@ -477,9 +484,9 @@ class TrainingConfig(Section):
 def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run of a dumped TrainingConfig.
 
-    Options of plugins, parameter groups, averaging, compression, a curriculum and objectives count
-    only if they are set, so that a run without them keeps the identity that it had before these
-    fields existed. What is measured does not count.
+    Options of plugins, parameter groups, averaging, compression, a curriculum, thresholds and
+    objectives count only if they are set, so that a run without them keeps the identity that it had
+    before these fields existed. What is measured does not count.
     """
     ignored = {*WATCHING, *objectives_off(training)}
     if not AveragingConfig.model_validate(training.get("averaging", {})).on:
@@ -488,6 +495,8 @@ def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
         ignored.add("gradient_compression")
     if not CurriculumConfig.model_validate(training.get("curriculum", {})).on:
         ignored.add("curriculum")
+    if training.get("label_thresholds") == "tuned":
+        ignored.add("label_thresholds")
     found = {
         name: value
         for name, value in training.items()

@@ -22,13 +22,16 @@ class Content:
     """What a task uses of a record.
 
     text: everything that the model learns from, as text, such as JSON.
-    label: the class, or the number to predict; None if the task has neither.
+    label: the class, or several as `Encoder.classes_in` reads them, or the number to predict; None
+        if the task has none of these.
     prompt: what answers to one prompt share. They go to one side of the split. None if the record
         is no answer to anything.
     identity: records with the same one are duplicates, and it decides the side of the split. It is
         the text if that does not depend on settings; None stands for that.
     unread: number of its messages with each key that nothing reads.
     layout: the layout that was detected; "" if the columns are those of the configuration.
+    noticed: what is odd about the record, as the end of a sentence that begins with the number of
+        such records; "" if nothing is.
     """
 
     text: str
@@ -37,6 +40,7 @@ class Content:
     identity: str | None = None
     unread: Mapping[str, int] = field(default_factory=dict, compare=False)
     layout: str = ""
+    noticed: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,8 @@ class Encoder(Protocol):
     packed: whether several rows are packed into a sequence of `data.sequence_length` tokens. The
         columns are then `input_ids` and `targets`, and a sequence also has `lengths`.
     labeled: whether each record has a class. The labels are then counted, and duplicates with
-        different labels are set aside.
+        different labels are set aside. If a record has any number of classes instead, a method
+        `classes_in(label)` returns those in `Content.label`.
     tokenizer: how to make the tokenizer. None means that records are not text: there is no
         tokenizer, and neither near duplicates nor words are looked at.
     """
@@ -170,3 +175,18 @@ class Encoder(Protocol):
         Raises:
             BadInput: the tokenizer cannot be used.
         """
+
+
+def class_reader(encoder: Encoder) -> Callable[[str], Sequence[str]]:
+    """Return the function that returns the classes in `Content.label`."""
+    found: Callable[[str], Sequence[str]] = getattr(encoder, "classes_in", _one_class)
+    return found
+
+
+def has_label_sets(encoder: Encoder) -> bool:
+    """Return whether each record has several classes, or none."""
+    return hasattr(encoder, "classes_in")
+
+
+def _one_class(label: str) -> Sequence[str]:
+    return (label,)

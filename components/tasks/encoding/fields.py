@@ -31,8 +31,9 @@ DEFECTS: Final = {
 }
 """By reason: what is wrong with a record."""
 NO_CLASS_REMEDY: Final = (
-    "give each record one class, as text or a whole number, or list classes with names such as "
-    "'0.5' in data.labels; to predict the number itself, use data.task sequence_regression"
+    "give each record one class, as text or a whole number, or a list of labels with data.task "
+    "multi_label_classification; list classes with names such as '0.5' in data.labels; to predict "
+    "the number itself, use data.task sequence_regression"
 )
 """The fix for records with the reason "not_a_class"."""
 _NUMBER: Final = re.compile(r" *[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)? *")
@@ -141,6 +142,43 @@ def class_of(row: Mapping[str, Any], column: str, labels: Sequence[str] | None =
     if labels is not None and label not in labels:
         raise Defect("unknown_label", f"{column} is {label[:80]!r}")
     return label
+
+
+def labels_of(
+    row: Mapping[str, Any],
+    column: str,
+    labels: Sequence[str] | None = None,
+    separator: str | None = None,
+) -> list[str]:
+    """Return the labels of a record, as often as it has them: names, or whole numbers.
+
+    Args:
+        labels: the only ones; None if any may occur.
+        separator: between two labels of a text. None means that a text is one label, and that other
+            records have a list.
+
+    Raises:
+        Defect: they are absent, something else, or not among `labels`.
+    """
+    value = row.get(column)
+    if value is None:
+        raise Defect("missing_field", f"{column} is absent or null; no label is an empty list")
+    if separator is not None:
+        if not isinstance(value, str):
+            detail = f"{column} is {type(value).__name__}, and data.label_separator is for text"
+            raise Defect("wrong_type", detail)
+        value = [part.strip() for part in value.split(separator)] if value.strip() else []
+    elif not isinstance(value, list):
+        value = [value]
+    # One place for each label, with 1 where the record has it. [0, 1] may be two numbered classes.
+    is_mask = len(set(value)) < len(value) if all(map(_is_bit, value)) else False
+    if is_mask or any(isinstance(one, bool | float) for one in value):
+        raise Defect("not_a_class", f"{column} is {value!r:.80}, not a list of the record's labels")
+    return [class_of({column: one}, column, labels) for one in value]
+
+
+def _is_bit(value: Any) -> bool:
+    return not isinstance(value, bool) and value in (0, 1)
 
 
 def _not_a_class(column: str, value: Any) -> Defect:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.parts import part_indices
-from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.scoring.table import read_batches
 
 
-def class_counts(data: DataRecord) -> npt.NDArray[np.int64]:
-    """Return the number of training examples of each label."""
+def class_counts(data: DataRecord, side: Side = "train") -> npt.NDArray[np.int64]:
+    """Return the number of examples of each label, of which an example may have several."""
     counts = np.zeros(len(data.labels), dtype=np.int64)
-    for batch in read_batches(data, "train", ["label"]):
-        counts += np.bincount(batch.column("label").to_numpy(), minlength=len(counts))
+    for batch in read_batches(data, side, ["label"]):
+        labels = batch.column("label")
+        if pa.types.is_list(labels.type):
+            labels = labels.flatten()
+        counts += np.bincount(labels.to_numpy(), minlength=len(counts))
     return counts
 
 

@@ -49,6 +49,8 @@ def log_transformers_model(
 
     model, tokenizer = components["model"], components["tokenizer"]
     length = longest(model, min(tokenizer.model_max_length, _LONGEST))
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    scored = model.config.num_labels if several else 0
     example = _example(records)
     if isinstance(example, str):
         example = [example + _to_fill(tokenizer, task)]
@@ -57,10 +59,11 @@ def log_transformers_model(
             transformers_model=dict(components),
             name=name,
             task=task,
-            signature=_signature(task, example),
+            signature=_signature(task, example, scored),
             input_example=example,
             metadata=metadata,
-            model_config=_settings(task, length),
+            # With any number of labels, the score of each is returned, not only the highest.
+            model_config=_settings(task, length) | ({"top_k": None} if scored else {}),
             # List these explicitly: MLflow would load the model in another process to find them.
             pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
         )
@@ -104,9 +107,15 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _signature(task: str, example: Any) -> Any:
+def _signature(task: str, example: Any, scored: int) -> Any:
+    """Return the signature.
+
+    Args:
+        scored: number of labels whose scores are returned for each text; 0 for the best one alone.
+    """
     from mlflow.models import ModelSignature
-    from mlflow.types.schema import ColSpec, Schema
+    from mlflow.types import DataType
+    from mlflow.types.schema import ColSpec, Object, Property, Schema
 
     if task == _EMBED:
         # An array for each text, with as many rows as it has tokens.
@@ -116,6 +125,9 @@ def _signature(task: str, example: Any) -> Any:
         if task in ("text-generation", _FILL)
         else [ColSpec("string", "label"), ColSpec("double", "score")]
     )
+    if scored:
+        each = Object([Property("label", DataType.string), Property("score", DataType.double)])
+        outputs = [ColSpec(each, str(place)) for place in range(scored)]
     names = list(example) if isinstance(example, dict) else [None]
     inputs = Schema([ColSpec("string", name) for name in names])
     return ModelSignature(inputs=inputs, outputs=Schema(outputs))

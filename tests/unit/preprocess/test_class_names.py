@@ -127,11 +127,13 @@ def test_measured_values_and_several_classes_are_refused(tmp_path, configure, va
     columns = {"text": "body", "label": "topic"}
     asked = [f"data.columns.{field}={column}" for field, column in columns.items()]
     first = repr(values[0] if name.endswith("jsonl") else str(values[0]))
-    if task is None and values[0] == 0.5:
-        assert find_task(str(path), asked)[0] == "sequence_regression"
+    asked += [f"data.task={task}"] if task else []
+    if task is None and values[0] in (0.5, [0, 2]):
+        expected = "sequence_regression" if values[0] == 0.5 else "multi_label_classification"
+        assert find_task(str(path), asked)[0] == expected
     else:
         with pytest.raises(BadInput) as caught:
-            find_task(str(path), [*asked, *([f"data.task={task}"] if task else [])])
+            find_task(str(path), asked)
         assert f"the first: topic is {first}, not one class" in caught.value.message
         assert "one class, as text or a whole number" in caught.value.remedy
     with pytest.raises(DataError, match="not_a_class") as failed:

@@ -1,0 +1,147 @@
+"""Score a model that gives a text any number of labels, and constant labels as its baseline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from steadytrain.components.shared.config.adversarial import Attack
+from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.scoring.class_balance import class_counts
+from steadytrain.components.tasks.scoring.classification import ClassificationScorer
+from steadytrain.components.tasks.scoring.table import read_batches, score_table
+from steadytrain.components.tasks.scoring.thresholds import label_losses, thresholds_of
+from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
+
+_Flags = npt.NDArray[np.bool_]
+_Numbers = npt.NDArray[np.float64]
+
+
+class MultiLabelScorer(ClassificationScorer):
+    """Scores a model with an output for each label, each with the thresholds of the model."""
+
+    def _score(
+        self, components: Components, records: pa.Table, attack: Attack | None = None
+    ) -> pa.Table:
+        truth = label_flags(records, self.data.labels)
+        logits = head_answers(
+            components,
+            records,
+            torch.from_numpy(truth),
+            lambda found: found.double(),
+            outputs=len(self.data.labels),
+            batch_size=self.config.evaluation.batch_size,
+            max_length=self.data.sequence_length,
+            attacking=None if attack is None else Attacking(attack, _summed_loss),
+        )
+        thresholds = thresholds_of(components["model"], self.data.labels)
+        probabilities = torch.from_numpy(logits).sigmoid().numpy()
+        predicted = probabilities >= thresholds
+        return _scores(records, truth, logits, predicted, thresholds)
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Predict the same labels for each record, and each by its frequency alone.
+
+        They are those with the best value of the gate's metric on the training side. So a model has
+        learned something from the texts if it is better.
+        """
+        truth = label_flags(records, self.data.labels)
+        if not len(truth):
+            return None
+        # With add-one smoothing, as for classes.
+        rates = (class_counts(self.data) + 1) / (self.data.sides["train"].rows + 2)
+        logits = np.tile(np.log(rates) - np.log1p(-rates), (len(truth), 1))
+        constant = constant_labels(self.data, self.config.gate.metric)
+        # The threshold is what the rate is, or above it.
+        thresholds = np.where(constant, rates, 1.0)
+        return _scores(records, truth, logits, np.tile(constant, (len(truth), 1)), thresholds)
+
+
+def constant_labels(data: DataRecord, metric: str | None) -> _Flags:
+    """Return the labels that are best predicted for every record, by the training side.
+
+    Args:
+        metric: of the test side, by which they are best; other metrics than those of predictions
+            have no preference.
+    """
+    counts, rows = class_counts(data), data.sides["train"].rows
+    if metric == "macro_f1":
+        return counts > 0
+    if metric == "hamming_loss":
+        return counts > rows / 2
+    if metric == "subset_accuracy":
+        return _most_frequent_set(data)
+    order = np.argsort(-counts, kind="stable")
+    scores = 2 * np.cumsum(counts[order]) / (counts.sum() + rows * np.arange(1, len(counts) + 1))
+    found = np.zeros(len(counts), dtype=np.bool_)
+    found[order[: scores.argmax() + 1]] = True
+    return found
+
+
+def _most_frequent_set(data: DataRecord) -> _Flags:
+    sets = Counter(
+        tuple(labels)
+        for batch in read_batches(data, "train", ["label"])
+        for labels in batch.column("label").to_pylist()
+    )
+    most = max(sorted(sets), key=sets.__getitem__)
+    found = np.zeros(len(data.labels), dtype=np.bool_)
+    found[list(most)] = True
+    return found
+
+
+def label_flags(records: pa.Table, labels: Sequence[str]) -> _Flags:
+    """Return which labels each record has, (records, labels).
+
+    Raises:
+        DataError: the model does not have one of them.
+    """
+    known = {label: index for index, label in enumerate(labels)}
+    flags = np.zeros((records.num_rows, len(labels)), dtype=np.bool_)
+    given: list[Any] = records.column("label").to_pylist()
+    for row, names in enumerate(given):
+        for name in names:
+            if name not in known:
+                raise DataError(
+                    f"test side: label {name!r} is not one of {', '.join(labels)}",
+                    remedy="set data.labels to all labels that may occur, and prepare the data "
+                    "again",
+                )
+            flags[row, known[name]] = True
+    return flags
+
+
+def _summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return label_losses(logits.float(), targets).sum()
+
+
+def _scores(
+    records: pa.Table, truth: _Flags, logits: _Numbers, predicted: _Flags, thresholds: _Numbers
+) -> pa.Table:
+    """Return the scores of predictions.
+
+    Args:
+        truth, logits, predicted: (records, labels).
+        thresholds: (labels,).
+    """
+    scored = torch.from_numpy(logits)
+    return score_table(
+        records,
+        {
+            "loss": label_losses(scored, torch.from_numpy(truth)).numpy(),
+            "targets": np.ones(len(truth), dtype=np.int64),
+            "bytes": np.zeros(len(truth), dtype=np.int64),
+            "labels": [np.flatnonzero(row) for row in truth],
+            "predictions": [np.flatnonzero(row) for row in predicted],
+            "probabilities": list(scored.sigmoid().numpy().astype(np.float32)),
+            "thresholds": [thresholds] * len(truth),
+        },
+    )
