@@ -77,7 +77,11 @@ def _execute(processes: StepProcesses, pipeline: str, parameters: str, root: str
 
     subprocess_task_handler.replace_python_executable = with_python_in_script
     local.init(
-        runner=local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True
+        runner=local.SubprocessRunner(use_venv=False),
+        pipeline_root=root,
+        # kfp removes it at the end. One in TMPDIR would stay there if this process is killed.
+        workspace_root=str(Path(root, "workspace")),
+        raise_on_error=True,
     )
     run = components.load_component_from_file(pipeline)
     try:

@@ -20,7 +20,7 @@ from steadytrain.components.shared.records import (
     TrainRecord,
 )
 
-from support.command import TINY_LM, TINY_RUN
+from support.command import COMPILED, TINY_LM, TINY_RUN
 from support.selected import each
 
 STEPS = ["preprocess", "train", "evaluate", "gate", "register"]
@@ -42,10 +42,12 @@ def registered(output, uri):
 
 
 @pytest.fixture(scope="module")
-def lm(shared_steadytrain):
+def lm(shared_steadytrain, tmp_path_factory):
     """Train the first run of a small causal language model."""
-    done = shared_steadytrain.run("causal-lm", *TINY_LM)
+    scratch = tmp_path_factory.mktemp("scratch")
+    done = shared_steadytrain.run("causal-lm", *TINY_LM, TMPDIR=str(scratch))
     assert done.code == 0, done.out + done.err
+    assert {path.name for path in scratch.iterdir()} <= {COMPILED}
     return done
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+COMPILED = f"torchinductor_{getpass.getuser()}"
+"""The folder in TMPDIR where torch keeps compiled code for all processes of a user."""
 TINY_MODEL = (
     "model.vocab_size=600",
     "model.config.hidden_size=32",

@@ -222,6 +222,8 @@ def _start(
 
 def _torchrun_options(share: NodeShare, longest_wait: float) -> list[str]:
     options = [f"--nnodes={share.nodes}", f"--nproc-per-node={share.count}", "--max-restarts=0"]
+    # Otherwise torchrun leaves a folder in TMPDIR.
+    options.append(f"--log-dir={os.devnull}")
     if share.nodes == 1:
         return [*options, "--standalone", "--local-addr=127.0.0.1"]
     return [*options, f"--node-rank={share.node}", f"--rdzv-conf=timeout={math.ceil(longest_wait)}"]
