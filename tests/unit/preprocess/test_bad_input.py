@@ -216,7 +216,8 @@ def test_wrong_column_is_found_early(tmp_path: Path, configure: Any) -> None:
 def test_chats_need_messages_or_prompt_and_completion(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"prompt": "x"}])
     error = refused(configure(path, task="supervised_finetuning"), DataError)
-    assert "'messages' or 'completion'" in error.message
+    for name in ("messages", "completion"):
+        assert f"'{name}' (data.columns.{name})" in error.message
 
 
 def message(role: Any, content: Any) -> dict[str, Any]:

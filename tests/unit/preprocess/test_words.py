@@ -56,8 +56,8 @@ def test_profile_counts_the_same_words_with_and_without_known_runs(texts: list[s
         Checked(bytes([number]), text, None, None, None) for number, text in enumerate(texts)
     ]
     shared, own = Tally(), Tally()
-    shared.count(records, ascii_runs(texts))
-    own.count(records, [None] * len(texts))
+    shared.count(records, ascii_runs(texts), list)
+    own.count(records, [None] * len(texts), list)
     assert shared.words.tolist() == own.words.tolist()
     words = sum(len(profile._WORD.findall(text)) for text in texts)
     assert shared.words.sum() == words

@@ -58,6 +58,7 @@ OURS_ALONE = {
     "class_weights",
     "adversarial",
     "mixup",
+    "label_thresholds",
     "augmentation",
     "dpo",
     "kto",
@@ -69,7 +70,7 @@ OURS_ALONE = {
 }
 """The user sets the global batch size. In Transformers, early stopping belongs to a callback, no
 checkpoint is kept because of its step, and a sampler, callback, loss or optimizer with groups is an
-argument of the Trainer."""
+argument of the Trainer. It has no thresholds of labels."""
 STEPS = 20
 
 

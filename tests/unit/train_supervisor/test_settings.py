@@ -121,7 +121,7 @@ NOT_ALONE = {
     *("training.r_drop", "training.focal_loss", "training.class_weights"),
     *("training.adversarial", "training.dpo", "training.kto", "training.masking"),
     *("training.mixup", "training.augmentation"),
-    "training.multi_task",
+    *("training.multi_task", "training.label_thresholds"),
     "training.denoising",
     *("training.param_groups", "training.gradient_compression"),
     *("training.optim_args", "training.lr_scheduler_kwargs", "training.order_options"),
