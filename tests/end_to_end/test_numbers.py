@@ -1,4 +1,4 @@
-"""A model of numbers on real data, from a file to a champion that serves them, on two ranks."""
+"""Models of numbers and of sets of labels on real data, from a file to a champion, on two ranks."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ CONFIG = {
 }
 
 
-def write_patients(path):
-    """Write what each patient's measurements are among those of all, in words."""
+def patients():
+    """Return what each patient's measurements are among those of all, in words, and the disease."""
     found = load_diabetes(scaled=False)
     fifths = [
         np.searchsorted(np.quantile(each, [0.2, 0.4, 0.6, 0.8]), each) for each in found.data.T
@@ -56,10 +56,15 @@ def write_patients(path):
         [f"{name}{'abcde'[at]}" for at in each]
         for name, each in zip(found.feature_names, fifths, strict=True)
     ]
+    return list(zip(*names, strict=True)), found.target
+
+
+def write_patients(path):
+    words, progression = patients()
     with path.open("w", newline="") as handle:
         writer = csv.writer(handle)
         writer.writerow(["text", "progression"])
-        writer.writerows(zip(map(" ".join, zip(*names, strict=True)), found.target, strict=True))
+        writer.writerows(zip(map(" ".join, words), progression, strict=True))
 
 
 @pytest.mark.long
@@ -83,3 +88,33 @@ def test_progression_of_a_disease_is_predicted_and_served(steadytrain):
     served = mlflow.pyfunc.load_model("models:/progression@champion")
     low, high = served.predict(["bmia bpa s5a", "bmie bpe s5e"])["score"]
     assert 25 < low < high < 350
+
+
+@pytest.mark.long
+def test_high_measurements_are_found_each_for_itself(steadytrain):
+    folder = steadytrain.output.parent
+    lines = [
+        {"text": " ".join(words), "high": [word[:-1] for word in words if word[-1] == "e"]}
+        for words in patients()[0]
+    ]
+    (folder / "patients.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = {
+        **CONFIG["data"],
+        "task": "multi_label_classification",
+        "source": ["patients.jsonl"],
+        "columns": {"label": "high"},
+    }
+    training = {**CONFIG["training"], "metric_for_best_model": "micro_f1"}
+    content = {**CONFIG, "name": "high", "data": data, "training": training}
+    (folder / "my.yaml").write_text(json.dumps({**content, "output": str(steadytrain.output)}))
+    done = steadytrain("run", "my.yaml")
+    assert done.code == 0, done.out + done.err
+    (run,) = done.runs
+    evaluation = EvaluationRecord.load(run / "records" / "evaluate.json")
+    gate = GateRecord.load(run / "records" / "gate.json")
+    assert gate.promoted
+    assert (gate.metric, gate.greater_is_better) == ("micro_f1", True)
+    assert evaluation.metrics["micro_f1"].value > 1.3 * evaluation.baselines["micro_f1"]
+    (model,) = (run / "model").glob("config.json")
+    thresholds = json.loads(model.read_text())["steadytrain_thresholds"]
+    assert thresholds.keys() == {word for line in lines for word in line["high"]}
