@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from steadytrain.components.shared.config.secrets import find_secrets, names_a_secret
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, with_fix
 from steadytrain.components.shared.quantities import duration
 
 DEFAULT_RETRY_SECONDS = 3600
@@ -35,7 +35,7 @@ class Finding:
 
     def __str__(self) -> str:
         kind = "unsafe" if self.unsafe else "warning"
-        return f"{kind}: {self.place}: {self.message}\n  fix: {self.remedy}"
+        return with_fix(f"{kind}: {self.place}: {self.message}", self.remedy)
 
 
 class UnsafePipeline(BadInput):

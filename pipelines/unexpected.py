@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import SteadytrainError, with_fix
 from steadytrain.components.shared.out_of_memory import NOT_MAPPED, ran_out
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.redaction import redact, traceback_of
@@ -83,7 +83,7 @@ def told(*, as_json: bool = False) -> Iterator[None]:
                 message, remedy = surroundings or _defect(error)
                 status = 1 if surroundings else 70
                 content = json_output.failure(type(error).__name__, message, remedy, status)
-                text = f"error: {message}\n  fix: {remedy}"
+                text = with_fix(f"error: {message}", remedy)
                 _report(text, content, as_json=as_json)
     if shown:
         try:

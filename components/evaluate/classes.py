@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
+
+MEASURES: Final = ("precision", "recall", "f1", "support")
+"""What scikit-learn's `precision_recall_fscore_support` returns."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,19 @@ def per_class(
     columns = precision_recall_fscore_support(
         classes.label, classes.prediction, labels=range(len(names)), zero_division=0
     )
-    keys = ("precision", "recall", "f1", "support")
+    return by_class(dict(zip(MEASURES, columns, strict=True)), names, averages)
+
+
+def by_class(
+    columns: Mapping[str, Any], names: list[str], averages: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Return values by class, from columns of values, (classes,) each.
+
+    Args:
+        averages: average precision by class. It is added for the classes that have one.
+    """
     return {
-        name: {key: float(column[index]) for key, column in zip(keys, columns, strict=True)}
+        name: {key: float(column[index]) for key, column in columns.items()}
         | ({"average_precision": averages[name]} if name in averages else {})
         for index, name in enumerate(names)
     }

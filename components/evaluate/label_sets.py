@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
+from steadytrain.components.evaluate.classes import MEASURES, by_class
 
 Flags = NDArray[np.bool_]
 
@@ -65,15 +66,8 @@ def per_label(
     from sklearn.metrics import precision_recall_fscore_support
 
     columns = precision_recall_fscore_support(sets.truth, sets.prediction, zero_division=0)
-    keys = ("precision", "recall", "f1", "support", "threshold")
-    return {
-        name: {
-            key: float(column[index])
-            for key, column in zip(keys, (*columns, sets.thresholds), strict=True)
-        }
-        | ({"average_precision": averages[name]} if name in averages else {})
-        for index, name in enumerate(names)
-    }
+    found = dict(zip(MEASURES, columns, strict=True)) | {"threshold": sets.thresholds}
+    return by_class(found, names, averages)
 
 
 def _lists(table: pa.Table, column: str) -> FloatArray:

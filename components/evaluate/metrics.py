@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -43,39 +44,16 @@ def _hits(scores: Scores) -> Parts | None:
     return hits.astype(np.float64), np.ones(len(hits))
 
 
-def _margins(scores: Scores) -> Parts | None:
-    if "margin" not in scores.columns:
+def _column(name: str, scores: Scores) -> Parts | None:
+    """Return a column that only some scorers add."""
+    if name not in scores.columns:
         return None
-    return scores.columns["margin"], scores.targets
+    return scores.columns[name], scores.targets
 
 
 def _preferred(scores: Scores) -> Parts | None:
-    found = _margins(scores)
+    found = _column("margin", scores)
     return found and ((found[0] > 0).astype(np.float64), found[1])
-
-
-def _reciprocal_ranks(scores: Scores) -> Parts | None:
-    if "reciprocal_rank" not in scores.columns:
-        return None
-    return scores.columns["reciprocal_rank"], scores.targets
-
-
-def _first_ones(scores: Scores) -> Parts | None:
-    if "first" not in scores.columns:
-        return None
-    return scores.columns["first"], scores.targets
-
-
-def _squared_errors(scores: Scores) -> Parts | None:
-    if "squared_error" not in scores.columns:
-        return None
-    return scores.columns["squared_error"], scores.targets
-
-
-def _absolute_errors(scores: Scores) -> Parts | None:
-    if "absolute_error" not in scores.columns:
-        return None
-    return scores.columns["absolute_error"], scores.targets
 
 
 def _exponential(means: FloatArray) -> FloatArray:
@@ -335,9 +313,9 @@ LOSS: Final = MeanMetric(False, _nats)
 PERPLEXITY: Final = MeanMetric(False, _nats_of_text, _exponential)
 BITS_PER_BYTE: Final = MeanMetric(False, _bits)
 PREFERENCE_ACCURACY: Final = MeanMetric(True, _preferred)
-PREFERENCE_MARGIN: Final = MeanMetric(True, _margins)
-RECALL_AT_1: Final = MeanMetric(True, _first_ones)
-MEAN_RECIPROCAL_RANK: Final = MeanMetric(True, _reciprocal_ranks)
+PREFERENCE_MARGIN: Final = MeanMetric(True, partial(_column, "margin"))
+RECALL_AT_1: Final = MeanMetric(True, partial(_column, "first"))
+MEAN_RECIPROCAL_RANK: Final = MeanMetric(True, partial(_column, "reciprocal_rank"))
 ACCURACY: Final = MeanMetric(True, _hits)
 MACRO_F1: Final = SampleMetric(True, _macro_f1, _weighted_macro_f1)
 MICRO_F1: Final = SampleMetric(True, _micro_f1, _weighted_micro_f1)
@@ -347,9 +325,9 @@ MEAN_AVERAGE_PRECISION: Final = SampleMetric(
     True, _mean_average_precision, _weighted_mean_average_precision
 )
 AUROC: Final = _of_classes(True, _auroc, _weighted_auroc)
-MSE: Final = MeanMetric(False, _squared_errors)
-RMSE: Final = MeanMetric(False, _squared_errors, np.sqrt)
-MAE: Final = MeanMetric(False, _absolute_errors)
+MSE: Final = MeanMetric(False, partial(_column, "squared_error"))
+RMSE: Final = MeanMetric(False, partial(_column, "squared_error"), np.sqrt)
+MAE: Final = MeanMetric(False, partial(_column, "absolute_error"))
 R2: Final = _of_numbers(_explained)
 PEARSON: Final = _of_numbers(_correlation)
 SPEARMAN: Final = _of_numbers(_rank_correlation)

@@ -9,9 +9,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.redaction import redact
+
+FIX: Final = "\n  fix: "
+"""Stands between the message of an error and its fix."""
+
+
+def with_fix(message: str, remedy: str) -> str:
+    """Return an error as people read it."""
+    return f"{message}{FIX}{remedy}" if remedy else message
 
 
 class SteadytrainError(Exception):
@@ -33,7 +42,7 @@ class SteadytrainError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return f"{self.message}\n  fix: {self.remedy}" if self.remedy else self.message
+        return with_fix(self.message, self.remedy)
 
 
 class BadInput(SteadytrainError, ValueError):
@@ -52,7 +61,7 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.field} = {self.value}: {self.message}\n  fix: {self.remedy}"
+        return with_fix(f"{self.field} = {self.value}: {self.message}", self.remedy)
 
 
 class ConfigError(BadInput):

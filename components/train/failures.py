@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import FIX
 from steadytrain.components.shared.events.types import Cause
 from steadytrain.components.shared.out_of_memory import DEVICE_TEXTS, NOT_MAPPED
 from steadytrain.components.train.attempt import RankError, names_of
@@ -327,7 +328,7 @@ class _Suspect:
 def _reported(error: RankError) -> _Suspect:
     name = error.kind.rpartition(".")[2]
     kind = _class_of((name, *error.names), f"{name}: {error.message}") or FailureClass.UNKNOWN
-    message, _, remedy = error.message.partition("\n  fix: ")
+    message, _, remedy = error.message.partition(FIX)
     failure = Failure(
         failure_class=kind,
         rank=error.rank,

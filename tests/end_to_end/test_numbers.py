@@ -67,17 +67,23 @@ def write_patients(path):
         writer.writerows(zip(map(" ".join, words), progression, strict=True))
 
 
+def promoted(steadytrain, content):
+    """Run a configuration. Return the run's folder, its evaluation and its gate."""
+    file = steadytrain.output.parent / "my.yaml"
+    file.write_text(json.dumps({**content, "output": str(steadytrain.output)}))
+    done = steadytrain("run", "my.yaml")
+    assert done.code == 0, done.out + done.err
+    (run,) = done.runs
+    gate = GateRecord.load(run / "records" / "gate.json")
+    assert gate.promoted
+    return run, EvaluationRecord.load(run / "records" / "evaluate.json"), gate
+
+
 @pytest.mark.long
 def test_progression_of_a_disease_is_predicted_and_served(steadytrain):
     folder = steadytrain.output.parent
     write_patients(folder / "patients.csv")
-    (folder / "my.yaml").write_text(json.dumps({**CONFIG, "output": str(steadytrain.output)}))
-    done = steadytrain("run", "my.yaml")
-    assert done.code == 0, done.out + done.err
-    (run,) = done.runs
-    evaluation = EvaluationRecord.load(run / "records" / "evaluate.json")
-    gate = GateRecord.load(run / "records" / "gate.json")
-    assert gate.promoted
+    run, evaluation, gate = promoted(steadytrain, CONFIG)
     assert (gate.metric, gate.greater_is_better) == ("mse", False)
     assert evaluation.metrics["mse"].value < 0.8 * evaluation.baselines["mse"]
     assert evaluation.metrics["r2"].value > 0.2
@@ -106,13 +112,7 @@ def test_high_measurements_are_found_each_for_itself(steadytrain):
     }
     training = {**CONFIG["training"], "metric_for_best_model": "micro_f1"}
     content = {**CONFIG, "name": "high", "data": data, "training": training}
-    (folder / "my.yaml").write_text(json.dumps({**content, "output": str(steadytrain.output)}))
-    done = steadytrain("run", "my.yaml")
-    assert done.code == 0, done.out + done.err
-    (run,) = done.runs
-    evaluation = EvaluationRecord.load(run / "records" / "evaluate.json")
-    gate = GateRecord.load(run / "records" / "gate.json")
-    assert gate.promoted
+    run, evaluation, gate = promoted(steadytrain, content)
     assert (gate.metric, gate.greater_is_better) == ("micro_f1", True)
     assert evaluation.metrics["micro_f1"].value > 1.3 * evaluation.baselines["micro_f1"]
     (model,) = (run / "model").glob("config.json")

@@ -290,8 +290,7 @@ class DataConfig(Section):
         "before it; not for preference. All are counted. None means cut. Other tasks have one way: "
         "causal_lm, masked_lm and denoising learn all of a text in windows, "
         "sequence_classification, multi_label_classification, sequence_regression, multi_task and "
-        "text_embedding its "
-        "beginning.",
+        "text_embedding its beginning.",
     )
     train_on: TrainOn | None = Field(
         None,

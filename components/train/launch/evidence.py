@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from steadytrain.components.shared.cluster import NOT_YET, Manifest
+from steadytrain.components.shared.errors import with_fix
 from steadytrain.components.train.failures import CRASHES
 
 _DENIED = re.compile(
@@ -68,8 +69,8 @@ class Evidence:
 
     @property
     def text(self) -> str:
-        """The message and fix, formatted like this package's errors (shared/errors.py)."""
-        return f"{self.message}\n  fix: {self.remedy}" if self.remedy else self.message
+        """The message and fix, as in this package's errors."""
+        return with_fix(self.message, self.remedy)
 
 
 def lost(pod: Manifest) -> Evidence | None:
