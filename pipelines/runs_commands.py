@@ -19,7 +19,7 @@ def list_(output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from steadytrain.components.report.words import moment
+    from steadytrain.components.shared.quantities import moment
     from steadytrain.pipelines.runs import list_runs
 
     runs = list(list_runs(output))

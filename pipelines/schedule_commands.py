@@ -102,7 +102,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
     from rich.console import Console
     from rich.table import Table
 
-    from steadytrain.components.report import words
+    from steadytrain.components.shared import quantities
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.differences import described
     from steadytrain.pipelines.server.schedules import present
@@ -123,7 +123,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
     table = Table("schedule", "when", "state", "since", box=None, pad_edge=False)
     for item in found:
         state = "on" if item.enabled else "paused"
-        since = words.moment(item.item.created_at.timestamp())
+        since = quantities.moment(item.item.created_at.timestamp())
         table.add_row(f"{item.group}/{item.name}", described(item)["when"], state, since)
     if not table.row_count:
         typer.echo("no steadytrain schedules on the server")

@@ -96,8 +96,8 @@ def watch(
     started is recorded in storage, so you can restart watchers at any time, and run several of
     them. Stops on SIGTERM and Ctrl-C. With --json, it then prints the runs that it started.
     """
-    from steadytrain.components.report.words import moment
     from steadytrain.components.shared.kubeflow.connection import connect
+    from steadytrain.components.shared.quantities import moment
     from steadytrain.pipelines.server import triggers
 
     what, stop = (

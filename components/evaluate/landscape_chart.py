@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from markupsafe import Markup
+
+from steadytrain.components.pages.charts import Point, label, shape, svg
 from steadytrain.components.shared.records import LandscapeRecord
 
 _COLORS: Final = (
@@ -16,7 +19,7 @@ _COLORS: Final = (
 )
 """Cividis: with and without color blindness, lighter means more (Nunez et al. 2018)."""
 _WIDTH, _HEIGHT, _LEFT, _TOP, _SIDE = 440, 300, 62, 12, 244
-_BAR, _BAR_WIDTH = 334, 14
+_BAR, _BAR_WIDTH, _BAR_PIECES = 334, 14, 48
 _CONTOURS: Final = 8
 _TIMES: Final = 10
 """If the largest loss is more than this many times the smallest, colors follow the logarithm."""
@@ -50,24 +53,21 @@ class Shades:
         return math.log(loss) if self.logarithmic else loss / 2
 
 
-def landscape_chart(found: LandscapeRecord) -> str:
+def landscape_chart(found: LandscapeRecord) -> Markup:
     """Return the map as SVG, or "" if no loss is finite.
 
     Each square is a point of the grid, and its tooltip has the numbers. The cross in the middle is
-    the trained model. Its page styles `.chart text` and `.contour`.
+    the trained model.
     """
     finite = [value for line in found.losses for value in line if value is not None]
     if not finite:
-        return ""
+        return Markup("")
     shades = Shades.of(finite)
     # Crisp edges, so that no background shines through between two squares.
-    squares = "".join([*_squares(found, shades), *_bar()])
-    parts = [f'<g shape-rendering="crispEdges">{squares}</g>', *_contours(found, shades)]
-    parts += [_middle(), *_axes(found), *_scale(shades)]
-    return (
-        f'<svg class="chart landscape" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="Loss landscape. {landscape_words(found)}">{"".join(parts)}</svg>'
-    )
+    squares = Markup("").join([*_squares(found, shades), *_bar()])
+    parts = [Markup('<g shape-rendering="crispEdges">{}</g>').format(squares)]
+    parts += [*_contours(found, shades), *_cross(), *_axes(found), *_scale(shades)]
+    return svg("Loss landscape", landscape_words(found), parts, _WIDTH, _HEIGHT, "landscape")
 
 
 def landscape_words(found: LandscapeRecord) -> str:
@@ -91,14 +91,13 @@ def landscape_words(found: LandscapeRecord) -> str:
     return ", ".join(said)
 
 
-def landscape_rows(found: LandscapeRecord) -> list[list[str]]:
-    """Return the profile as text: distance, lowest, mean and highest loss, points not finite."""
+def landscape_rows(found: LandscapeRecord) -> list[tuple[str, list[str]]]:
+    """Return the profile as text: distance; lowest, mean and highest loss, points not finite."""
     return [
-        [
+        (
             _number(ring.distance),
-            *map(_number, (ring.lowest, ring.mean, ring.highest)),
-            str(ring.not_finite or ""),
-        ]
+            [*map(_number, (ring.lowest, ring.mean, ring.highest)), str(ring.not_finite or "")],
+        )
         for ring in found.profile
     ]
 
@@ -106,24 +105,28 @@ def landscape_rows(found: LandscapeRecord) -> list[list[str]]:
 LANDSCAPE_COLUMNS: Final = ("distance", "lowest loss", "mean loss", "highest loss", "not finite")
 
 
-def _squares(found: LandscapeRecord, shades: Shades) -> Iterator[str]:
+def _place(column: float, row: float, size: float) -> Point:
+    """Return the pixels of the lower left corner of a square."""
+    return _LEFT + column * size, _TOP + _SIDE - row * size
+
+
+def _squares(found: LandscapeRecord, shades: Shades) -> Iterator[Markup]:
     size = _SIDE / len(found.steps)
     for row, (second, line) in enumerate(zip(found.steps, found.losses, strict=True)):
         for column, (first, loss) in enumerate(zip(found.steps, line, strict=True)):
-            x, y = _LEFT + column * size, _TOP + _SIDE - (row + 1) * size
-            place = f"{_number(first)}, {_number(second)}"
+            x, y = _place(column, row + 1, size)
+            at = f"{_number(first)}, {_number(second)}"
             if loss is None:
-                yield (
-                    f'<path class="broken-point" d="M{x:.1f} {y:.1f} l{size:.1f} {size:.1f} '
-                    f'm0 {-size:.1f} l{-size:.1f} {size:.1f}" fill="none" stroke="currentColor">'
-                    f"<title>{place}: not finite</title></path>"
-                )
+                path = f"M{x:.1f} {y:.1f} l{size:.1f} {size:.1f} m0 {-size:.1f} "
+                path += f"l{-size:.1f} {size:.1f}"
+                yield shape("path", f"{at}: not finite", class_="broken-point", d=path)
             else:
-                yield (
-                    f'<rect x="{x:.1f}" y="{y:.1f}" width="{size + 0.3:.1f}" '
-                    f'height="{size + 0.3:.1f}" fill="{_color(shades(loss))}">'
-                    f"<title>{place}: {_number(loss)}</title></rect>"
-                )
+                yield _square(x, y, size, size, shades(loss), f"{at}: {_number(loss)}")
+
+
+def _square(x: float, y: float, width: float, height: float, share: float, title: str) -> Markup:
+    size = {"width": width + 0.3, "height": height + 0.3}
+    return shape("rect", title, x=x, y=y, **size, fill=_color(share))
 
 
 def _color(share: float) -> str:
@@ -134,36 +137,29 @@ def _color(share: float) -> str:
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
-def _channels(color: str) -> list[int]:
-    return [int(color[start : start + 2], 16) for start in (1, 3, 5)]
+def _channels(color: str) -> bytes:
+    return bytes.fromhex(color[1:])
 
 
-def _contours(found: LandscapeRecord, shades: Shades) -> Iterator[str]:
+def _contours(found: LandscapeRecord, shades: Shades) -> Iterator[Markup]:
     """Yield one path for each level: dark lines on light squares, light lines on dark ones."""
     shares = [[None if loss is None else shades(loss) for loss in line] for line in found.losses]
     size = _SIDE / len(found.steps)
-    for number in range(1, _CONTOURS):
-        level = number / _CONTOURS
-        pieces = "".join(
-            f"M{_LEFT + (x1 + 0.5) * size:.1f} {_TOP + _SIDE - (y1 + 0.5) * size:.1f} "
-            f"L{_LEFT + (x2 + 0.5) * size:.1f} {_TOP + _SIDE - (y2 + 0.5) * size:.1f} "
-            for (x1, y1), (x2, y2) in crossings(shares, level)
-        )
-        if pieces:
+    for level in (index / _CONTOURS for index in range(1, _CONTOURS)):
+        path = ""
+        for piece in crossings(shares, level):
+            for command, (column, row) in zip("ML", piece, strict=True):
+                x, y = _place(column + 0.5, row + 0.5, size)
+                path += f"{command}{x:.1f} {y:.1f} "
+        if path:
             color = "#ffffff" if level < 0.55 else "#1c2024"
-            yield (
-                f'<path class="contour" d="{pieces.strip()}" fill="none" stroke="{color}" '
-                f'stroke-opacity="0.7"><title>contour at {_number(shades.loss(level))}</title>'
-                "</path>"
-            )
-
-
-Spot = tuple[float, float]
+            title = f"contour at {_number(shades.loss(level))}"
+            yield shape("path", title, class_="contour", d=path.strip(), stroke=color)
 
 
 def crossings(
     values: Sequence[Sequence[float | None]], level: float
-) -> Iterator[tuple[Spot, Spot]]:
+) -> Iterator[tuple[Point, Point]]:
     """Yield the pieces of a contour line, (column, row) to (column, row), by marching triangles.
 
     Each square between four points is cut into four triangles around its middle, whose value is the
@@ -172,79 +168,59 @@ def crossings(
     """
     for row in range(len(values) - 1):
         for column in range(len(values[0]) - 1):
-            spots = [(0, 0), (1, 0), (1, 1), (0, 1)]
-            found = [values[row + y][column + x] for x, y in spots]
-            known = [value for value in found if value is not None]
-            if len(known) < len(found):
+            spots = [(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)]
+            corners = [(x, y, value) for x, y in spots if (value := values[y][x]) is not None]
+            if len(corners) < len(spots):
                 continue
-            middle = ((column + 0.5, row + 0.5), sum(known) / 4)
-            corners = [
-                ((float(column + x), float(row + y)), value)
-                for (x, y), value in zip(spots, known, strict=True)
-            ]
+            middle = (column + 0.5, row + 0.5, sum(value for *_, value in corners) / 4)
             for one, other in pairwise([*corners, corners[0]]):
-                edges = ((one, other), (other, middle), (middle, one))
                 cut = [
                     _between(start, end, level)
-                    for start, end in edges
-                    if (start[1] < level) != (end[1] < level)
+                    for start, end in ((one, other), (other, middle), (middle, one))
+                    if (start[2] < level) != (end[2] < level)
                 ]
                 if cut:
                     yield cut[0], cut[1]
 
 
-def _between(start: tuple[Spot, float], end: tuple[Spot, float], level: float) -> Spot:
-    (x, y), low = start
-    (other_x, other_y), high = end
-    share = (level - low) / (high - low)
-    return x + (other_x - x) * share, y + (other_y - y) * share
+def _between(
+    start: tuple[float, float, float], end: tuple[float, float, float], level: float
+) -> Point:
+    share = (level - start[2]) / (end[2] - start[2])
+    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share
 
 
-def _middle() -> str:
+def _cross() -> Iterator[Markup]:
     x, y = _LEFT + _SIDE / 2, _TOP + _SIDE / 2
-    cross = f"M{x - 6} {y} H{x + 6} M{x} {y - 6} V{y + 6}"
-    return (
-        f'<path d="{cross}" stroke="#1c2024" stroke-width="5"/>'
-        f'<path d="{cross}" stroke="#ffffff" stroke-width="2"/>'
-    )
+    path = f"M{x - 6} {y} H{x + 6} M{x} {y - 6} V{y + 6}"
+    for color, width in (("#1c2024", 5), ("#ffffff", 2)):
+        yield shape("path", d=path, stroke=color, stroke_width=width)
 
 
-def _axes(found: LandscapeRecord) -> Iterator[str]:
+def _axes(found: LandscapeRecord) -> Iterator[Markup]:
     size, bottom = _SIDE / len(found.steps), _TOP + _SIDE
     for index in (0, len(found.steps) // 2, len(found.steps) - 1):
-        step = _number(found.steps[index])
-        at = (index + 0.5) * size
-        yield _text(_LEFT + at, bottom + 15, step, "middle")
-        yield _text(_LEFT - 6, bottom - at + 4, step, "end")
-    yield _text(_LEFT + _SIDE / 2, _HEIGHT - 6, "first direction", "middle")
-    x, y = 16, _TOP + _SIDE / 2
-    yield (
-        f'<text x="{x}" y="{y}" text-anchor="middle" transform="rotate(-90 {x} {y})">'
-        "second direction</text>"
-    )
+        step, at = _number(found.steps[index]), (index + 0.5) * size
+        yield label(_LEFT + at, bottom + 15, step)
+        yield label(_LEFT - 6, bottom - at + 4, step, "end")
+    yield label(_LEFT + _SIDE / 2, _HEIGHT - 6, "first direction")
+    turned = Markup('<g transform="translate(16 {}) rotate(-90)">{}</g>')
+    yield turned.format(_TOP + _SIDE / 2, label(0, 0, "second direction"))
 
 
-def _bar() -> Iterator[str]:
-    count = 48
-    height = _SIDE / count
-    for index in range(count):
-        y = _TOP + _SIDE - (index + 1) * height
-        yield (
-            f'<rect x="{_BAR}" y="{y:.1f}" width="{_BAR_WIDTH}" height="{height + 0.3:.1f}" '
-            f'fill="{_color((index + 0.5) / count)}"/>'
-        )
+def _bar() -> Iterator[Markup]:
+    height = _SIDE / _BAR_PIECES
+    for index in range(_BAR_PIECES):
+        share, (_, y) = (index + 0.5) / _BAR_PIECES, _place(0, index + 1, height)
+        yield _square(_BAR, y, _BAR_WIDTH, height, share, "")
 
 
-def _scale(shades: Shades) -> Iterator[str]:
+def _scale(shades: Shades) -> Iterator[Markup]:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _TOP + _SIDE * (1 - share) + 4
-        yield _text(_BAR + _BAR_WIDTH + 5, y, _number(shades.loss(share)), "start")
+        yield label(_BAR + _BAR_WIDTH + 5, y, _number(shades.loss(share)), "start")
     name = "loss, log scale" if shades.logarithmic else "loss"
-    yield _text(_BAR, _HEIGHT - 22, name, "start")
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
+    yield label(_BAR, _HEIGHT - 22, name, "start")
 
 
 def _number(value: float | None) -> str:

@@ -32,7 +32,8 @@ table { border-collapse: collapse; } th, td { padding: .3rem .7rem; text-align: 
   white-space: pre-wrap; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } .note { color: #5b6976; }
 .chart { display: block; width: 100%; max-width: 32rem; } .chart text { fill: #5b6976;
-  font-size: 11.5px; } .broken-point { color: #b3261e; }
+  font-size: 11.5px; } .landscape path { fill: none; } .broken-point { stroke: #b3261e; }
+  .contour { stroke-opacity: .7; }
 """
 
 
@@ -143,10 +144,11 @@ def _landscape(evaluation: EvaluationRecord) -> str:
         note = f'<p class="note">{escape(missing)}</p>'
         return f"<h2>Loss landscape</h2>{note}" if missing else ""
     heading = "Loss by distance from the trained weights"
+    rows = [(name, *values) for name, values in landscape_rows(found)]
     return (
         f"<h2>Loss landscape</h2>{landscape_chart(found)}"
         f'<p class="note">{landscape_words(found)}; {found.records:,} test records.</p>'
-        + _section(heading, LANDSCAPE_COLUMNS, landscape_rows(found))
+        + _section(heading, LANDSCAPE_COLUMNS, rows)
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from steadytrain.components.pages.charts import text_bars
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.schedules import course_of, rate_factor, schedule_spec
 
-_BARS: Final = "▁▂▃▄▅▆▇█"
 _COLUMNS: Final = 60
 
 
@@ -27,7 +27,7 @@ def curve(training: TrainingConfig, steps: int, peak: float) -> Iterator[str]:
     shown = [column * (steps - 1) // max(1, columns - 1) for column in range(columns)]
     rates = [peak * rate_factor(step, kind=kind, course=course) for step in shown]
     highest = max(rates) or 1.0
-    yield "".join(_BARS[round(rate / highest * (len(_BARS) - 1))] for rate in rates)
+    yield text_bars(rate / highest for rate in rates)
     lower = ", before validation lowers it" if schedule_spec(kind).adapts else ""
     yield (
         f"{kind}: {rates[0]:.3g} at the first step, {max(rates):.3g} at most, "

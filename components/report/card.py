@@ -8,9 +8,9 @@ from typing import Any, get_args
 from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
-from steadytrain.components.report.charts import histogram
+from steadytrain.components.pages.charts import histogram
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.words import number, percent
+from steadytrain.components.shared.quantities import number, percent
 from steadytrain.components.shared.records import DataRecord, Side, SideRecord
 
 SHOWN_LABELS = 25

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from steadytrain.components.report.charts import share_chart
-from steadytrain.components.report.figures import Figure
-from steadytrain.components.report.words import number, percent
+from steadytrain.components.pages.charts import Figure, share_chart
+from steadytrain.components.shared.quantities import number, percent
 from steadytrain.components.shared.records import EvaluationRecord
 
 
@@ -24,7 +23,7 @@ def _calibration(record: EvaluationRecord) -> list[Figure]:
     )
     points = [(item.confidence, item.accuracy) for item in record.calibration]
     title = "Calibration"
-    chart = share_chart(title, points, axis="confidence", description=said, ideal=True)
+    chart = share_chart(title, points, axis="confidence", about=said, ideal=True)
     caption = "share of correct predictions by the model's confidence"
     if error is not None:
         caption += f"; expected calibration error {number(error.value)}"
@@ -37,6 +36,6 @@ def _curves(record: EvaluationRecord) -> list[Figure]:
         area = record.per_class.get(label, {}).get("average_precision")
         caption = f"precision by recall; average precision {number(area)}"
         title = f"Precision and recall: {label}"
-        chart = share_chart(title, points, axis="recall", description=caption)
+        chart = share_chart(title, points, axis="recall", about=caption)
         figures.append(Figure(title, chart, [], caption))
     return figures

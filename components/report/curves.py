@@ -1,13 +1,12 @@
-"""Curves of training: choose the points that count, and thin them out for drawing."""
+"""Curves of training: choose the points that count."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from steadytrain.components.pages.charts import Curve, Point
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.shared.events.types import (
     NoiseScaleMeasured,
@@ -15,24 +14,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 
-Point = tuple[float, float]
 E = TypeVar("E", TrainingStep, Validated, NoiseScaleMeasured)
-
-DRAWN_POINTS = 400
-"""Maximum number of points in a line. A chart is about 400 pixels wide."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One measure by step.
-
-    points: (step, value), finite values only, in step order.
-    broken: steps with a value that is not finite.
-    """
-
-    name: str
-    points: Sequence[Point]
-    broken: Sequence[float] = ()
 
 
 def training_curve(facts: Facts, name: str, value: Callable[[TrainingStep], float]) -> Curve:
@@ -60,22 +42,6 @@ def standing(events: Iterable[E]) -> list[E]:
             kept.pop()
         kept.append(event)
     return kept
-
-
-def thin(points: Sequence[Point], limit: int = DRAWN_POINTS) -> Sequence[Point]:
-    """Return about `limit` points that look the same: the lowest and the highest in each part.
-
-    Unlike an average or every n-th point, this keeps spikes.
-    """
-    if len(points) <= limit:
-        return points
-    parts = limit // 2
-    bounds = [index * len(points) // parts for index in range(parts + 1)]
-    kept = {0, len(points) - 1}
-    for start, end in pairwise(bounds):
-        part = range(start, end)
-        kept |= {min(part, key=lambda i: points[i][1]), max(part, key=lambda i: points[i][1])}
-    return [points[index] for index in sorted(kept)]
 
 
 def _curve(name: str, points: Iterable[Point]) -> Curve:

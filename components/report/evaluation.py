@@ -6,7 +6,7 @@ from typing import Any
 
 from steadytrain.components.report.class_figures import class_figures
 from steadytrain.components.report.landscape import landscape_section
-from steadytrain.components.report.words import number, percent
+from steadytrain.components.shared.quantities import number, percent
 from steadytrain.components.shared.records import EvaluationRecord, GateRecord, Interval
 
 MATRIX_CLASSES = 25

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
-from steadytrain.components.report.charts import line_chart
-from steadytrain.components.report.curves import (
-    Curve,
-    standing,
-    training_curve,
-    validation_curve,
-)
+from steadytrain.components.pages.charts import Curve, Figure, line_chart
+from steadytrain.components.report.curves import standing, training_curve, validation_curve
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.story import attempts
-from steadytrain.components.report.words import number
 from steadytrain.components.shared.events.types import (
     NoiseScaleMeasured,
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.quantities import size
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart with its title, the names of its curves, and its last values in words.
-
-    curves: what is drawn over steps.
-    """
-
-    title: str
-    svg: Markup
-    legend: Sequence[str]
-    caption: str
-    curves: Sequence[Curve] = ()
+from steadytrain.components.shared.quantities import number, size
 
 
 def training_figures(facts: Facts) -> list[Figure]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from markupsafe import Markup
-
 from steadytrain.components.evaluate.landscape_chart import (
     LANDSCAPE_COLUMNS,
     landscape_chart,
     landscape_rows,
     landscape_words,
 )
-from steadytrain.components.report.figures import Figure
-from steadytrain.components.report.words import number
+from steadytrain.components.pages.charts import Figure
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.records import EvaluationRecord
 
 
@@ -26,12 +24,11 @@ def landscape_section(record: EvaluationRecord) -> dict[str, Any] | None:
         f"{landscape_words(found)}. {number(found.records)} test records; the cross is the "
         f"trained model, and a step of 1 is as long as its weights, filter by filter."
     )
-    # It consists of numbers only.
-    chart = Markup(landscape_chart(found))
+    chart = landscape_chart(found)
     first, *columns = LANDSCAPE_COLUMNS
     return {
         "figures": [Figure("Loss landscape", chart, [], caption)] if chart else [],
         "first": first,
         "columns": columns,
-        "rows": [(name, values) for name, *values in landscape_rows(found)],
+        "rows": landscape_rows(found),
     }

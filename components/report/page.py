@@ -28,7 +28,6 @@ from steadytrain.components.report.story import (
 )
 from steadytrain.components.report.timeline import timeline
 from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
-from steadytrain.components.report.words import moment, number, percent
 from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.events.types import (
     DecisionMade,
@@ -37,7 +36,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
 )
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.quantities import duration, moment, number, percent
 from steadytrain.components.shared.tracking.notes import RUN, recall
 
 _PACKAGE = "steadytrain.components.report"

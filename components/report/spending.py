@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.words import percent
 from steadytrain.components.shared.numbers import is_number
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.quantities import duration, percent
 from steadytrain.components.train.recovery.times import Times
 
 MEANINGS: Final = {

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.words import number
 from steadytrain.components.shared.data_check import checked
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
@@ -28,6 +27,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.workspace import Workspace
 
 E = TypeVar("E", bound=Event)

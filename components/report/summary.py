@@ -10,8 +10,7 @@ from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts, executions, latest, outcome
 from steadytrain.components.report.timing import wall_seconds
-from steadytrain.components.report.words import number
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.quantities import duration, number
 from steadytrain.components.shared.workspace import Workspace
 
 

@@ -12,8 +12,8 @@ from itertools import accumulate
 
 from markupsafe import Markup
 
-from steadytrain.components.report.words import moment
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.pages.charts import label, shape, svg
+from steadytrain.components.shared.quantities import duration, moment
 from steadytrain.components.train.recovery.history import AttemptHistory
 from steadytrain.components.train.recovery.times import Span
 
@@ -48,10 +48,7 @@ def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Marku
         top = TOP + pitch * rows[span.attempt]
         parts.append(_bar(span, place, top, pitch, shortened=span.start in shortened))
     description = f"{len(attempts)} attempts in {duration(spans[-1].end - spans[0].start)}"
-    return Markup(
-        '<svg class="chart timeline" viewBox="0 0 {} {:.0f}" role="img" '
-        'aria-label="Timeline: {}">{}</svg>'
-    ).format(WIDTH, base + BOTTOM, description, Markup("").join(parts))
+    return svg("Timeline", description, parts, WIDTH, base + BOTTOM, "timeline")
 
 
 def _places(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]]:
@@ -98,16 +95,14 @@ def _bar(
     owner = "before attempt" if span.kind == "waiting" else "attempt"
     title = f"{owner} {span.attempt}: {span.kind} {duration(span.seconds)}"
     title += f", from {moment(span.start)}" + (" (drawn shorter)" if shortened else "")
-    return Markup(
-        '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
-        "<title>{}</title></rect>"
-    ).format(
-        f"{span.kind} shortened" if shortened else span.kind,
-        left,
-        top + (pitch - height) / 2,
-        max(NARROWEST, right - left),
-        height,
+    return shape(
+        "rect",
         title,
+        class_=f"{span.kind} shortened" if shortened else span.kind,
+        x=left,
+        y=top + (pitch - height) / 2,
+        width=max(NARROWEST, right - left),
+        height=height,
     )
 
 
@@ -115,9 +110,8 @@ def _label(attempt: AttemptHistory, y: float) -> Markup:
     ended = attempt.ended
     how = (ended.failure_class or ended.outcome.replace("_", " ")) if ended else "no end"
     number = attempt.started.attempt
-    return Markup('<text x="0" y="{0:.1f}">{1}</text><text x="28" y="{0:.1f}">{2}</text>').format(
-        y, number, how if len(how) <= 18 else f"{how[:17]}…"
-    )
+    said = how if len(how) <= 18 else f"{how[:17]}…"
+    return label(0, y, str(number), "start") + label(28, y, said, "start")
 
 
 def _axis(
@@ -137,12 +131,10 @@ def _axis(
             if x - last < 60:
                 continue
             last = x
-            parts.append(
-                Markup(
-                    '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2:.1f}"/>'
-                    '<text x="{0:.1f}" y="{3:.1f}" text-anchor="middle">{4}</text>'
-                ).format(x, TOP, base, base + 16, _elapsed(index * step))
-            )
+            parts += [
+                shape("line", class_="grid", x1=x, x2=x, y1=TOP, y2=base),
+                label(x, base + 16, _elapsed(index * step)),
+            ]
     return Markup("").join(parts)
 
 

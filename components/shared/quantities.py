@@ -1,4 +1,4 @@
-"""Durations and sizes as people read them, in the terminal, the report and error messages.
+"""Numbers, durations, sizes and times as people read them: in the terminal, pages and errors.
 
 Sizes are decimal, as on data sheets of GPUs and disks: 1 GB is 10^9 bytes.
 """
@@ -6,7 +6,10 @@ Sizes are decimal, as on data sheets of GPUs and disks: 1 GB is 10^9 bytes.
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
+LATEST = 253_402_300_799.0
+"""The end of the year 9999, the limit of calendar functions."""
 _DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -35,3 +38,31 @@ def size(count: float) -> str:
         if abs(count) >= 0.9995 * unit:
             return f"{float(f'{count / unit:.3g}'):,g} {name}"
     return f"{count:.0f} B"
+
+
+def number(value: float | int | None, digits: int = 4) -> str:
+    """Format a number: 1,234,567 if it is whole, or else `digits` significant digits.
+
+    Numbers below 0.001, and from a million on, have one digit less. Digits before the decimal point
+    are never dropped. None becomes "".
+    """
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}g}"
+    before_point = math.floor(math.log10(abs(value))) + 1
+    return f"{value:,.{max(0, digits - before_point)}f}"
+
+
+def percent(share: float) -> str:
+    """Format a fraction of 1 as a percentage."""
+    return f"{share:.1%}"
+
+
+def moment(time: float) -> str:
+    """Format a timestamp in UTC."""
+    return datetime.fromtimestamp(min(time, LATEST), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

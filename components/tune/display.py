@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from steadytrain.components.report.words import number
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.numbers import is_number
-from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.shared.quantities import duration, money, number
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.outlook import Outlook
 from steadytrain.components.tune.results import best, better

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from steadytrain.components.report.words import moment, number
+from steadytrain.components.shared.quantities import moment, number
 
 
 def html(template: str, **content: Any) -> str:

@@ -11,11 +11,17 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from steadytrain.components.report.words import number
+from steadytrain.components.pages.charts import (
+    TrialLine,
+    bars,
+    parallel,
+    scatter,
+    tick_label,
+    trial_curves,
+)
 from steadytrain.components.shared.numbers import is_number
-from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.shared.quantities import duration, money, number
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.charts import Line, bars, curves, parallel, scatter, tick_label
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.html import html
 from steadytrain.components.tune.results import best, front, signs
@@ -43,7 +49,7 @@ def render(study: Study) -> str:
         best=found,
         best_params=_shown(found.params) if found else {},
         tiles=_tiles(study, found),
-        curves=curves(
+        curves=trial_curves(
             f"Validation {metric} of all trials",
             [_curve(study, trial, kinds) for trial in study.history.trials],
             study.rungs.cuts,
@@ -94,11 +100,11 @@ def _kind(trial: Trial, found: Trial | None) -> str:
     return trial.standing if trial.standing in ("finished", "failed") else "stopped"
 
 
-def _curve(study: Study, trial: Trial, kinds: Mapping[int, str]) -> Line:
+def _curve(study: Study, trial: Trial, kinds: Mapping[int, str]) -> TrialLine:
     metric = study.tune.objective.metric
     points = [(float(step), metrics.get(metric, math.nan)) for step, metrics in trial.curve]
     finite = [point for point in points if math.isfinite(point[1])]
-    return Line(kinds[trial.number], _title(study, trial), finite)
+    return TrialLine(kinds[trial.number], _title(study, trial), finite)
 
 
 def _title(study: Study, trial: Trial) -> str:
@@ -116,7 +122,7 @@ def _scored(study: Study) -> list[Trial]:
 
 def _history(study: Study, kinds: Mapping[int, str]) -> Markup:
     dots = [
-        Line(
+        TrialLine(
             kinds[trial.number],
             _title(study, trial),
             [(float(trial.number), _score(study, trial))],
@@ -129,7 +135,7 @@ def _history(study: Study, kinds: Mapping[int, str]) -> Markup:
         if trial.standing == "finished" and (not falling or sign * score < sign * falling[-1][1]):
             falling += [(float(trial.number), falling[-1][1])] if falling else []
             falling.append((float(trial.number), score))
-    return scatter("Score of each trial where it ended", dots, "trial", falling=falling)
+    return scatter("Score of each trial where it ended", dots, "trial", through=falling)
 
 
 def _slices(study: Study, kinds: Mapping[int, str]) -> Iterator[tuple[str, Markup]]:
@@ -141,10 +147,12 @@ def _slices(study: Study, kinds: Mapping[int, str]) -> Iterator[tuple[str, Marku
                 value = trial.params[field]
                 at = float(choices.index(value) if choices else value)
                 dots.append(
-                    Line(kinds[trial.number], _title(study, trial), [(at, _score(study, trial))])
+                    TrialLine(
+                        kinds[trial.number], _title(study, trial), [(at, _score(study, trial))]
+                    )
                 )
-        labels = [str(choice)[:12] for choice in choices]
-        chart = scatter(field, dots, field, log=dimension.log, labels=labels)
+        names = [str(choice)[:12] for choice in choices]
+        chart = scatter(field, dots, field, log=dimension.log, names=names)
         if chart:
             yield field, chart
 
@@ -170,7 +178,7 @@ def _parallel(study: Study, kinds: Mapping[int, str]) -> Markup:
         ]
         height = (_score(study, trial) - low) / (high - low or 1.0)
         points.append((float(len(space)), height))
-        lines.append(Line(kinds[trial.number], _title(study, trial), points))
+        lines.append(TrialLine(kinds[trial.number], _title(study, trial), points))
     return parallel("Parameters and score of each trial", axes, lines)
 
 

@@ -22,7 +22,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.preprocess.sources import SourceFile, find_files
-from steadytrain.components.report.words import moment
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
@@ -31,6 +30,7 @@ from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.listing import named, pages
 from steadytrain.components.shared.lease import EXPIRY_SECONDS, lease
 from steadytrain.components.shared.patience import AWAY_SECONDS, FOREVER, Patience
+from steadytrain.components.shared.quantities import moment
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline

@@ -14,24 +14,22 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from steadytrain.components.pages.charts import Curve, spark_picture, thin
 from steadytrain.components.report.compare.side_by_side import (
     compared_figures,
     differences,
     results,
 )
-from steadytrain.components.report.curves import Curve, thin
 from steadytrain.components.report.page import content
 from steadytrain.components.report.sentences import amount, describe
-from steadytrain.components.report.words import moment, number
 from steadytrain.components.shared.controls import without_controls
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import duration, moment, number, size
 from steadytrain.components.shared.redaction import redact
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.view.board import Row, Sort
 from steadytrain.pipelines.view.library import MOST_RUNS, Opened
 from steadytrain.pipelines.view.measures import predicted_and_measured
 from steadytrain.pipelines.view.rank_logs import LogFile
-from steadytrain.pipelines.view.sparks import spark_picture
 
 ROWS: Final = 50
 """Rows of a page of the list."""

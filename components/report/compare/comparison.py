@@ -19,9 +19,9 @@ from steadytrain.components.report.curves import standing
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
-from steadytrain.components.report.words import number
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import TrainingStep, Validated
+from steadytrain.components.shared.quantities import number
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steadytrain.components.report.charts import line_chart
-from steadytrain.components.report.curves import Curve, training_curve, validation_curve
+from steadytrain.components.pages.charts import Curve, Figure, line_chart
+from steadytrain.components.report.curves import training_curve, validation_curve
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.figures import Figure
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts
-from steadytrain.components.report.words import number, percent
 from steadytrain.components.shared.events.types import TrainingStep, Validated
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import duration, number, percent, size
 
 _OF_EVERY_RUN: Final = {"run", "output"}
 """Fields that always differ, and say nothing."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from steadytrain.components.pages.charts import thin
 from steadytrain.components.report.compare.comparison import Comparison
 from steadytrain.components.report.compare.side_by_side import Row
-from steadytrain.components.report.curves import thin
-from steadytrain.components.report.words import number
 from steadytrain.components.shared.controls import on_one_line
+from steadytrain.components.shared.quantities import number
 
 STEPS: Final = 12
 """Steps of a curve that are shown at most. The page and `--json` have more."""

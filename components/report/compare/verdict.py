@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.words import number
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.records import EvaluationRecord
 
 if TYPE_CHECKING:

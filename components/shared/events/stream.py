@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from steadytrain.components.shared.events.cursor import newest
-from steadytrain.components.shared.events.types import LATEST, Event, Warned, to_json
+from steadytrain.components.shared.events.types import Event, Warned, to_json
+from steadytrain.components.shared.quantities import LATEST
 from steadytrain.components.shared.storage.regular import set_aside
 
 MAX_WAITING = 10_000

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter
 
 from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.quantities import LATEST
 
 Level = Literal["info", "warn", "error", "fatal"]
 _ON_REQUEST = frozenset({"Stopped", "KeyboardInterrupt", "Pruned"})
@@ -651,8 +652,6 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 _LARGEST = 1 << 63
 """Beyond the floats, a whole number cannot be shown. Nothing that is counted comes near this."""
-LATEST = 253_402_300_799.0
-"""The end of the year 9999, the limit of calendar functions."""
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
 _BATCH = tuple(item.name for item in dataclasses.fields(BatchSettings))
 

@@ -10,13 +10,12 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from steadytrain.components.report.words import number
+from steadytrain.components.pages.charts import intervals
 from steadytrain.components.shared.config.ablation import DESIGNS
-from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.shared.quantities import duration, money, number
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.ablation.effects import Effect, effects_of, scores_of
 from steadytrain.components.tune.ablation.table import row, variant_name
-from steadytrain.components.tune.charts import intervals
 from steadytrain.components.tune.html import html
 from steadytrain.components.tune.page import PAGE
 from steadytrain.components.tune.study import Study, study_name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.report.words import number
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.tune.ablation.effects import Effect
 
 _VERDICTS: Final = {True: "better", False: "worse", None: "not decided"}

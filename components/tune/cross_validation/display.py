@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import astuple
 
-from steadytrain.components.report.words import number
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.shared.quantities import duration, money, number
 from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.components.tune.cross_validation.fold_sizes import FoldSizes
 from steadytrain.components.tune.cross_validation.results import Results

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from steadytrain.components.report.words import number
-from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.pages.charts import intervals
+from steadytrain.components.shared.quantities import duration, money, number
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.charts import intervals
 from steadytrain.components.tune.cross_validation.results import Comparison, Results
 from steadytrain.components.tune.cross_validation.table import compared, interval
 from steadytrain.components.tune.html import html

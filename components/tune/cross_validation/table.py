@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.report.words import number
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.tune.ablation.paired import Estimate
 from steadytrain.components.tune.cross_validation.results import Comparison
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from steadytrain.components.report.words import number
+from steadytrain.components.pages.charts import WIDE, TrialLine, scatter
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.charts import WIDE, Line, scatter
 from steadytrain.components.tune.html import html
 from steadytrain.components.tune.lr_range.curve import RangeResult
 from steadytrain.components.tune.page import PAGE
@@ -59,11 +59,11 @@ def _chart(found: RangeResult) -> Markup:
     first = found.points[0].smoothed if found.points else 0.0
     shown = [item for item in found.points if item.loss < 2 * first]
     dots = [
-        Line("stopped", f"{number(item.rate)}: {number(item.loss)}", [(item.rate, item.loss)])
+        TrialLine("stopped", f"{number(item.rate)}: {number(item.loss)}", [(item.rate, item.loss)])
         for item in shown
     ]
     smoothed = [(item.rate, item.smoothed) for item in shown]
     ends = [end for end in (found.low, found.high) if end is not None]
     return scatter(
-        "Loss", dots, "learning rate", log=True, falling=smoothed, marks=ends, width=WIDE
+        "Loss", dots, "learning rate", log=True, through=smoothed, marks=ends, width=WIDE
     )

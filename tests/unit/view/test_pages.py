@@ -132,7 +132,7 @@ def test_page_of_a_run_shows_all_of_it(client, trained):
         "name-of-first",
         "rank 0",
         "smaller micro-batch",
-        "Timeline: 2 attempts",
+        "Timeline. 2 attempts",
         "attempts/2/rank-0.log",
         "attempts/2/node-0/log",
         "Loss as a table",
@@ -212,7 +212,7 @@ def test_damaged_files_are_shown_as_far_as_they_are_whole(client, trained):
     (trained.workspace.events / "odd.jsonl").write_bytes(b"\xff\x00 no event\n" * 10)
     text = get(client, "/runs/first")
     assert "Could not be read" in text
-    assert "Timeline: 2 attempts" in text
+    assert "Timeline. 2 attempts" in text
 
 
 def test_run_is_running_while_a_process_holds_it(client, trained):

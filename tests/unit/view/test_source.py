@@ -184,7 +184,7 @@ def test_copy_on_s3_shows_the_same(output, make_run, copy):
         assert row.as_data() | {"active": None} == other.as_data() | {"active": None}
     client = TestClient(application(remote, hosts=("testserver",)))
     page = client.get("/runs/first").text
-    assert "Timeline: 2 attempts" in page
+    assert "Timeline. 2 attempts" in page
     assert "learning_rate" in page
     assert "hello" in client.get("/runs/first/log?file=attempts/1/rank-0.log").text
 

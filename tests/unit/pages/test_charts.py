@@ -1,3 +1,5 @@
+"""Charts, and curves as text."""
+
 from __future__ import annotations
 
 import math
@@ -8,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.components.report.charts import (
+from steadytrain.components.pages.charts import (
+    Curve,
     histogram,
     line_chart,
     nice_ticks,
+    spark_line,
+    spark_picture,
+    thin,
 )
-from steadytrain.components.report.curves import Curve, standing, thin
-from steadytrain.components.report.words import moment, number, percent
+from steadytrain.components.report.curves import standing
 from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.shared.quantities import moment, number, percent
 
 finite = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
 
@@ -125,3 +131,32 @@ def test_numbers(value: float | None, text: str) -> None:
 def test_shares_and_moments() -> None:
     assert percent(0.0485) == "4.9%"
     assert moment(0) == "1970-01-01 00:00:00 UTC"
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "line"),
+    [
+        ([], 8, ""),
+        ([1.0], 8, "▁"),
+        ([math.nan, math.inf], 8, ""),
+        ([0.0, 7.0], 8, "▁█"),
+        (range(8), 8, "▁▂▃▄▅▆▇█"),
+        ([3.0, 3.0, 3.0], 8, "▁▁▁"),
+        ([0.0, math.nan, 7.0], 8, "▁█"),
+        ([-1.7e308, 1.7e308], 8, "▁█"),
+    ],
+)
+def test_line_of_text(values: list[float], width: int, line: str) -> None:
+    assert spark_line(list(values), width) == line
+
+
+def test_line_of_text_keeps_its_width_and_spikes() -> None:
+    line = spark_line([1.0] * 500 + [9.0] + [1.0] * 500, 24)
+    assert len(line) <= 24
+    assert "█" in line
+
+
+def test_picture_needs_two_values() -> None:
+    assert spark_picture([1.0]) == ""
+    assert 'points="0.0,20.0 96.0,20.0"' in spark_picture([1.0, 1.0])
+    assert 'points="0.0,20.0 96.0,2.0"' in spark_picture([-1.7e308, 1.7e308])

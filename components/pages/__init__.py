@@ -1,0 +1,1 @@
+"""Pages for people: one style sheet, one set of templates, one module of charts."""

@@ -1,0 +1,462 @@
+"""Charts as inline SVG, and curves as a line of text.
+
+This is our own code, and short. matplotlib takes a second to import and writes glyphs as paths,
+which don't work for screen readers or dark pages. JavaScript libraries add megabytes. Colors and
+fonts come from the page's style sheet, and `Markup.format` escapes every text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from markupsafe import Markup
+
+from steadytrain.components.shared.quantities import number
+
+WIDTH, HEIGHT, WIDE = 440, 220, 880
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 14, 34
+LABELS, ROW = 190, 26
+"""Width of the labels of a chart with a row for each thing, and a row's height."""
+DRAWN_POINTS = 400
+"""Maximum number of points in a line. A chart is about 400 pixels wide."""
+_LARGEST = 1e300
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+Point = tuple[float, float]
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One measure by step.
+
+    points: (step, value), finite values only, in step order.
+    broken: steps with a value that is not finite.
+    """
+
+    name: str
+    points: Sequence[Point]
+    broken: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its title, the names of its curves, and its last values in words.
+
+    curves: what is drawn over steps.
+    """
+
+    title: str
+    svg: Markup
+    legend: Sequence[str]
+    caption: str
+    curves: Sequence[Curve] = ()
+
+
+@dataclass(frozen=True)
+class TrialLine:
+    """A trial's line or dot in a chart.
+
+    kind: "best", "finished", "stopped" or "failed", which decides about its color.
+    title: shown when the pointer is on it.
+    """
+
+    kind: str
+    title: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values on one axis to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def shape(element: str, title: str = "", **attributes: str | float) -> Markup:
+    """Return an SVG element; "class_" is its class, and "stroke_width" its stroke-width.
+
+    Args:
+        title: shown when the pointer is on it.
+    """
+    given = Markup("").join(
+        Markup(' {}="{}"').format(
+            name.rstrip("_").replace("_", "-"),
+            f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value,
+        )
+        for name, value in attributes.items()
+    )
+    if not title:
+        return Markup("<{}{}/>").format(element, given)
+    return Markup("<{0}{1}><title>{2}</title></{0}>").format(element, given, title)
+
+
+def label(x: float, y: float, text: str, anchor: str = "middle") -> Markup:
+    """Return a text; `anchor` is the part of it that is at x."""
+    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
+        x, y, anchor, text
+    )
+
+
+def line(points: Iterable[Point], kind: str, title: str = "") -> Markup:
+    """Return a line through pixels."""
+    drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return shape("polyline", title, class_=kind, points=drawn)
+
+
+def svg(
+    title: str, about: str, parts: Iterable[Markup], width: float, height: float, kind: str = ""
+) -> Markup:
+    """Return a drawing; `about` describes it to people who cannot see it."""
+    return Markup(
+        '<svg class="chart{}" viewBox="0 0 {} {:.0f}" role="img" aria-label="{}. {}">{}</svg>'
+    ).format(kind and f" {kind}", width, height, title, about, Markup("").join(parts))
+
+
+class Axes:
+    """A drawing with values upward, a grid, and what is added to its parts."""
+
+    def __init__(
+        self, x: Point, ticks: Sequence[float], show: Format | None = None, width: int = WIDTH
+    ) -> None:
+        """Draw the grid.
+
+        Args:
+            x: ends of the horizontal axis.
+            ticks: values with a line; the first and the last are the ends of the vertical axis.
+            show: formats the ticks.
+        """
+        self.x = Scale(*x, LEFT, width - RIGHT)
+        self.y = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
+        self.width, self.parts = width, list[Markup]()
+        for tick in ticks:
+            y = self.y(tick)
+            self.parts += [
+                shape("line", class_="grid", x1=LEFT, x2=width - RIGHT, y1=y, y2=y),
+                label(LEFT - 6, y + 4, (show or tick_label)(tick), "end"),
+            ]
+
+    def across(self, ticks: Iterable[tuple[float, str]], name: str) -> None:
+        """Write labels and a name below the horizontal axis."""
+        self.parts += [label(self.x(at), HEIGHT - BOTTOM + 15, text) for at, text in ticks]
+        self.parts.append(label((LEFT + self.width - RIGHT) / 2, HEIGHT - 3, name))
+
+    def mark(self, at: float, title: str = "") -> None:
+        """Draw a vertical line."""
+        x = self.x(at)
+        self.parts.append(
+            shape("line", title, class_="mark", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM)
+        )
+
+    def line(self, points: Iterable[Point], kind: str, title: str = "") -> None:
+        """Draw a line. Values beyond the drawing are at its edge."""
+        placed = [(self.x(x), min(max(self.y(y), 0.0), float(HEIGHT))) for x, y in points]
+        self.parts.append(line(placed, kind, title))
+
+    def dot(self, point: Point, kind: str, title: str, radius: float = 3.0) -> None:
+        x, y = self.x(point[0]), self.y(point[1])
+        self.parts.append(shape("circle", title, class_=kind, cx=x, cy=y, r=radius))
+
+    def svg(self, title: str, about: str) -> Markup:
+        return svg(title, about, self.parts, self.width, HEIGHT)
+
+
+def line_chart(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    show: Format = number,
+    marks: Sequence[tuple[float, str]] = (),
+    from_zero: bool = False,
+) -> Markup:
+    """Draw curves over steps: the first as a line, the others as lines with dots.
+
+    Args:
+        show: formats values in tick labels, in tooltips and in the description.
+        marks: steps with their labels, drawn as vertical lines.
+        from_zero: the vertical axis includes 0.
+
+    Returns:
+        The SVG, or "" if no curve has a point.
+    """
+    values = [y for curve in curves for _, y in curve.points]
+    if not values:
+        return Markup("")
+    steps = [x for curve in curves for x in (*(x for x, _ in curve.points), *curve.broken)]
+    low, high = min(steps), max(max(steps), min(steps) + 1)
+    ticks = nice_ticks(min(0.0, *values) if from_zero else min(values), max(values))
+    # Digits that `number` always shows would only clutter the axis.
+    axes = Axes((low, high), ticks, None if show is number else show)
+    inside = [tick for tick in nice_ticks(low, high) if low <= tick <= high and tick == int(tick)]
+    axes.across([(tick, tick_label(tick)) for tick in inside], "step")
+    for step, text in marks:
+        axes.mark(step, text)
+    for index, curve in enumerate(curves):
+        drawn, name = thin(curve.points), curve.name
+        axes.line(drawn, f"line c{index}")
+        for step, value in thin(drawn, 60) if index > 0 or len(drawn) == 1 else []:
+            said = f"{name} at step {number(step)}: {show(value)}"
+            axes.dot((step, value), f"dot c{index}", said)
+        for step in curve.broken[:50]:
+            path, said = f"M{axes.x(step)} {TOP + 7} l4 -7 h-8 z", f"at step {number(step)}"
+            axes.parts.append(
+                shape("path", f"{name} is not finite {said}", class_="broken", d=path)
+            )
+    return axes.svg(title, "; ".join(_course(curve, show) for curve in curves if curve.points))
+
+
+def _course(curve: Curve, show: Format) -> str:
+    """Describe a curve in words."""
+    ends = [f"{show(y)} at step {number(x)}" for x, y in (curve.points[0], curve.points[-1])]
+    return f"{curve.name}: {', '.join(ends)}"
+
+
+def share_chart(
+    title: str, points: Sequence[Point], *, axis: str, about: str, ideal: bool = False
+) -> Markup:
+    """Draw a line in a square from 0 to 1, or return "" if there are no points.
+
+    Args:
+        points: ordered by x, ascending or descending.
+        axis: name of the horizontal axis.
+        ideal: add a second line from corner to corner.
+    """
+    if not points:
+        return Markup("")
+    ticks = nice_ticks(0.0, 1.0)
+    axes = Axes((0, 1), ticks)
+    axes.across([(tick, tick_label(tick)) for tick in ticks], axis)
+    axes.line(points, "line c0")
+    if ideal:
+        axes.line([(0, 0), (1, 1)], "line c1")
+    return axes.svg(title, about)
+
+
+def histogram(title: str, bins: Sequence[tuple[str, str, int]], *, unit: str) -> Markup:
+    """Draw bars of counts, or return "" if all counts are 0.
+
+    Args:
+        bins: each bin's label on the axis, its full name, and its count.
+    """
+    most = max(bins, key=lambda item: item[2], default=("", "", 0))
+    if most[2] <= 0:
+        return Markup("")
+    axes, every = Axes((0, len(bins)), nice_ticks(0, most[2])), math.ceil(len(bins) / 9)
+    pitch = (WIDTH - LEFT - RIGHT) / len(bins)
+    for index, (_, full, count) in enumerate(bins):
+        left, top = LEFT + (index + 0.08) * pitch, axes.y(count)
+        size = {"width": pitch * 0.84, "height": axes.y(0) - top}
+        axes.parts.append(shape("rect", f"{full}: {count:,}", class_="bar", x=left, y=top, **size))
+    axes.across([(i + 0.5, bins[i][0]) for i in range(0, len(bins), every)], unit)
+    return axes.svg(title, f"Most, {most[2]:,}, are in {most[1]}")
+
+
+def trial_curves(title: str, trials: Sequence[TrialLine], rungs: Sequence[int]) -> Markup:
+    """Draw the validation curves of all trials over steps, with the rungs as vertical lines."""
+    trials = [trial for trial in trials if trial.points]
+    if not trials:
+        return Markup("")
+    values = sorted(y for trial in trials for _, y in trial.points)
+    # A trial that diverges would press all others into one line.
+    ticks = nice_ticks(values[0], values[int(0.95 * (len(values) - 1))])
+    axes = Axes((0, rungs[-1]), ticks, width=WIDE)
+    for rung in rungs:
+        axes.mark(rung)
+    axes.across([(rung, f"{rung:,}") for rung in rungs], "step")
+    for trial in _best_last(trials):
+        axes.line(thin(trial.points, 100), f"trial {trial.kind}", trial.title)
+    return axes.svg(title, f"{len(trials)} trials, rungs at steps {', '.join(map(str, rungs))}")
+
+
+def scatter(
+    title: str,
+    trials: Sequence[TrialLine],
+    axis: str,
+    *,
+    log: bool = False,
+    names: Sequence[str] = (),
+    through: Sequence[Point] = (),
+    marks: Sequence[float] = (),
+    width: int = WIDTH,
+) -> Markup:
+    """Draw a dot for each trial.
+
+    Args:
+        axis: name of the horizontal axis.
+        log: the horizontal axis is logarithmic.
+        names: of the values 0, 1, ... on the horizontal axis; empty for numbers.
+        through: a line of its own, such as the best score so far.
+        marks: values on the horizontal axis with a vertical line.
+        width: in pixels of the drawing; the page scales it.
+    """
+    if not trials:
+        return Markup("")
+    place: Callable[[float], float] = math.log10 if log else float
+    across = [place(trial.points[0][0]) for trial in trials]
+    up = [trial.points[0][1] for trial in trials]
+    low, high = min(across), max(across)
+    pad = (high - low) * 0.04 or 0.5
+    axes = Axes((low - pad, high + pad), nice_ticks(min(up), max(up)), width=width)
+    ticks = [(float(index), name) for index, name in enumerate(names)] or [
+        (tick, tick_label(10**tick if log else tick)) for tick in nice_ticks(low, high, 4)
+    ]
+    axes.across([tick for tick in ticks if axes.x.low <= tick[0] <= axes.x.high], axis)
+    for mark in marks:
+        axes.mark(place(mark))
+    if through:
+        axes.line([(place(x), y) for x, y in through], "line c1")
+    for trial in _best_last(trials):
+        ((x, y),) = trial.points
+        axes.dot((place(x), y), f"trial {trial.kind}", trial.title, 3.2)
+    return axes.svg(title, f"{len(trials)} points")
+
+
+def bars(title: str, shares: Mapping[str, float]) -> Markup:
+    """Draw a horizontal bar for each share, the largest first."""
+    if not shares:
+        return Markup("")
+    unit, parts = (WIDTH - LABELS - 60) / (max(shares.values()) or 1.0), []
+    for index, (name, share) in enumerate(shares.items()):
+        top, width = 8 + index * ROW, share * unit
+        parts += [
+            label(LABELS - 8, top + 13, name, "end"),
+            shape("rect", class_="bar", x=LABELS, y=top, width=width, height=16),
+            label(LABELS + width + 6, top + 13, f"{share:.0%}", "start"),
+        ]
+    about = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    return svg(title, about, parts, WIDTH, ROW * len(shares) + 10)
+
+
+def intervals(title: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Markup:
+    """Draw a dot and a confidence interval for each row, and a line at 0.
+
+    Args:
+        rows: name, low end, middle, high end, and the color's kind as in `TrialLine`.
+    """
+    if not rows:
+        return Markup("")
+    bottom = TOP + ROW * len(rows)
+    ends = [end for _, low, _, high, _ in rows for end in (low, high)]
+    ticks = nice_ticks(min(0.0, *ends), max(0.0, *ends), 4)
+    x, parts = Scale(ticks[0], ticks[-1], LABELS, WIDE - RIGHT), []
+    for tick in ticks:
+        kind = "mark" if tick == 0 else "grid"
+        parts += [
+            shape("line", class_=kind, x1=x(tick), x2=x(tick), y1=TOP, y2=bottom),
+            label(x(tick), bottom + 15, tick_label(tick)),
+        ]
+    for index, (name, low, middle, high, kind) in enumerate(rows):
+        y = TOP + (index + 0.5) * ROW
+        said = f"{name}: {number(middle)}, from {number(low)} to {number(high)}"
+        parts += [
+            label(LABELS - 10, y + 4, name, "end"),
+            line([(x(low), y), (x(high), y)], f"trial interval {kind}", said),
+            shape("circle", class_=f"trial {kind}", cx=x(middle), cy=y, r=4),
+        ]
+    about = "; ".join(f"{name} {number(middle)}" for name, _, middle, _, _ in rows)
+    return svg(title, about, parts, WIDE, bottom + BOTTOM)
+
+
+def parallel(
+    title: str, axes: Sequence[tuple[str, str, str]], trials: Sequence[TrialLine]
+) -> Markup:
+    """Draw parallel coordinates.
+
+    Args:
+        axes: name, lowest and highest value of each axis.
+        trials: each with one point per axis that applies: its index, and the height from 0 to 1.
+    """
+    if len(axes) < 2 or not trials:
+        return Markup("")
+    x = Scale(0, len(axes) - 1, LEFT + 20, WIDE - RIGHT - 40)
+    y = Scale(0, 1, HEIGHT - BOTTOM - 8, TOP + 12)
+    parts = [
+        line([(x(at), y(up)) for at, up in trial.points], f"trial {trial.kind}", trial.title)
+        for trial in _best_last(trials)
+    ]
+    for index, (name, low, high) in enumerate(axes):
+        at = x(index)
+        parts.append(shape("line", class_="mark", x1=at, x2=at, y1=y(0), y2=y(1)))
+        parts += [label(at, y(1) - 6, high), label(at, y(0) + 14, low), label(at, HEIGHT - 3, name)]
+    return svg(title, f"{len(trials)} trials over {len(axes)} axes", parts, WIDE, HEIGHT)
+
+
+def spark_picture(values: Sequence[float]) -> Markup:
+    """Draw finite values without axes, or return "" if there are fewer than two."""
+    if len(values) < 2:
+        return Markup("")
+    across = 96 / (len(values) - 1)
+    drawn = [(index * across, 20 - share * 18) for index, share in enumerate(_shares(values))]
+    return Markup(
+        '<svg class="spark" viewBox="0 0 96 22" role="img" aria-label="loss from {} to {}">{}</svg>'
+    ).format(number(values[0]), number(values[-1]), line(drawn, "line c0"))
+
+
+def spark_line(values: Sequence[float], width: int = 24) -> str:
+    """Draw values with at most `width` bars of text; values that are not finite are left out."""
+    finite = [(float(index), value) for index, value in enumerate(values) if math.isfinite(value)]
+    return text_bars(_shares([value for _, value in thin(finite, width)][-width:]))
+
+
+def text_bars(shares: Iterable[float]) -> str:
+    """Draw a bar of text for each share of 1."""
+    return "".join(_BARS[round(share * (len(_BARS) - 1))] for share in shares)
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    """Return where each value is between the lowest, 0, and the highest, 1."""
+    # Halves, because the difference of two large floats may be infinite.
+    low, high = min(values, default=0.0) / 2, max(values, default=0.0) / 2
+    return [(value / 2 - low) / ((high - low) or 1.0) for value in values]
+
+
+def _best_last(trials: Sequence[TrialLine]) -> list[TrialLine]:
+    """Return the trials so that the best one is drawn over the others."""
+    order = ("failed", "stopped", "finished", "best")
+    return sorted(trials, key=lambda trial: order.index(trial.kind))
+
+
+def tick_label(value: float) -> str:
+    """Return a value without the digits that would only clutter an axis."""
+    return f"{value:,.6g}"
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round values, 1, 2 or 5 times a power of ten apart, that enclose low and high."""
+    # Beyond, the difference of two numbers may be too large for a float.
+    low, high = max(low, -_LARGEST), min(high, _LARGEST)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
+        spread = abs(low) * 0.1 or 1.0
+        low, high = low - spread, high + spread
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def thin(points: Sequence[Point], limit: int = DRAWN_POINTS) -> Sequence[Point]:
+    """Return about `limit` points that look the same: the lowest and the highest in each part.
+
+    Unlike an average or every n-th point, this keeps spikes.
+    """
+    if len(points) <= limit:
+        return points
+    parts = limit // 2
+    bounds = [index * len(points) // parts for index in range(parts + 1)]
+    kept = {0, len(points) - 1}
+    for start, end in pairwise(bounds):
+        part = range(start, end)
+        kept |= {min(part, key=lambda i: points[i][1]), max(part, key=lambda i: points[i][1])}
+    return [points[index] for index in sorted(kept)]
