@@ -30,7 +30,6 @@ from steadytrain.components.shared.patience import waiting
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.redaction import redact_tracebacks
 from steadytrain.components.shared.stopping import Stopping, stoppable
-from steadytrain.components.shared.tracking.notes import settle
 from steadytrain.components.shared.workspace import Workspace
 
 _PACKAGES = ("steadytrain", "torch", "transformers", "accelerate", "datasets", "mlflow", "kfp")
@@ -103,6 +102,9 @@ def stage(
     Raises:
         Stopped: if this process was asked to stop.
     """
+    # Imported here, since processes that only import a step need none of what talks to MLflow.
+    from steadytrain.components.shared.tracking.notes import settle
+
     quiet()
     redact_tracebacks()
     workspace = Workspace.of(config)

@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 
 from steadytrain.components.shared.remembered import Remembered
 
-_GPT2: Final = r"'(?:[stmd]|re|ve|ll)| ?(?:[a-zA-Z]+|[0-9]+|[^\sa-zA-Z0-9]+)|\s+(?!\S)|\s+"
-"""ByteLevel's own expression for ASCII, shortened."""
+_SPACE: Final = r"\x09-\x0d "
+_GPT2: Final = (
+    r" ?[a-zA-Z]+|'(?:[stmd]|re|ve|ll)|"
+    rf" ?[^{_SPACE}a-zA-Z0-9]+| ?[0-9]+|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]"
+)
+"""ByteLevel's own expression for ASCII, with what is frequent first."""
 _KNOWN: Final = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     rf"{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

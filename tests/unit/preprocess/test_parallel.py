@@ -29,6 +29,13 @@ def test_results_are_ordered_and_jobs_taken_lazily() -> None:
         assert list(results) == list(range(99, 0, -1))
 
 
+def test_arrow_imports_pandas_in_a_worker_only_for_a_conversion() -> None:
+    array, imported = "__import__('pyarrow').array([1])", "'pandas' in __import__('sys').modules"
+    with workers(2) as pool:
+        assert list(pool.map(eval, [f"({array}, {imported})[1]"])) == [False]
+        assert list(pool.map(eval, [f"list({array}.to_pandas())"])) == [[1]]
+
+
 def test_worker_that_is_killed_is_an_error() -> None:
     with workers(2) as pool, pytest.raises(SteadytrainError, match="worker"):
         list(pool.map(os._exit, [1]))
