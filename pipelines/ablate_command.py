@@ -76,11 +76,12 @@ def _ablate(config: RunConfig, *, as_json: bool) -> None:
 
 
 def _write(study: Study, folder: Path) -> None:
+    from steadytrain.components.tune.ablation.ablation_page import render
     from steadytrain.components.tune.ablation.effects import write_results
-    from steadytrain.components.tune.ablation.page import write_page
+    from steadytrain.components.tune.study_page import write_page
 
     write_results(study, folder)
-    write_page(study, folder)
+    write_page(render(study), folder)
 
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
 
+from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.ablation import DESIGNS
 from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.ablation.effects import effects_of
-from steadytrain.components.tune.ablation.table import row, variant_name
-from steadytrain.components.tune.design import SEED, Design, comparisons, variants
-from steadytrain.components.tune.display import aligned
+from steadytrain.components.tune.compared import row
+from steadytrain.components.tune.design import SEED, Design, comparisons, variant_name, variants
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.steps import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
@@ -60,9 +59,14 @@ def ending(study: Study) -> list[str]:
 def _tables(study: Study) -> Iterator[str]:
     effects = effects_of(study)
     for design in DESIGNS:
-        rows = [row(item) for item in effects if item.comparison.design == design]
+        rows = [
+            (name, *cells)
+            for item in effects
+            if item.comparison.design == design
+            for name, cells in [row(item.comparison.change, item)]
+        ]
         if rows:
             yield from ("", f"{design.replace('_', ' ')}: {study.tune.objective.metric}")
-            yield from aligned([_HEADER, *(tuple(map(str, astuple(item))) for item in rows)])
+            yield from aligned([_HEADER, *rows])
     confidence = study.config.ablation.confidence
     yield f"The intervals hold together with a probability of {confidence:.4g}."

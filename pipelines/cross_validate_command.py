@@ -54,10 +54,12 @@ def cross_validate(
 
 
 def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
+    from steadytrain.components.tune.cross_validation.cross_validation_page import (
+        write_cross_validation,
+    )
     from steadytrain.components.tune.cross_validation.display import ending, words
     from steadytrain.components.tune.cross_validation.fold_sizes import checked_start
     from steadytrain.components.tune.cross_validation.results import results_of, summary
-    from steadytrain.components.tune.cross_validation.write import write_cross_validation
     from steadytrain.components.tune.display import Lines
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.pipelines.studies import run_study

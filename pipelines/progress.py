@@ -12,7 +12,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from steadytrain.components.report.sentences import amount, describe, recovery
+from steadytrain.components.report.sentences import describe, recovery
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -26,7 +26,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     WorkProgress,
 )
-from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.quantities import amount, duration, size
 
 PLAIN_SECONDS = 10.0
 """Without a terminal, a piece of work prints at most one line in this time."""

@@ -134,14 +134,15 @@ def _retrain(study: Study) -> dict[str, Any]:
 def _show_range(config: RunConfig, *, as_json: bool) -> None:
     """Run a learning-rate range test, and show the range that it suggests."""
     from steadytrain.components.shared.stopping import stoppable
-    from steadytrain.components.tune.lr_range.page import sentence, setting, write_page
+    from steadytrain.components.tune.lr_range.lr_range_page import render, sentence, setting
     from steadytrain.components.tune.lr_range.run import range_folder, range_test
+    from steadytrain.components.tune.study_page import write_page
     from steadytrain.components.tune.trials.local import local_trials
 
     folder = range_folder(config)
     with stoppable() as stopping:
         found = range_test(config, lambda study: local_trials(study, parallel=1), stopping.check)
-    write_page(found, folder)
+    write_page(render(found, folder.name), folder)
     if as_json:
         json_output.show({**found.model_dump(), "folder": str(folder)})
         return

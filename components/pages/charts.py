@@ -8,7 +8,7 @@ fonts come from the page's style sheet, and `Markup.format` escapes every text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -23,6 +23,7 @@ LABELS, ROW = 190, 26
 """Width of the labels of a chart with a row for each thing, and a row's height."""
 DRAWN_POINTS = 400
 """Maximum number of points in a line. A chart is about 400 pixels wide."""
+TABLE_ROWS = 24
 _LARGEST = 1e300
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
@@ -55,6 +56,14 @@ class Figure:
     legend: Sequence[str]
     caption: str
     curves: Sequence[Curve] = ()
+
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        """The curves as rows of a step and each curve's value there, a few of all steps."""
+        values = [dict(curve.points) for curve in self.curves]
+        steps = sorted({step for points in values for step in points})
+        kept = thin([(step, float(index)) for index, step in enumerate(steps)], TABLE_ROWS)
+        return [(number(step), [number(one.get(step)) for one in values]) for step, _ in kept]
 
 
 @dataclass(frozen=True)
@@ -243,25 +252,6 @@ def share_chart(
     return axes.svg(title, about)
 
 
-def histogram(title: str, bins: Sequence[tuple[str, str, int]], *, unit: str) -> Markup:
-    """Draw bars of counts, or return "" if all counts are 0.
-
-    Args:
-        bins: each bin's label on the axis, its full name, and its count.
-    """
-    most = max(bins, key=lambda item: item[2], default=("", "", 0))
-    if most[2] <= 0:
-        return Markup("")
-    axes, every = Axes((0, len(bins)), nice_ticks(0, most[2])), math.ceil(len(bins) / 9)
-    pitch = (WIDTH - LEFT - RIGHT) / len(bins)
-    for index, (_, full, count) in enumerate(bins):
-        left, top = LEFT + (index + 0.08) * pitch, axes.y(count)
-        size = {"width": pitch * 0.84, "height": axes.y(0) - top}
-        axes.parts.append(shape("rect", f"{full}: {count:,}", class_="bar", x=left, y=top, **size))
-    axes.across([(i + 0.5, bins[i][0]) for i in range(0, len(bins), every)], unit)
-    return axes.svg(title, f"Most, {most[2]:,}, are in {most[1]}")
-
-
 def trial_curves(title: str, trials: Sequence[TrialLine], rungs: Sequence[int]) -> Markup:
     """Draw the validation curves of all trials over steps, with the rungs as vertical lines."""
     trials = [trial for trial in trials if trial.points]
@@ -320,22 +310,6 @@ def scatter(
         ((x, y),) = trial.points
         axes.dot((place(x), y), f"trial {trial.kind}", trial.title, 3.2)
     return axes.svg(title, f"{len(trials)} points")
-
-
-def bars(title: str, shares: Mapping[str, float]) -> Markup:
-    """Draw a horizontal bar for each share, the largest first."""
-    if not shares:
-        return Markup("")
-    unit, parts = (WIDTH - LABELS - 60) / (max(shares.values()) or 1.0), []
-    for index, (name, share) in enumerate(shares.items()):
-        top, width = 8 + index * ROW, share * unit
-        parts += [
-            label(LABELS - 8, top + 13, name, "end"),
-            shape("rect", class_="bar", x=LABELS, y=top, width=width, height=16),
-            label(LABELS + width + 6, top + 13, f"{share:.0%}", "start"),
-        ]
-    about = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    return svg(title, about, parts, WIDTH, ROW * len(shares) + 10)
 
 
 def intervals(title: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Markup:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.plan.curve import curve
 from steadytrain.components.plan.offer import Offer
 from steadytrain.components.plan.plan import Plan
@@ -45,7 +46,7 @@ def _head(plan: Plan) -> Iterator[str]:
 def _decided(plan: Plan) -> Iterator[str]:
     yield "decisions"
     rows = [(item.field, item.text, item.reason) for item in plan.decisions]
-    yield from _table(rows)
+    yield from aligned(rows, "  ")
     yield from (f"  remark: {remark}" for remark in plan.remarks)
 
 
@@ -68,7 +69,7 @@ def _groups(plan: Plan) -> Iterator[str]:
                 share if start else "always",
             )
         )
-    yield from _table(rows)
+    yield from aligned(rows, "  ")
 
 
 def _schedule(plan: Plan) -> Iterator[str]:
@@ -118,7 +119,7 @@ def _scaling(plan: Plan) -> Iterator[str]:
         return
     yield f"scaling policy: {policy(plan.job, plan.scaling)}"
     names = (f"nodes x {plan.job.machine.gpu.name}", "how", "tokens/s", "hours", "USD")
-    yield from _table([names, *map(_of_size, plan.scaling)])
+    yield from aligned([names, *map(_of_size, plan.scaling)], "  ")
 
 
 def _of_size(size: Size) -> tuple[str, ...]:
@@ -133,7 +134,7 @@ def _gpus(plan: Plan) -> Iterator[str]:
     machine = plan.job.machine
     yield f"GPUs, {machine.ranks} of each, cheapest first"
     names = ("GPU", "GB", "how", "hours", "USD", "USD per million tokens")
-    yield from _table([names, *map(_row, plan.cheapest)])
+    yield from aligned([names, *map(_row, plan.cheapest)], "  ")
     fastest = [offer.gpu for offer in plan.fastest]
     yield f"  fastest first: {', '.join(fastest) or 'none fits'}"
     out = [offer.gpu for offer in plan.offers if not offer.fits]
@@ -180,13 +181,6 @@ def _number(value: float) -> str:
     if value < 0.01:
         return "<0.01"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"  {'  '.join(cells)}".rstrip()
 
 
 def count(parameters: int) -> str:

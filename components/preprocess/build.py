@@ -332,7 +332,7 @@ class _Builder:
         plain = card.as_dict()
         content = json.dumps(plain, indent=2, ensure_ascii=False)
         (self.folder / "card.json").write_text(content, encoding="utf-8")
-        page = card_html(card, in_one_line(record, plain))
+        page = card_html(card, record, in_one_line(record, plain))
         (self.folder / "card.html").write_text(page, encoding="utf-8")
 
     def _long(self, records: int) -> str:

@@ -50,16 +50,21 @@ def training_figures(facts: Facts) -> list[Figure]:
     return [figure for figure in figures if figure.svg]
 
 
-def validation_rows(facts: Facts, limit: int = 30) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the newest validations as a table: metric names, and rows of step, scores and best."""
+def validation_rows(facts: Facts, limit: int = 30) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the newest validations as a table: its columns, and rows of a step and its scores."""
     events = standing(facts.of(Validated))[-limit:]
     names = list(dict.fromkeys(name for event in events for name in event.metrics))
     rows = [
-        {"step": event.step, "scores": [event.metrics.get(name) for name in names]}
-        | {"best": event.best}
+        (
+            number(event.step),
+            [
+                *(number(event.metrics.get(name)) for name in names),
+                "best so far" if event.best else "",
+            ],
+        )
         for event in events
     ]
-    return names, rows
+    return [*names, ""], rows
 
 
 def _other_scores(facts: Facts) -> list[str]:

@@ -23,15 +23,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     Validated,
 )
-from steadytrain.components.shared.quantities import duration, size
-
-
-def amount(number: float) -> str:
-    """Format a number for people: 950, 12.3k, 4.56M, 1.2G."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(number) >= limit:
-            return f"{number / (1e3 if unit == 'k' else limit):.3g}{unit}"
-    return f"{number:,.0f}" if abs(number) >= 10 or number == round(number) else f"{number:.2g}"
+from steadytrain.components.shared.quantities import amount, duration, size
 
 
 def recovery(ended: AttemptEnded, decided: DecisionMade | None, step: int) -> str:

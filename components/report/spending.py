@@ -37,13 +37,13 @@ class Spending:
         return cls(Times.of(facts.spans), float(price) if is_number(price) else None)
 
     @property
-    def rows(self) -> list[tuple[str, str, float, str]]:
-        """Rows of kind, time, percent of the wall clock, and meaning."""
-        wall = self.times.wall or 1.0
-        return [
-            (kind, duration(seconds), round(100 * seconds / wall, 1), MEANINGS[kind])
-            for kind, seconds in asdict(self.times).items()
-        ]
+    def rows(self) -> list[tuple[str, list[str], float]]:
+        """Rows of kind; time, share of the wall clock and meaning; and percent of it."""
+        rows = []
+        for kind, seconds in asdict(self.times).items():
+            share = round(100 * seconds / (self.times.wall or 1.0), 1)
+            rows.append((kind, [duration(seconds), f"{share} %", MEANINGS[kind]], share))
+        return rows
 
     @property
     def cost(self) -> str:

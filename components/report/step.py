@@ -7,7 +7,7 @@ from typing import Final
 
 from steadytrain.components.observe.rest import send_rest
 from steadytrain.components.report.facts import Facts, gather
-from steadytrain.components.report.page import render
+from steadytrain.components.report.report_page import render
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig

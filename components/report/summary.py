@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steadytrain.components.report.evaluation import interval
+from steadytrain.components.pages.evaluation_section import interval
 from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.spending import Spending

@@ -66,3 +66,11 @@ def percent(share: float) -> str:
 def moment(time: float) -> str:
     """Format a timestamp in UTC."""
     return datetime.fromtimestamp(min(time, LATEST), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def amount(number: float) -> str:
+    """Format a number for people: 950, 12.3k, 4.56M, 1.2G."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(number) >= limit:
+            return f"{number / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{number:,.0f}" if abs(number) >= 10 or number == round(number) else f"{number:.2g}"

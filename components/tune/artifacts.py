@@ -32,11 +32,11 @@ from steadytrain.components.tune.fold_design import (
     as_cross_validation,
     is_cross_validation,
 )
-from steadytrain.components.tune.page import PAGE
 from steadytrain.components.tune.results import BEST, SUMMARY
 from steadytrain.components.tune.step import run, run_cross_validation
 from steadytrain.components.tune.step import train_winner as train_on_seeds
 from steadytrain.components.tune.study import study_name
+from steadytrain.components.tune.study_page import PAGE
 
 
 def tune(

@@ -94,3 +94,14 @@ class Design:
     def variant(self, trial: Trial) -> Variant:
         """Return the variant that a trial trains."""
         return self.variants[trial.number % len(self.variants)]
+
+
+def variant_name(variant: Variant, changes: int) -> str:
+    """Return a variant in words.
+
+    Args:
+        changes: number of the ablation's changes.
+    """
+    if len(variant) == changes > 1:
+        return "all changes"
+    return " + ".join(variant) or "no change"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
@@ -119,14 +119,6 @@ def ending(study: Study) -> list[str]:
         )
         lines += [f"best    trial {found.number}: {scores}", f"        {as_words(found.params)}"]
     return lines
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the rows of a table as lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        columns = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        yield "  ".join(columns).rstrip()
 
 
 def _standing(study: Study, trial: Trial) -> str:

@@ -11,10 +11,10 @@ from steadytrain.components.shared.stopping import stoppable
 from steadytrain.components.tune.driver import Watcher, drive, study_folder
 from steadytrain.components.tune.history import Params
 from steadytrain.components.tune.log import Log
-from steadytrain.components.tune.page import write_page
 from steadytrain.components.tune.results import write_results
 from steadytrain.components.tune.steps import with_steps
 from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.study_page import render, write_page
 from steadytrain.components.tune.tracking import tracked
 from steadytrain.components.tune.trials.cluster import trials_for
 from steadytrain.components.tune.trials.data import share_data
@@ -23,7 +23,7 @@ from steadytrain.components.tune.trials.data import share_data
 def write_study(study: Study, folder: Path) -> None:
     """Write the results of a search and their page."""
     write_results(study, folder)
-    write_page(study, folder)
+    write_page(render(study), folder)
 
 
 def search(

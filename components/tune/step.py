@@ -11,9 +11,11 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.cross_validation import display as of_folds
+from steadytrain.components.tune.cross_validation.cross_validation_page import (
+    write_cross_validation,
+)
 from steadytrain.components.tune.cross_validation.fold_sizes import checked_start
 from steadytrain.components.tune.cross_validation.results import results_of
-from steadytrain.components.tune.cross_validation.write import write_cross_validation
 from steadytrain.components.tune.display import Lines, ending
 from steadytrain.components.tune.driver import driving, study_folder
 from steadytrain.components.tune.first import first_trials

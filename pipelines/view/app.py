@@ -28,10 +28,9 @@ from steadytrain.pipelines.view.rank_logs import log_files, log_text
 from steadytrain.pipelines.view.source import Source
 
 _STATIC: Final = {
-    "view.css": ("steadytrain.pipelines.view", "text/css"),
     "view.js": ("steadytrain.pipelines.view", "text/javascript"),
     "icon.svg": ("steadytrain.pipelines.view", "image/svg+xml"),
-    "report.css": ("steadytrain.components.report", "text/css"),
+    "style.css": ("steadytrain.components.pages", "text/css"),
 }
 _ALIVE_SECONDS: Final = 15.0
 """How often a stream without news sends a line, so that nothing in between closes it."""

@@ -10,11 +10,10 @@ from statistics import median
 from typing import Final
 
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.sentences import amount
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptStarted, TrainingStep
-from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.quantities import amount, size
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.start import Estimate, estimate
 

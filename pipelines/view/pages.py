@@ -1,30 +1,21 @@
-"""The pages as HTML.
-
-Run names, messages and logs may be hostile, and may hold secrets: every text is escaped, and has
-its secrets replaced.
-"""
+"""What each page of the application shows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from steadytrain.components.pages.charts import Curve, spark_picture, thin
+from steadytrain.components.pages.charts import spark_picture
+from steadytrain.components.pages.html import html
 from steadytrain.components.report.compare.side_by_side import (
     compared_figures,
     differences,
     results,
 )
-from steadytrain.components.report.page import content
-from steadytrain.components.report.sentences import amount, describe
-from steadytrain.components.shared.controls import without_controls
-from steadytrain.components.shared.quantities import duration, moment, number, size
-from steadytrain.components.shared.redaction import redact
+from steadytrain.components.report.report_page import content
+from steadytrain.components.report.sentences import describe
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.view.board import Row, Sort
 from steadytrain.pipelines.view.library import MOST_RUNS, Opened
@@ -44,7 +35,6 @@ COLUMNS: Final[Mapping[Sort, str]] = {
     "active": "Last event",
 }
 NEWEST_EVENTS: Final = 60
-TABLE_ROWS: Final = 24
 
 
 def list_page(
@@ -64,10 +54,11 @@ def list_page(
         given = {"sort": sort, "q": words, "page": 1} | changed
         return "?" + urlencode({name: value for name, value in given.items() if value})
 
-    return _render(
-        "list.html.j2",
+    return html(
+        "ui/list",
         uri=uri,
         title="Runs",
+        live="",
         rows=rows,
         columns=COLUMNS,
         sort=sort,
@@ -77,6 +68,8 @@ def list_page(
         total=total,
         link=link,
         most=MOST_RUNS,
+        spark=spark_picture,
+        iso=json_output.moment,
     )
 
 
@@ -84,13 +77,17 @@ def run_page(uri: str, opened: Opened, logs: Sequence[LogFile]) -> str:
     """Return the page of one run."""
     row, facts = opened.row, opened.facts
     shown = [event for event in facts.events if describe(event)][-NEWEST_EVENTS:]
-    return _render(
-        "run.html.j2",
+    return html(
+        "ui/run",
         uri=uri,
         title=row.run,
+        live=urlencode({"run": row.run}),
         row=row,
         **content(facts),
-        predicted=predicted_and_measured(facts),
+        predicted=[
+            (one.name, [one.predicted or "unknown", one.measured or "unknown", one.difference])
+            for one in predicted_and_measured(facts)
+        ],
         logs=logs,
         events=[(event, describe(event)) for event in reversed(shown)],
         is_sample=opened.is_sample,
@@ -100,20 +97,28 @@ def run_page(uri: str, opened: Opened, logs: Sequence[LogFile]) -> str:
 
 def log_page(uri: str, run: str, log: LogFile, text: str, *, is_cut: bool) -> str:
     """Return the end of a log."""
-    return _render(
-        "log.html.j2", uri=uri, title=f"{log.title} of {run}", run=run, log=log, text=text,
+    return html(
+        "ui/log",
+        uri=uri,
+        title=f"{log.title} of {run}",
+        live=urlencode({"run": run}),
+        run=run,
+        log=log,
+        text=text,
         is_cut=is_cut,
-    )  # fmt: skip
+    )
 
 
 def compare_page(uri: str, opened: Sequence[Opened]) -> str:
     """Return several runs side by side."""
     facts = [item.facts for item in opened]
-    return _render(
-        "compare.html.j2",
+    runs = [item.workspace.run_id for item in facts]
+    return html(
+        "ui/compare",
         uri=uri,
-        title="Compare " + ", ".join(item.workspace.run_id for item in facts),
-        runs=[item.workspace.run_id for item in facts],
+        title="Compare " + ", ".join(runs),
+        live=urlencode({"run": runs}, doseq=True),
+        runs=runs,
         figures=compared_figures(facts),
         results=results(facts, [item.row.state for item in opened]),
         differences=differences(facts),
@@ -122,46 +127,9 @@ def compare_page(uri: str, opened: Sequence[Opened]) -> str:
 
 def message_page(uri: str, title: str, message: str, remedy: str = "") -> str:
     """Return a page that says what is wrong, and how to go on."""
-    return _render("message.html.j2", uri=uri, title=title, message=message, remedy=remedy)
+    return html("ui/message", uri=uri, title=title, message=message, remedy=remedy)
 
 
 def login_page(uri: str, *, failed: bool) -> str:
     """Return the page that asks for the token."""
-    return _render("login.html.j2", uri=uri, title="Token", failed=failed)
-
-
-def table_of(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
-    """Return curves as rows of a step and each curve's value there, a few of all steps."""
-    values = [dict(curve.points) for curve in curves]
-    steps = sorted({step for points in values for step in points})
-    kept = thin([(step, float(index)) for index, step in enumerate(steps)], TABLE_ROWS)
-    return [
-        (number(step), [number(points[step]) if step in points else "" for points in values])
-        for step, _ in kept
-    ]
-
-
-def _render(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(**values)
-
-
-def _fit_to_show(value: object) -> object:
-    """Return what a page may show: a message or a log may hold secrets and a terminal's codes."""
-    return redact(without_controls(value)) if type(value) is str else value
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("steadytrain.pipelines.view", "."),
-        autoescape=True,
-        finalize=_fit_to_show,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "number": number, "duration": duration, "moment": moment, "amount": amount, "size": size,
-        "iso": json_output.moment, "spark": spark_picture, "table_of": table_of,
-    }  # fmt: skip
-    return environment
+    return html("ui/login", uri=uri, title="Token", failed=failed)

@@ -21,12 +21,12 @@ from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.pages.charts import spark_line
 from steadytrain.components.report.curves import standing
 from steadytrain.components.report.explain import recoveries
-from steadytrain.components.report.sentences import amount, describe
+from steadytrain.components.report.sentences import describe
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts
 from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import TrainingStep, Validated
-from steadytrain.components.shared.quantities import duration, moment, number, size
+from steadytrain.components.shared.quantities import amount, duration, moment, number, size
 from steadytrain.components.shared.redaction import redact
 from steadytrain.pipelines.view.board import Board, Row, Sort
 from steadytrain.pipelines.view.library import Library, Opened

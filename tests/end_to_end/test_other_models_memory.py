@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from steadytrain.components.report.explain import explain
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.page import render
+from steadytrain.components.report.report_page import render
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,

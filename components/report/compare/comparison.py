@@ -134,9 +134,9 @@ def compare(first: Facts, second: Facts, config: RunConfig) -> Comparison:
     missing = {name for item in facts for name in unrecorded(item)}
     return Comparison(
         facts,
-        {"configuration": differences(facts).rows, **origin_differences(facts)},
+        {"configuration": differences(facts), **origin_differences(facts)},
         sorted(missing),
-        results(facts, [outcome(item).state for item in facts]).rows,
+        results(facts, [outcome(item).state for item in facts]),
         judge(first, second, config),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from steadytrain.components.pages.charts import Curve, Figure, line_chart
@@ -21,14 +20,6 @@ _OF_EVERY_RUN: Final = {"run", "output"}
 
 Row = tuple[str, Sequence[str]]
 """A name and its value in each run."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table with a column for each run, and rows of a name and its values."""
-
-    runs: Sequence[str]
-    rows: Sequence[Row]
 
 
 def compared_figures(facts: Sequence[Facts]) -> list[Figure]:
@@ -49,7 +40,7 @@ def compared_figures(facts: Sequence[Facts]) -> list[Figure]:
     return [figure for figure in figures if figure.svg]
 
 
-def results(facts: Sequence[Facts], states: Sequence[str]) -> Table:
+def results(facts: Sequence[Facts], states: Sequence[str]) -> list[Row]:
     """Return what each run has reached; "" stands for what is unknown.
 
     Args:
@@ -59,17 +50,16 @@ def results(facts: Sequence[Facts], states: Sequence[str]) -> Table:
         {"State": state, **dict(_results(item))} for item, state in zip(facts, states, strict=True)
     ]
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = [(name, [column.get(name, "") for column in columns]) for name in names]
-    return Table([_name(item) for item in facts], rows)
+    return [(name, [column.get(name, "") for column in columns]) for name in names]
 
 
-def differences(facts: Sequence[Facts]) -> Table:
+def differences(facts: Sequence[Facts]) -> list[Row]:
     """Return the fields of the configuration that are not the same in all runs."""
     flat = [
         {name: text for name, text in leaves(item.config) if name not in _OF_EVERY_RUN}
         for item in facts
     ]
-    return Table([_name(item) for item in facts], differing(flat))
+    return differing(flat)
 
 
 def differing(runs: Sequence[Mapping[str, str]]) -> list[Row]:

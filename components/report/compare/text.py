@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steadytrain.components.pages.charts import thin
+from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.report.compare.comparison import Comparison
 from steadytrain.components.report.compare.side_by_side import Row
 from steadytrain.components.shared.controls import on_one_line
@@ -48,13 +49,9 @@ def lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a heading and rows in aligned columns."""
+    """Return a heading and rows in aligned columns."""
     cells = [[title, *columns], *([f"  {name}", *values] for name, values in rows)]
-    cells = [[_short(cell) for cell in row] for row in cells]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(padded).rstrip()
+    return aligned([[_short(cell) for cell in row] for row in cells])
 
 
 def _short(text: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.ablation.paired import Estimate, estimates
 from steadytrain.components.tune.design import SEED, Comparison, Design, Variant, comparisons
+from steadytrain.components.tune.paired import Estimate, estimates
 from steadytrain.components.tune.results import signs
 from steadytrain.components.tune.study import Study, study_name
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
 
+from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.quantities import duration, money, number
 from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tune.compared import interval, row
 from steadytrain.components.tune.cross_validation.fold_sizes import FoldSizes
 from steadytrain.components.tune.cross_validation.results import Results
-from steadytrain.components.tune.cross_validation.table import compared, interval
-from steadytrain.components.tune.display import aligned
 from steadytrain.components.tune.fold_design import FoldDesign, configurations
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.steps import UNKNOWN
@@ -71,6 +70,8 @@ def ending(study: Study, results: Results) -> list[str]:
             "folds",
             "verdict",
         )
-        rows = [(item.metric, *map(str, astuple(compared(item)))) for item in results.comparisons]
+        rows = [
+            (item.metric, item.configuration, *row("", item)[1]) for item in results.comparisons
+        ]
         lines += ["", *aligned([header, *rows])]
     return ["", *lines, ""]

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from steadytrain.components.evaluate.measure import load_metric
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.ablation.paired import Estimate, estimates
 from steadytrain.components.tune.cross_validation.folds import Fold, folds_of, predictions
 from steadytrain.components.tune.fold_design import AS_IT_IS, configurations
+from steadytrain.components.tune.paired import Estimate, estimates
 from steadytrain.components.tune.study import Study, study_name
 
 SUMMARY: Final = "cross-validation.json"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from steadytrain.components.evaluate.evaluation_page import evaluation_page
 from steadytrain.components.evaluate.landscape import (
     direction,
     losses_on_plane,
@@ -23,21 +24,21 @@ from steadytrain.components.evaluate.landscape import (
     rings,
     weights_of,
 )
-from steadytrain.components.evaluate.landscape_chart import (
-    crossings,
-    landscape_chart,
-    landscape_words,
-)
-from steadytrain.components.evaluate.page import evaluation_page
 from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.evaluate.step import run as evaluate
+from steadytrain.components.pages.evaluation_section import evaluation_section
+from steadytrain.components.pages.landscape_map import (
+    crossings,
+    landscape_map,
+    landscape_words,
+)
 from steadytrain.components.preprocess import step as preprocess
-from steadytrain.components.report.evaluation import evaluation_section
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.compatibility import conflicts
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import WorkProgress
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.records import EvaluationRecord, Interval, LandscapeRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import OpenTask
@@ -400,7 +401,7 @@ def test_contours_lie_where_the_loss_is():
 @pytest.mark.parametrize("height", [0.0, 6.0, 1e4, 1e308])
 def test_drawing_is_valid_and_says_its_numbers(height):
     found = bowl(broken=[(0, 0), (14, 14)], height=height)
-    drawn = landscape_chart(found)
+    drawn = landscape_map(found)
     picture = ElementTree.fromstring(drawn)
     assert picture.get("role") == "img"
     assert "not finite at 2 of 225 points" in picture.get("aria-label")
@@ -419,7 +420,7 @@ def test_a_landscape_without_finite_losses_has_no_picture():
     found = LandscapeRecord(
         records=1, radius=1.0, seed=0, steps=steps, losses=losses, profile=rings(steps, losses)
     )
-    assert landscape_chart(found) == ""
+    assert landscape_map(found) == ""
     assert "not finite at 9 of 9 points" in landscape_words(found)
 
 
@@ -439,8 +440,8 @@ def test_it_is_on_the_pages():
     grid = np.array(record.landscape.losses)
     inner = grid[1:-1, 1:-1]
     edge = (grid.sum() - inner.sum()) / (grid.size - inner.size)
-    assert section["rows"][-1] == ("1", ["4.4", f"{edge:.4g}", "10.4", ""])
+    assert section["rows"][-1] == ("1", ["4.400", number(edge), "10.40", ""])
     scores = pa.table({"id": ["a"], "loss": [1.0], "targets": [1], "slice": ["x"]})
     page = evaluation_page(record, scores, pa.table({"id": ["a"]}), title="a run")
     assert "Loss landscape" in page
-    assert f"<td>{edge:.4g}</td>" in page
+    assert f">{number(edge)}</td>" in page

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from steadytrain.components.evaluate.page import evaluation_page
+from steadytrain.components.evaluate.evaluation_page import evaluation_page
 from steadytrain.components.evaluate.robustness import measure_robustness, noised
-from steadytrain.components.report.evaluation import evaluation_section
+from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.adversarial import AttackConfig
 from steadytrain.components.shared.errors import ConfigError
@@ -166,8 +166,8 @@ def test_it_is_on_the_pages():
         robustness={"character_noise": {"accuracy": level, "topic/accuracy": level}},
     )
     row, part = evaluation_section(record)["robustness"]
-    assert row == ("accuracy, character noise", "0.8000", "0.7000 to 0.9000", "0.9500")
-    assert part == ("topic/accuracy, character noise", "0.8000", "0.7000 to 0.9000", "0.7500")
+    assert row == ("accuracy, character noise", ["0.8000", "0.7000 to 0.9000", "0.9500"])
+    assert part == ("topic/accuracy, character noise", ["0.8000", "0.7000 to 0.9000", "0.7500"])
     scores = pa.table({"id": ["a"], "loss": [1.0], "targets": [1], "slice": ["x"]})
     texts = pa.table({"id": ["a"], "text": ["first of two"], "text_pair": ["second"]})
     page = evaluation_page(record, scores, texts, title="a run")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from steadytrain.components.pages.charts import (
     Curve,
-    histogram,
     line_chart,
     nice_ticks,
     spark_line,
@@ -94,15 +93,6 @@ def test_marks_are_drawn() -> None:
     curve = Curve("a", [(0, 1.0), (10, 2.0)])
     chart = ElementTree.fromstring(line_chart("L", [curve], marks=[(5, "attempt <2>")]))
     assert [item.text for item in chart.iter("title")] == ["attempt <2>"]
-
-
-def test_histogram() -> None:
-    assert histogram("H", [], unit="u") == ""
-    assert histogram("H", [("1", "one", 0)], unit="u") == ""
-    drawn = ElementTree.fromstring(histogram("H", [("1", "one", 2), ("2", "two", 4)], unit="u"))
-    heights = [float(item.attrib["height"]) for item in drawn.iter("rect")]
-    assert heights[1] == pytest.approx(2 * heights[0], abs=0.2)
-    assert drawn.attrib["aria-label"] == "H. Most, 4, are in two"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import io
 import pytest
 from rich.console import Console
 
-from steadytrain.components.report.sentences import amount
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -26,6 +25,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
     WorkProgress,
 )
+from steadytrain.components.shared.quantities import amount
 from steadytrain.pipelines.progress import ProgressDisplay
 
 

@@ -214,7 +214,7 @@ def test_card_counts_what_was_read(tmp_path: Path, configure: Any) -> None:
     page = record.path("card.html").read_text(encoding="utf-8")
     assert "exact_duplicate" in page
     assert "<script" not in page
-    assert "http" not in page
+    assert "://" not in page
 
 
 def test_the_card_marks_the_targets_and_a_line_counts_the_records(

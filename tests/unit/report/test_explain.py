@@ -6,7 +6,7 @@ from typing import Any
 
 from steadytrain.components.report.explain import as_data, explain
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.page import render
+from steadytrain.components.report.report_page import render
 from steadytrain.components.report.sentences import describe
 from steadytrain.components.shared.events.types import CheckpointSkipped, DecisionMade
 

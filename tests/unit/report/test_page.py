@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.page import render
+from steadytrain.components.report.report_page import render
 from steadytrain.components.report.summary import summary
 from steadytrain.components.shared.events.types import NoiseScaleMeasured
 from steadytrain.components.shared.records import EvaluationRecord, Interval
@@ -137,7 +137,7 @@ def test_promoted_language_model(language_model: Any) -> None:
     assert "Finished" in page.top
     assert "registered as version 3 of stdlib-lm, the new champion" in page.top
     assert "promoted: bits_per_byte 0.8127 against 0.8541 of version 2" in page.top
-    assert "exact duplicate" in page.sections["data"]
+    assert "exact_duplicate" in page.sections["data"]
     assert re.search(r"train.*validation.*test", page.sections["data"], re.DOTALL)
     assert "package:stdlib" in page.sections["data"]
     attempts = page.sections["attempts"]
@@ -303,7 +303,7 @@ def test_neither_torch_nor_mlflow_nor_matplotlib_is_imported(language_model: Any
 import sys
 from pathlib import Path
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.page import render
+from steadytrain.components.report.report_page import render
 from steadytrain.components.report.summary import summary
 from steadytrain.components.shared.workspace import Workspace
 workspace = Workspace(Path({str(workspace.output)!r}), {workspace.run_id!r})
@@ -330,7 +330,7 @@ def test_noise_scale_is_drawn_next_to_the_batch_size(language_model) -> None:
 def test_landscape_is_a_picture_with_words_and_numbers(page: Page) -> None:
     (chart,) = [item for item in page.named("svg") if "landscape" in (item["class"] or "")]
     assert chart["role"] == "img"
-    words = "Loss 2.25 at the trained weights, 4.5 to 9.375 at a distance of 1"
+    words = "Loss 2.250 at the trained weights, 4.500 to 9.375 at a distance of 1"
     assert words in (chart["aria-label"] or "")
     section = page.sections["evaluation"]
     assert words in section

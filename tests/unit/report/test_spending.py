@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.page import render
+from steadytrain.components.report.report_page import render
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.summary import summary
 from steadytrain.components.report.timeline import LEFT, WIDTH, timeline
@@ -109,7 +109,7 @@ def test_page_and_terminal_show_the_same_times(language_model: Any) -> None:
     said = "\n".join(summary(language_model.workspace))
     assert f"goodput {100 * times.goodput:.1f} %" in page
     assert f"goodput: {times.goodput:.1%}" in said
-    for kind, took, share, meaning in Spending.of(facts).rows:
+    for kind, (took, _, meaning), share in Spending.of(facts).rows:
         assert f'<th scope="row">{kind}</th><td class="n">{took}</td>' in page
         assert meaning in page
         assert f"{kind} {share}%" in said

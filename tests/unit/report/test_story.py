@@ -11,7 +11,7 @@ import pytest
 
 from steadytrain.components.report.explain import explain, failure_as_data
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.page import render
+from steadytrain.components.report.report_page import render
 from steadytrain.components.report.story import (
     attempts,
     executions,

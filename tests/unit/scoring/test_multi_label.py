@@ -8,9 +8,9 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from steadytrain.components.evaluate.calibration import average_precisions, precision_recall
+from steadytrain.components.evaluate.evaluation_page import evaluation_page
 from steadytrain.components.evaluate.label_sets import per_label
 from steadytrain.components.evaluate.measure import metrics, point_values
-from steadytrain.components.evaluate.page import evaluation_page
 from steadytrain.components.evaluate.paired import unpaired
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import from_mapping
@@ -111,8 +111,8 @@ def test_each_label_has_its_values_and_its_threshold():
     )  # fmt: skip
     records = pa.table({"text": ["text"] * 60})
     page = evaluation_page(evaluation, table, records, title="x")
-    assert "<th>threshold</th>" in page
-    assert "<td>0.4</td>" in page
+    assert ">threshold</th>" in page
+    assert ">0.4000</td>" in page
 
 
 def test_other_labels_of_the_examples_are_not_paired():

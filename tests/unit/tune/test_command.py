@@ -220,7 +220,7 @@ def test_report_shows_every_trial_and_loads_nothing(folder, world):
     page.feed(text)
     assert not page.open
     assert not page.addresses
-    assert page.counts["svg"] == 6  # curves, history, importance, parallel coordinates, 2 slices
+    assert page.counts["svg"] == 7  # curves, history, 2 bars, parallel coordinates, 2 slices
     assert page.counts["polyline"] >= 39
     assert "oom&lt;b&gt; (1)" in text
     for words in ("Learning curves", "PED-ANOVA", "Went on", "Training time"):

@@ -20,11 +20,11 @@ from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, SteadytrainError
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune.ablation.paired import estimates
 from steadytrain.components.tune.cross_validation.fold_sizes import fold_sizes
 from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.fold_design import as_cross_validation
 from steadytrain.components.tune.log import MemoryLog
+from steadytrain.components.tune.paired import estimates
 from steadytrain.components.tune.step import run_cross_validation
 from steadytrain.components.tune.study import Study, study_name
 from steadytrain.components.tune.trials.held_out import LABELS
@@ -170,7 +170,7 @@ def test_text_has_a_table_of_means_and_one_of_differences(text):
     assert "trial 5: same, fold 1 held out" in text
     assert re.search(r"^accuracy +as it is +0\.65\d* +0\.\d+ to 0\.\d+ +4$", text, re.M)
     assert re.search(
-        r"^accuracy +better +\+0\.\d+ +0\.\d+ to 0\.\d+ +<?0\.\d+ +4 +better$", text, re.M
+        r"^accuracy +better +\+0\.\d+ +\+0\.\d+ to \+0\.\d+ +<?0\.\d+ +4 +better$", text, re.M
     )
 
 

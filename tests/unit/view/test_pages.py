@@ -147,14 +147,14 @@ def test_numbers_of_a_curve_are_also_in_a_table(client, trained):
     text = get(client, "/runs/first")
     table = text.partition("<caption>Loss by step</caption>")[2].partition("</table>")[0]
     assert table.count("<tr>") > 10
-    assert '<th scope="row" class="n">400</th>' in table
+    assert '<th scope="row">400</th>' in table
 
 
 def test_comparison_shows_curves_results_and_differences(client, trained):
     text = get(client, "/compare?run=first&run=second&run=first")
     assert "Compare 2 runs" in text
     differences = text.partition("Differences of the configurations")[2]
-    assert re.search(r"training.learning_rate</th><td>0.0001</td><td>0.0003</td>", differences)
+    assert re.search("training.learning_rate</th>.*>0.0001</td>.*>0.0003</td>", differences)
     assert "model.config" not in differences
     assert 'class="line c1"' in text
 

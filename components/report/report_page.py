@@ -1,0 +1,228 @@
+"""Render the report as one HTML page: arrange the facts for the template."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from steadytrain.components.observe.diagnosis import findings
+from steadytrain.components.pages.data_section import Card, data_section
+from steadytrain.components.pages.evaluation_section import evaluation_section, gate_section
+from steadytrain.components.pages.html import html
+from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.figures import training_figures, validation_rows
+from steadytrain.components.report.spending import Spending
+from steadytrain.components.report.story import (
+    Attempt,
+    Execution,
+    attempts,
+    executions,
+    latest,
+    outcome,
+)
+from steadytrain.components.report.timeline import timeline
+from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
+from steadytrain.components.shared.events.types import (
+    DecisionMade,
+    Remark,
+    StepStarted,
+    TrainingStarted,
+    TrainingStep,
+)
+from steadytrain.components.shared.quantities import duration, moment, number, percent
+from steadytrain.components.shared.tracking.notes import RUN, recall
+
+_LABELS = {
+    "running": "Running",
+    "pending": "Waiting for pods",
+    "terminated": "Terminated",
+    "unchanged": "Nothing new",
+    "finished": "Finished",
+    "failed": "Failed",
+    "stopped": "Stopped",
+    "unfinished": "Not finished",
+    "resubmitted": "Submitted again",
+    "empty": "Not started",
+}
+
+
+def render(facts: Facts) -> str:
+    """Return the page as HTML."""
+    return html("report", **content(facts))
+
+
+def content(facts: Facts) -> dict[str, Any]:
+    """Return everything that the page shows, by the names that its template uses."""
+    ran = executions(facts.events)
+    tried = attempts(facts)
+    standing, spending = outcome(facts), Spending.of(facts)
+    metrics, validations = validation_rows(facts)
+    return {
+        "name": facts.setting("name") or facts.workspace.run_id,
+        "run_id": facts.workspace.run_id,
+        "folder": str(facts.workspace.folder),
+        "outcome": standing,
+        "outcome_label": _LABELS[standing.state],
+        "verdict": _verdict(facts),
+        "tiles": _tiles(facts, ran, spending, finished=standing.state == "finished"),
+        "steps": [_step(item) for item in latest(ran)],
+        "data": _data(facts),
+        "figures": training_figures(facts),
+        "validation_metrics": metrics,
+        "validations": validations,
+        "problems": findings(facts.events),
+        "decided": [(item.field, [item.text, item.reason]) for item in facts.history.decided],
+        "attempts": _attempt_rows(tried, facts.history.decisions),
+        "repeated": repeated_steps(tried),
+        "timeline": timeline(facts.history.attempts, facts.spans),
+        "spending": spending,
+        "evaluation": evaluation_section(facts.evaluation) if facts.evaluation else None,
+        "gate": gate_section(facts.gate) if facts.gate else None,
+        "phases": _phase_rows(ran),
+        "wall": duration(wall_seconds(ran)),
+        "warnings": Counter(
+            (event.stage, event.message) for event in facts.events if isinstance(event, Remark)
+        ).items(),
+        "environment": _environment(facts),
+        "config_text": facts.config_text,
+        "unreadable": [*facts.unreadable, *facts.left_out],
+    }
+
+
+def _tiles(
+    facts: Facts, ran: Sequence[Execution], spending: Spending, *, finished: bool
+) -> list[tuple[str, str, str]]:
+    """Return the figures to read first: name, value, note.
+
+    The version and the test score are shown only if the run has finished. Otherwise, these records
+    may be from before the run was resumed.
+    """
+    tiles: list[tuple[str, str, str]] = []
+    registered = facts.promotion or facts.registration
+    if finished and registered:
+        note = "champion" if registered.champion else "candidate"
+        tiles.append(("Version", registered.version, f"{registered.model_name}, {note}"))
+    if finished and facts.gate:
+        note = "none before"
+        if facts.gate.champion is not None:
+            note = f"champion's: {number(facts.gate.champion)}"
+        tiles.append((f"Test {facts.gate.metric}", number(facts.gate.candidate), note))
+    if facts.training:
+        trained = facts.training
+        note = f"validation, at step {number(trained.best_step)}"
+        tiles.append((f"Best {trained.metric}", number(trained.best_score), note))
+        tiles.append(("Steps", number(trained.steps), f"{number(trained.parameters)} parameters"))
+        attempt_note = "attempt" if trained.attempts == 1 else "attempts"
+        tiles.append(("Training", duration(trained.seconds), f"{trained.attempts} {attempt_note}"))
+    elif steps := facts.of(TrainingStep):
+        planned = facts.of(TrainingStarted)
+        note = f"of {number(planned[-1].max_steps)}" if planned else ""
+        tiles.append(("Last step", number(steps[-1].step), note))
+        tiles.append(("Last loss", number(steps[-1].loss), "training"))
+    if spending.times.wall:
+        tiles.append(("Goodput", percent(spending.times.goodput), "useful share of training"))
+    if ran:
+        tiles.append(("All steps", duration(wall_seconds(ran)), f"since {moment(ran[0].start)}"))
+    return tiles
+
+
+def _step(item: Execution) -> dict[str, Any]:
+    text = item.summary
+    if item.failure:
+        text = item.failure.message
+    return {
+        "name": item.stage,
+        "state": item.state,
+        "start": moment(item.start),
+        "duration": duration(item.seconds),
+        "text": text,
+    }
+
+
+def _attempt_rows(
+    tried: Sequence[Attempt], decisions: Sequence[DecisionMade]
+) -> list[dict[str, Any]]:
+    """Return rows of attempts, each with what the supervisor decided after it, or else the fix.
+
+    After the decision to stop, show both.
+    """
+    decided = {item.attempt: item for item in decisions}
+    rows = []
+    for attempt in tried:
+        ended, decision = attempt.ended, decided.get(attempt.number)
+        remedy = ended.remedy if ended else ""
+        if decision is not None:
+            action = decision.action.replace("_", " ")
+            after = f"{action}: {decision.reason}"
+            remedy = f"{after}\n{remedy}" if action == "stop" else after
+        rows.append(
+            {
+                "attempt": attempt,
+                "duration": duration(attempt.end - attempt.start),
+                "failure": ended.failure_class if ended else "",
+                "message": ended.message if ended else "",
+                "remedy": remedy,
+            }
+        )
+    return rows
+
+
+def _phase_rows(ran: Sequence[Execution]) -> list[tuple[str, list[str], float]]:
+    total, rows = wall_seconds(ran) or 1.0, []
+    for phase in phases(ran):
+        share = round(100 * phase.seconds / total, 1)
+        rows.append((phase.name, [duration(phase.seconds), f"{share} %"], share))
+    return rows
+
+
+def _data(facts: Facts) -> dict[str, Any] | None:
+    """Return what is known about the data; None means that there is no data record yet."""
+    if facts.data is None:
+        return None
+    try:
+        card = Card.model_validate(facts.card or {})
+    except ValidationError as error:
+        facts.unreadable.append(f"card.json: {error.error_count()} fields are not as expected")
+        card = Card()
+    return data_section(facts.data, card, most_labels=25)
+
+
+def _environment(facts: Facts) -> list[tuple[str, list[str]]]:
+    """Return the environment of training, or else of the newest step that reported one.
+
+    Also list the device and precision of training, whether the base model's code is trusted, and
+    the MLflow run.
+    """
+    started = [event for event in facts.of(StepStarted) if event.environment]
+    trained = [event for event in started if event.stage == "train"]
+    rows = list((trained or started)[-1].environment.items()) if started else []
+    devices = facts.of(TrainingStarted)
+    if devices:
+        rows += [("device", devices[-1].device), ("precision", devices[-1].precision)]
+    if rows:
+        rows.append(("code beside the model", _remote_code(facts)))
+    tracked = recall(facts.workspace, RUN)
+    if tracked:
+        rows.append(("MLflow run", tracked))
+    return [(name, [value]) for name, value in rows]
+
+
+def _remote_code(facts: Facts) -> str:
+    """Say whether the base model's own Python code may run, and which revision pins it."""
+    if facts.setting("model.trust_remote_code") is not True:
+        return "not trusted: no code runs (model.trust_remote_code: false)"
+    base, revision = facts.setting("model.base"), facts.setting("model.revision")
+    return f"trusted: the code of {base}, pinned by model.revision {revision}"
+
+
+def _verdict(facts: Facts) -> str:
+    """Return why the model is champion or not.
+
+    Promotion's reason is used first, because promotion may have met a different champion than the
+    gate.
+    """
+    decided = facts.promotion or facts.gate
+    return decided.reason if decided else ""

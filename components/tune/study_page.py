@@ -1,0 +1,286 @@
+"""A study's report."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from steadytrain.components.pages.charts import (
+    TrialLine,
+    parallel,
+    scatter,
+    tick_label,
+    trial_curves,
+)
+from steadytrain.components.pages.html import html
+from steadytrain.components.shared.numbers import is_number
+from steadytrain.components.shared.quantities import duration, money, number
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.results import best, front, signs
+from steadytrain.components.tune.study import Study, study_name
+
+PAGE: Final = "report.html"
+_ROWS: Final = 200
+"""Trials in the table. The charts show all."""
+
+
+def write_page(page: str, folder: Path) -> None:
+    """Write the report of a study to its folder."""
+    LocalStorage(folder).write(PAGE, page.encode())
+
+
+def study_html(template: str, study: Study, **content: Any) -> str:
+    """Return a page about a study."""
+    return html(
+        template,
+        kind=template.replace("_", "-"),
+        name=study_name(study.config),
+        failures=Counter(item.failure for item in study.history.trials if item.failure),
+        config_text=study.config.to_yaml(),
+        **content,
+    )
+
+
+def time_tile(study: Study) -> tuple[str, str, str]:
+    """Return the training time of a study, and its price if that is known."""
+    usd = study.usd(study.hours)
+    return "Training time", duration(study.history.seconds), "" if usd is None else money(usd)
+
+
+def render(study: Study) -> str:
+    """Return the report as HTML."""
+    found, metric = best(study), study.tune.objective.metric
+    kinds = {trial.number: _kind(trial, found) for trial in study.history.trials}
+    return study_html(
+        "study",
+        study,
+        goal=", ".join(f"{item.direction} {item.metric}" for item in study.tune.objectives),
+        best=found,
+        best_params=_shown(found.params) if found else {},
+        tiles=_tiles(study, found),
+        curves=trial_curves(
+            f"Validation {metric} of all trials",
+            [_curve(study, trial, kinds) for trial in study.history.trials],
+            study.rungs.cuts,
+        ),
+        history=_history(study, kinds),
+        importance=_importance_rows(importance(study)),
+        slices=list(_slices(study, kinds)),
+        parallel=_parallel(study, kinds),
+        rungs=_rung_rows(study),
+        front=[
+            (trial.number, map(number, study.history.values(trial)))
+            for trial in (front(study) if len(study.tune.objectives) > 1 else [])
+        ],
+        objectives=[item.metric for item in study.tune.objectives],
+        fields=[field.rpartition(".")[2] for field in study.tune.space],
+        rows=[_row(study, trial) for trial in _ranked(study)[:_ROWS]],
+        left_out=max(0, len(study.history.trials) - _ROWS),
+    )
+
+
+def importance(study: Study) -> Mapping[str, float]:
+    """Return the importance of each field by PED-ANOVA (Watanabe et al. 2023), largest first.
+
+    Empty if fewer than four trials have finished, or with several objectives.
+    """
+    finished = [trial for trial in study.history.trials if trial.standing == "finished"]
+    if len(finished) < 4 or len(study.tune.objectives) > 1:
+        return {}
+    import optuna
+
+    from steadytrain.components.tune.mirror import Mirror, frozen_trials
+
+    mirror = Mirror([study.tune.objective.direction])
+    for trial in frozen_trials(study.tune, study.history):
+        mirror.put(trial)
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            return optuna.importance.get_param_importances(mirror.study, evaluator=evaluator)
+        except (ValueError, RuntimeError):
+            # The finished trials share no field, or all have the same score.
+            return {}
+
+
+def _importance_rows(shares: Mapping[str, float]) -> list[tuple[str, list[str], float]]:
+    most = max(shares.values(), default=0.0) or 1.0
+    return [
+        (name, [f"{share:.0%}"], round(100 * share / most, 1)) for name, share in shares.items()
+    ]
+
+
+def _kind(trial: Trial, found: Trial | None) -> str:
+    if found is not None and trial.number == found.number:
+        return "best"
+    return trial.standing if trial.standing in ("finished", "failed") else "stopped"
+
+
+def _curve(study: Study, trial: Trial, kinds: Mapping[int, str]) -> TrialLine:
+    metric = study.tune.objective.metric
+    points = [(float(step), metrics.get(metric, math.nan)) for step, metrics in trial.curve]
+    finite = [point for point in points if math.isfinite(point[1])]
+    return TrialLine(kinds[trial.number], _title(study, trial), finite)
+
+
+def _title(study: Study, trial: Trial) -> str:
+    shown = ", ".join(f"{name} {value}" for name, value in _shown(trial.params).items())
+    return f"trial {trial.number}, step {trial.reached}: {number(_score(study, trial))}; {shown}"
+
+
+def _score(study: Study, trial: Trial) -> float:
+    return study.history.values(trial)[0]
+
+
+def _scored(study: Study) -> list[Trial]:
+    return [trial for trial in study.history.trials if math.isfinite(_score(study, trial))]
+
+
+def _history(study: Study, kinds: Mapping[int, str]) -> Markup:
+    dots = [
+        TrialLine(
+            kinds[trial.number],
+            _title(study, trial),
+            [(float(trial.number), _score(study, trial))],
+        )
+        for trial in _scored(study)
+    ]
+    sign, falling = signs(study)[0], list[tuple[float, float]]()
+    for trial in _scored(study):
+        score = _score(study, trial)
+        if trial.standing == "finished" and (not falling or sign * score < sign * falling[-1][1]):
+            falling += [(float(trial.number), falling[-1][1])] if falling else []
+            falling.append((float(trial.number), score))
+    return scatter("Score of each trial where it ended", dots, "trial", through=falling)
+
+
+def _slices(study: Study, kinds: Mapping[int, str]) -> Iterator[tuple[str, Markup]]:
+    for field, dimension in study.tune.space.items():
+        choices = dimension.choices or []
+        dots = []
+        for trial in _scored(study):
+            if field in trial.params:
+                value = trial.params[field]
+                at = float(choices.index(value) if choices else value)
+                dots.append(
+                    TrialLine(
+                        kinds[trial.number], _title(study, trial), [(at, _score(study, trial))]
+                    )
+                )
+        names = [str(choice)[:12] for choice in choices]
+        chart = scatter(field, dots, field, log=dimension.log, names=names)
+        if chart:
+            yield field, chart
+
+
+def _parallel(study: Study, kinds: Mapping[int, str]) -> Markup:
+    scored, space = _scored(study), study.tune.space
+    if not scored:
+        return Markup("")
+    scores = [_score(study, trial) for trial in scored]
+    low, high = min(scores), max(scores)
+    axes = []
+    for field, dimension in space.items():
+        ends = (0, 0) if dimension.choices else dimension.ends
+        first, last = (dimension.choices or ends)[0], (dimension.choices or ends)[-1]
+        axes.append((field.rpartition(".")[2], _end(first), _end(last)))
+    axes.append((study.tune.objective.metric, number(low), number(high)))
+    lines = []
+    for trial in scored:
+        points = [
+            (float(index), _height(dimension, trial.params[field]))
+            for index, (field, dimension) in enumerate(space.items())
+            if field in trial.params
+        ]
+        height = (_score(study, trial) - low) / (high - low or 1.0)
+        points.append((float(len(space)), height))
+        lines.append(TrialLine(kinds[trial.number], _title(study, trial), points))
+    return parallel("Parameters and score of each trial", axes, lines)
+
+
+def _height(dimension: Any, value: Any) -> float:
+    if dimension.choices:
+        return float(dimension.choices.index(value) / (len(dimension.choices) - 1))
+    low, high = dimension.ends
+    if dimension.log:
+        return math.log(value / low) / math.log(high / low)
+    return float((value - low) / (high - low))
+
+
+def _rung_rows(study: Study) -> list[tuple[str, list[int]]]:
+    """Return bracket and step, and how many trials reached it, went on, ended and wait there."""
+    rows = []
+    for (bracket, until), place in sorted(study.history.places.items()):
+        there = [study.history.trials[item] for _, item in place.reached]
+        ended = sum(t.standing == "discarded" and t.until == until for t in there)
+        waiting = sum(t.standing == "paused" and t.until == until for t in there)
+        final = until == study.rungs.cuts[-1]
+        onward = 0 if final else len(there) - ended - waiting
+        name = f"{bracket}: {until:,}" if study.rungs.brackets > 1 else f"{until:,}"
+        rows.append((name, [len(there), onward, ended, waiting]))
+    return rows
+
+
+def _tiles(study: Study, found: Trial | None) -> list[tuple[str, str, str]]:
+    history = study.history
+    standings = Counter(trial.standing for trial in history.trials)
+    full = len(history.trials) * study.rungs.cuts[-1]
+    tiles = [
+        (
+            "Trials",
+            f"{len(history.trials):,}",
+            f"{standings['finished']:,} finished, {history.failed:,} failed",
+        ),
+        (
+            "Steps",
+            f"{study.steps:,}",
+            f"{study.steps / full:.0%} of all trials in full" if full else "",
+        ),
+        time_tile(study),
+    ]
+    if found is not None:
+        metric = study.tune.objective.metric
+        tiles.insert(0, (f"Best {metric}", number(_score(study, found)), f"trial {found.number}"))
+    return tiles
+
+
+def _ranked(study: Study) -> Sequence[Trial]:
+    """Return the trials that got furthest first, and among those the best first."""
+    sign = signs(study)[0]
+
+    def key(trial: Trial) -> tuple[int, float, int]:
+        score = _score(study, trial)
+        return -trial.reached, math.inf if math.isnan(score) else sign * score, trial.number
+
+    return sorted(study.history.trials, key=key)
+
+
+def _row(study: Study, trial: Trial) -> tuple[int, list[str]]:
+    score, shown = _score(study, trial), _shown(trial.params)
+    return trial.number, [
+        {"discarded": "stopped early"}.get(trial.standing, trial.standing),
+        f"{trial.reached:,}",
+        "" if math.isnan(score) else number(score),
+        *(shown.get(field, "") for field in study.tune.space),
+        duration(trial.seconds),
+        trial.failure or ", ".join(trial.fallbacks),
+    ]
+
+
+def _shown(params: Mapping[str, Any]) -> dict[str, str]:
+    return {field: _short(value) for field, value in params.items()}
+
+
+def _short(value: Any) -> str:
+    return number(value) if is_number(value) else str(value)
+
+
+def _end(value: Any) -> str:
+    return tick_label(value) if is_number(value) else str(value)
