@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.ablation import DESIGNS
-from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.ablation.effects import effects_of
 from steadytrain.components.tune.compared import row
 from steadytrain.components.tune.design import SEED, Design, comparisons, variant_name, variants
+from steadytrain.components.tune.display import spent
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.steps import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
@@ -50,10 +50,8 @@ def outline(config: RunConfig, steps: int | None) -> list[str]:
 
 def ending(study: Study) -> list[str]:
     """Return lines on what an ablation found."""
-    history, price = study.history, study.usd(study.hours)
-    spent = f"{duration(history.seconds)} of training" + (f", {money(price)}" if price else "")
-    total = f"{len(history.trials):,} of {study.tune.budget.trials:,}"
-    return ["", f"trials  {total}, {history.failed} failed; {spent}", *_tables(study)]
+    total = f"{len(study.history.trials):,} of {study.tune.budget.trials:,}"
+    return ["", f"trials  {total}, {spent(study)}", *_tables(study)]
 
 
 def _tables(study: Study) -> Iterator[str]:

@@ -67,16 +67,19 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class TrialLine:
-    """A trial's line or dot in a chart.
+class Series:
+    """What a chart draws in one color.
 
-    kind: "best", "finished", "stopped" or "failed", which decides about its color.
-    title: shown when the pointer is on it.
+    kind: CSS classes, which decide about the color.
+    points: of a line.
+    title: shown when the pointer is on the line.
+    dots: each with what is shown when the pointer is on it.
     """
 
     kind: str
-    title: str
-    points: Sequence[Point]
+    points: Sequence[Point] = ()
+    title: str = ""
+    dots: Sequence[tuple[Point, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -133,52 +136,52 @@ def svg(
     ).format(kind and f" {kind}", width, height, title, about, Markup("").join(parts))
 
 
-class Axes:
-    """A drawing with values upward, a grid, and what is added to its parts."""
+def plot(
+    title: str,
+    about: str,
+    series: Iterable[Series],
+    *,
+    axis: str,
+    x: Point,
+    labels: Iterable[tuple[float, str]],
+    ticks: Sequence[float],
+    show: Format | None = None,
+    marks: Iterable[tuple[float, str]] = (),
+    broken: Iterable[tuple[float, str]] = (),
+    width: int = WIDTH,
+) -> Markup:
+    """Draw lines and dots. A line that leaves the drawing is at its edge.
 
-    def __init__(
-        self, x: Point, ticks: Sequence[float], show: Format | None = None, width: int = WIDTH
-    ) -> None:
-        """Draw the grid.
-
-        Args:
-            x: ends of the horizontal axis.
-            ticks: values with a line; the first and the last are the ends of the vertical axis.
-            show: formats the ticks.
-        """
-        self.x = Scale(*x, LEFT, width - RIGHT)
-        self.y = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
-        self.width, self.parts = width, list[Markup]()
-        for tick in ticks:
-            y = self.y(tick)
-            self.parts += [
-                shape("line", class_="grid", x1=LEFT, x2=width - RIGHT, y1=y, y2=y),
-                label(LEFT - 6, y + 4, (show or tick_label)(tick), "end"),
-            ]
-
-    def across(self, ticks: Iterable[tuple[float, str]], name: str) -> None:
-        """Write labels and a name below the horizontal axis."""
-        self.parts += [label(self.x(at), HEIGHT - BOTTOM + 15, text) for at, text in ticks]
-        self.parts.append(label((LEFT + self.width - RIGHT) / 2, HEIGHT - 3, name))
-
-    def mark(self, at: float, title: str = "") -> None:
-        """Draw a vertical line."""
-        x = self.x(at)
-        self.parts.append(
-            shape("line", title, class_="mark", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM)
-        )
-
-    def line(self, points: Iterable[Point], kind: str, title: str = "") -> None:
-        """Draw a line. Values beyond the drawing are at its edge."""
-        placed = [(self.x(x), min(max(self.y(y), 0.0), float(HEIGHT))) for x, y in points]
-        self.parts.append(line(placed, kind, title))
-
-    def dot(self, point: Point, kind: str, title: str, radius: float = 3.0) -> None:
-        x, y = self.x(point[0]), self.y(point[1])
-        self.parts.append(shape("circle", title, class_=kind, cx=x, cy=y, r=radius))
-
-    def svg(self, title: str, about: str) -> Markup:
-        return svg(title, about, self.parts, self.width, HEIGHT)
+    Args:
+        axis, x, labels: name, ends and labels of the horizontal axis.
+        ticks: labels of the vertical axis; the first and the last are its ends.
+        show: formats the ticks.
+        marks: vertical lines, each with its tooltip.
+        broken: where values are not finite, each with its tooltip.
+    """
+    across = Scale(*x, LEFT, width - RIGHT)
+    up = Scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
+    parts = [label((LEFT + width - RIGHT) / 2, HEIGHT - 3, axis)]
+    for tick in ticks:
+        y = up(tick)
+        parts += [
+            shape("line", class_="grid", x1=LEFT, x2=width - RIGHT, y1=y, y2=y),
+            label(LEFT - 6, y + 4, (show or tick_label)(tick), "end"),
+        ]
+    parts += [label(across(at), HEIGHT - BOTTOM + 15, text) for at, text in labels]
+    for at, text in marks:
+        ends = {"x1": across(at), "x2": across(at), "y1": TOP, "y2": HEIGHT - BOTTOM}
+        parts.append(shape("line", text, class_="mark", **ends))
+    for one in series:
+        if one.points:
+            placed = [(across(at), min(max(up(y), 0.0), float(HEIGHT))) for at, y in one.points]
+            parts.append(line(placed, one.kind, one.title))
+        for (at, y), text in one.dots:
+            parts.append(shape("circle", text, class_=one.kind, cx=across(at), cy=up(y), r=3))
+    for at, text in broken:
+        path = f"M{across(at)} {TOP + 7} l4 -7 h-8 z"
+        parts.append(shape("path", text, class_="broken", d=path))
+    return svg(title, about, parts, width, HEIGHT)
 
 
 def line_chart(
@@ -204,74 +207,48 @@ def line_chart(
         return Markup("")
     steps = [x for curve in curves for x in (*(x for x, _ in curve.points), *curve.broken)]
     low, high = min(steps), max(max(steps), min(steps) + 1)
-    ticks = nice_ticks(min(0.0, *values) if from_zero else min(values), max(values))
-    # Digits that `number` always shows would only clutter the axis.
-    axes = Axes((low, high), ticks, None if show is number else show)
-    inside = [tick for tick in nice_ticks(low, high) if low <= tick <= high and tick == int(tick)]
-    axes.across([(tick, tick_label(tick)) for tick in inside], "step")
-    for step, text in marks:
-        axes.mark(step, text)
+    series, broken, about = [], [], []
     for index, curve in enumerate(curves):
-        drawn, name = thin(curve.points), curve.name
-        axes.line(drawn, f"line c{index}")
-        for step, value in thin(drawn, 60) if index > 0 or len(drawn) == 1 else []:
-            said = f"{name} at step {number(step)}: {show(value)}"
-            axes.dot((step, value), f"dot c{index}", said)
-        for step in curve.broken[:50]:
-            path, said = f"M{axes.x(step)} {TOP + 7} l4 -7 h-8 z", f"at step {number(step)}"
-            axes.parts.append(
-                shape("path", f"{name} is not finite {said}", class_="broken", d=path)
+        said = [(p, f"{show(p[1])} at step {number(p[0])}") for p in thin(curve.points)]
+        dots = thin(curve.points, 60) if index > 0 or len(said) == 1 else []
+        series.append(
+            Series(
+                f"line c{index}",
+                [point for point, _ in said],
+                dots=[(p, f"{curve.name}: {show(p[1])} at step {number(p[0])}") for p in dots],
             )
-    return axes.svg(title, "; ".join(_course(curve, show) for curve in curves if curve.points))
+        )
+        broken += [
+            (at, f"{curve.name} is not finite at step {number(at)}") for at in curve.broken[:50]
+        ]
+        about += [f"{curve.name}: {said[0][1]}, {said[-1][1]}"] if said else []
+    inside = [tick for tick in nice_ticks(low, high) if low <= tick <= high and tick == int(tick)]
+    return plot(
+        title,
+        "; ".join(about),
+        series,
+        axis="step",
+        x=(low, high),
+        labels=[(tick, tick_label(tick)) for tick in inside],
+        ticks=nice_ticks(min(0.0, *values) if from_zero else min(values), max(values)),
+        # Digits that `number` always shows would only clutter the axis.
+        show=None if show is number else show,
+        marks=marks,
+        broken=broken,
+    )
 
 
-def _course(curve: Curve, show: Format) -> str:
-    """Describe a curve in words."""
-    ends = [f"{show(y)} at step {number(x)}" for x, y in (curve.points[0], curve.points[-1])]
-    return f"{curve.name}: {', '.join(ends)}"
-
-
-def share_chart(
-    title: str, points: Sequence[Point], *, axis: str, about: str, ideal: bool = False
-) -> Markup:
-    """Draw a line in a square from 0 to 1, or return "" if there are no points.
-
-    Args:
-        points: ordered by x, ascending or descending.
-        axis: name of the horizontal axis.
-        ideal: add a second line from corner to corner.
-    """
-    if not points:
-        return Markup("")
+def share_chart(title: str, about: str, lines: Sequence[Sequence[Point]], axis: str) -> Markup:
+    """Draw lines in a square from 0 to 1."""
     ticks = nice_ticks(0.0, 1.0)
-    axes = Axes((0, 1), ticks)
-    axes.across([(tick, tick_label(tick)) for tick in ticks], axis)
-    axes.line(points, "line c0")
-    if ideal:
-        axes.line([(0, 0), (1, 1)], "line c1")
-    return axes.svg(title, about)
-
-
-def trial_curves(title: str, trials: Sequence[TrialLine], rungs: Sequence[int]) -> Markup:
-    """Draw the validation curves of all trials over steps, with the rungs as vertical lines."""
-    trials = [trial for trial in trials if trial.points]
-    if not trials:
-        return Markup("")
-    values = sorted(y for trial in trials for _, y in trial.points)
-    # A trial that diverges would press all others into one line.
-    ticks = nice_ticks(values[0], values[int(0.95 * (len(values) - 1))])
-    axes = Axes((0, rungs[-1]), ticks, width=WIDE)
-    for rung in rungs:
-        axes.mark(rung)
-    axes.across([(rung, f"{rung:,}") for rung in rungs], "step")
-    for trial in _best_last(trials):
-        axes.line(thin(trial.points, 100), f"trial {trial.kind}", trial.title)
-    return axes.svg(title, f"{len(trials)} trials, rungs at steps {', '.join(map(str, rungs))}")
+    labels = [(tick, tick_label(tick)) for tick in ticks]
+    series = [Series(f"line c{index}", points) for index, points in enumerate(lines)]
+    return plot(title, about, series, axis=axis, x=(0, 1), labels=labels, ticks=ticks)
 
 
 def scatter(
     title: str,
-    trials: Sequence[TrialLine],
+    dots: Sequence[Series],
     axis: str,
     *,
     log: bool = False,
@@ -280,7 +257,7 @@ def scatter(
     marks: Sequence[float] = (),
     width: int = WIDTH,
 ) -> Markup:
-    """Draw a dot for each trial.
+    """Draw dots, or return "" if there are none.
 
     Args:
         axis: name of the horizontal axis.
@@ -290,33 +267,37 @@ def scatter(
         marks: values on the horizontal axis with a vertical line.
         width: in pixels of the drawing; the page scales it.
     """
-    if not trials:
-        return Markup("")
     place: Callable[[float], float] = math.log10 if log else float
-    across = [place(trial.points[0][0]) for trial in trials]
-    up = [trial.points[0][1] for trial in trials]
+    placed = [
+        Series(one.kind, dots=[((place(x), y), text) for (x, y), text in one.dots]) for one in dots
+    ]
+    points = [point for one in placed for point, _ in one.dots]
+    if not points:
+        return Markup("")
+    across, up = [x for x, _ in points], [y for _, y in points]
     low, high = min(across), max(across)
     pad = (high - low) * 0.04 or 0.5
-    axes = Axes((low - pad, high + pad), nice_ticks(min(up), max(up)), width=width)
-    ticks = [(float(index), name) for index, name in enumerate(names)] or [
+    labels = [(float(index), name) for index, name in enumerate(names)] or [
         (tick, tick_label(10**tick if log else tick)) for tick in nice_ticks(low, high, 4)
     ]
-    axes.across([tick for tick in ticks if axes.x.low <= tick[0] <= axes.x.high], axis)
-    for mark in marks:
-        axes.mark(place(mark))
-    if through:
-        axes.line([(place(x), y) for x, y in through], "line c1")
-    for trial in _best_last(trials):
-        ((x, y),) = trial.points
-        axes.dot((place(x), y), f"trial {trial.kind}", trial.title, 3.2)
-    return axes.svg(title, f"{len(trials)} points")
+    return plot(
+        title,
+        f"{len(points)} points",
+        [Series("line c1", [(place(x), y) for x, y in through]), *placed],
+        axis=axis,
+        x=(low - pad, high + pad),
+        labels=[(at, text) for at, text in labels if low - pad <= at <= high + pad],
+        ticks=nice_ticks(min(up), max(up)),
+        marks=[(place(mark), "") for mark in marks],
+        width=width,
+    )
 
 
 def intervals(title: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Markup:
     """Draw a dot and a confidence interval for each row, and a line at 0.
 
     Args:
-        rows: name, low end, middle, high end, and the color's kind as in `TrialLine`.
+        rows: name, low end, middle, high end, and the kind of trial in whose color it is.
     """
     if not rows:
         return Markup("")
@@ -342,28 +323,23 @@ def intervals(title: str, rows: Sequence[tuple[str, float, float, float, str]]) 
     return svg(title, about, parts, WIDE, bottom + BOTTOM)
 
 
-def parallel(
-    title: str, axes: Sequence[tuple[str, str, str]], trials: Sequence[TrialLine]
-) -> Markup:
+def parallel(title: str, axes: Sequence[tuple[str, str, str]], lines: Sequence[Series]) -> Markup:
     """Draw parallel coordinates.
 
     Args:
         axes: name, lowest and highest value of each axis.
-        trials: each with one point per axis that applies: its index, and the height from 0 to 1.
+        lines: each with one point per axis that applies: its index, and the height from 0 to 1.
     """
-    if len(axes) < 2 or not trials:
+    if len(axes) < 2 or not lines:
         return Markup("")
     x = Scale(0, len(axes) - 1, LEFT + 20, WIDE - RIGHT - 40)
     y = Scale(0, 1, HEIGHT - BOTTOM - 8, TOP + 12)
-    parts = [
-        line([(x(at), y(up)) for at, up in trial.points], f"trial {trial.kind}", trial.title)
-        for trial in _best_last(trials)
-    ]
+    parts = [line([(x(at), y(up)) for at, up in one.points], one.kind, one.title) for one in lines]
     for index, (name, low, high) in enumerate(axes):
         at = x(index)
         parts.append(shape("line", class_="mark", x1=at, x2=at, y1=y(0), y2=y(1)))
         parts += [label(at, y(1) - 6, high), label(at, y(0) + 14, low), label(at, HEIGHT - 3, name)]
-    return svg(title, f"{len(trials)} trials over {len(axes)} axes", parts, WIDE, HEIGHT)
+    return svg(title, f"{len(lines)} trials over {len(axes)} axes", parts, WIDE, HEIGHT)
 
 
 def spark_picture(values: Sequence[float]) -> Markup:
@@ -393,12 +369,6 @@ def _shares(values: Sequence[float]) -> list[float]:
     # Halves, because the difference of two large floats may be infinite.
     low, high = min(values, default=0.0) / 2, max(values, default=0.0) / 2
     return [(value / 2 - low) / ((high - low) or 1.0) for value in values]
-
-
-def _best_last(trials: Sequence[TrialLine]) -> list[TrialLine]:
-    """Return the trials so that the best one is drawn over the others."""
-    order = ("failed", "stopped", "finished", "best")
-    return sorted(trials, key=lambda trial: order.index(trial.kind))
 
 
 def tick_label(value: float) -> str:

@@ -82,7 +82,7 @@ def data_section(data: DataRecord, card: Card, most_labels: int | None = None) -
                     *(number(side.labels.get(label, 0)) for side in sides.values()),
                     percent(count / labels.total()),
                 ],
-                round(100 * count / max(labels.values()), 1),
+                count,
             )
             for label, count in labels.most_common(most_labels)
         ],
@@ -120,14 +120,13 @@ def _side(side: SideRecord, card: CardSide, used: int) -> list[str]:
     ]
 
 
-def _lengths(card: Card) -> Iterator[tuple[str, list[str], float]]:
+def _lengths(card: Card) -> Iterator[tuple[str, list[str], int]]:
     """Yield the number of documents by length in tokens, all sides together."""
     totals = _total(
         {(low, high): count for low, high, count in side.lengths} for side in card.sides.values()
     )
-    most = max(totals.values(), default=0) or 1
     for (low, high), count in sorted(totals.items()):
-        yield f"{number(low)} to {number(high)}", [number(count)], round(100 * count / most, 1)
+        yield f"{number(low)} to {number(high)}", [number(count)], count
 
 
 def _label_notes(sides: Mapping[str, CardSide]) -> Iterator[str]:

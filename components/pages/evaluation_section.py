@@ -160,7 +160,8 @@ def _calibration(record: EvaluationRecord) -> Iterator[Figure]:
         for item in record.calibration
     )
     points = [(item.confidence, item.accuracy) for item in record.calibration]
-    chart = share_chart("Calibration", points, axis="confidence", about=said, ideal=True)
+    ideal = [(0.0, 0.0), (1.0, 1.0)]
+    chart = share_chart("Calibration", said, [points, ideal], "confidence")
     caption = "share of correct predictions by the model's confidence"
     if error is not None:
         caption += f"; expected calibration error {number(error.value)}"
@@ -173,7 +174,7 @@ def _precision_and_recall(record: EvaluationRecord) -> Iterator[Figure]:
         area = record.per_class.get(label, {}).get("average_precision")
         caption = f"precision by recall; average precision {number(area)}"
         title = f"Precision and recall: {label}"
-        yield Figure(title, share_chart(title, points, axis="recall", about=caption), [], caption)
+        yield Figure(title, share_chart(title, caption, [points], "recall"), [], caption)
 
 
 def _landscape(found: LandscapeRecord) -> dict[str, Any]:

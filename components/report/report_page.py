@@ -22,9 +22,11 @@ from steadytrain.components.report.story import (
     executions,
     latest,
     outcome,
+    phases,
+    repeated_steps,
+    wall_seconds,
 )
 from steadytrain.components.report.timeline import timeline
-from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
 from steadytrain.components.shared.events.types import (
     DecisionMade,
     Remark,
@@ -81,8 +83,11 @@ def content(facts: Facts) -> dict[str, Any]:
         "spending": spending,
         "evaluation": evaluation_section(facts.evaluation) if facts.evaluation else None,
         "gate": gate_section(facts.gate) if facts.gate else None,
-        "phases": _phase_rows(ran),
-        "wall": duration(wall_seconds(ran)),
+        "phases": [
+            (name, [duration(seconds), percent(seconds / (wall_seconds(ran) or 1.0))], seconds)
+            for name, seconds in phases(ran)
+        ],
+        "wall": wall_seconds(ran),
         "warnings": Counter(
             (event.stage, event.message) for event in facts.events if isinstance(event, Remark)
         ).items(),
@@ -167,14 +172,6 @@ def _attempt_rows(
                 "remedy": remedy,
             }
         )
-    return rows
-
-
-def _phase_rows(ran: Sequence[Execution]) -> list[tuple[str, list[str], float]]:
-    total, rows = wall_seconds(ran) or 1.0, []
-    for phase in phases(ran):
-        share = round(100 * phase.seconds / total, 1)
-        rows.append((phase.name, [duration(phase.seconds), f"{share} %"], share))
     return rows
 
 

@@ -38,12 +38,11 @@ class Spending:
 
     @property
     def rows(self) -> list[tuple[str, list[str], float]]:
-        """Rows of kind; time, share of the wall clock and meaning; and percent of it."""
-        rows = []
-        for kind, seconds in asdict(self.times).items():
-            share = round(100 * seconds / (self.times.wall or 1.0), 1)
-            rows.append((kind, [duration(seconds), f"{share} %", MEANINGS[kind]], share))
-        return rows
+        """Rows of kind; time, share of the wall clock and meaning; and seconds."""
+        return [
+            (kind, [duration(took), percent(took / (self.times.wall or 1.0)), MEANINGS[kind]], took)
+            for kind, took in asdict(self.times).items()
+        ]
 
     @property
     def cost(self) -> str:
@@ -61,10 +60,7 @@ class Spending:
         """Return lines for a terminal, empty before the first attempt."""
         if not self.times.wall:
             return []
-        shares = ", ".join(
-            f"{kind} {percent(seconds / self.times.wall)}"
-            for kind, seconds in asdict(self.times).items()
-        )
+        shares = ", ".join(f"{kind} {share}" for kind, (_, share, _), _ in self.rows)
         return [
             f"training: {duration(self.times.wall)}: {shares}",
             f"goodput: {percent(self.times.goodput)}",

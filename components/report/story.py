@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, TypeVar
 
 from steadytrain.components.report.facts import Facts
@@ -336,3 +337,30 @@ def _success(facts: Facts, name: str, last: Execution) -> str:
     undecided = facts.gate is not None and facts.gate.undecided
     verdict = "undecided: there are too few test examples" if undecided else "not promoted"
     return f"{work}; registered as {place}, {verdict}."
+
+
+def wall_seconds(executions: Sequence[Execution]) -> float:
+    """Return the seconds from the start of the first step to the end of the last."""
+    if not executions:
+        return 0.0
+    return max(item.end for item in executions) - executions[0].start
+
+
+def phases(executions: Sequence[Execution]) -> list[tuple[str, float]]:
+    """Return the seconds of each step, and the time between steps if it exceeds half a second.
+
+    Together they make up the wall time.
+    """
+    by_step: dict[str, float] = {}
+    for item in executions:
+        by_step[item.stage] = by_step.get(item.stage, 0.0) + item.seconds
+    between = wall_seconds(executions) - sum(by_step.values())
+    return [*by_step.items(), *([("between the steps", between)] if between > 0.5 else [])]
+
+
+def repeated_steps(attempts: Sequence[Attempt]) -> int:
+    """Return how many optimizer steps were repeated.
+
+    Steps are repeated if the attempt before ended after its last checkpoint.
+    """
+    return sum(max(0, before.last_step - after.first_step) for before, after in pairwise(attempts))

@@ -8,8 +8,7 @@ from steadytrain.components.pages.evaluation_section import interval
 from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.spending import Spending
-from steadytrain.components.report.story import attempts, executions, latest, outcome
-from steadytrain.components.report.timing import wall_seconds
+from steadytrain.components.report.story import attempts, executions, latest, outcome, wall_seconds
 from steadytrain.components.shared.quantities import duration, number
 from steadytrain.components.shared.workspace import Workspace
 

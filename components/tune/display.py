@@ -106,12 +106,17 @@ def _own_steps(study: Study, params: Mapping[str, Any]) -> str:
     return "" if pace.own_every == pace.every else f"; {pace.own(pace.full):,} steps"
 
 
+def spent(study: Study) -> str:
+    """Return in words how many trials failed, and what all of them took."""
+    price, history = study.usd(study.hours), study.history
+    cost = f", {money(price)}" if price else ""
+    return f"{history.failed} failed; {duration(history.seconds)} of training{cost}"
+
+
 def ending(study: Study) -> list[str]:
     """Return lines on what a study found."""
     found, history = best(study), study.history
-    price = study.usd(study.hours)
-    spent = f"{duration(history.seconds)} of training" + (f", {money(price)}" if price else "")
-    lines = ["", f"trials  {len(history.trials):,}, {history.failed} failed; {spent}"]
+    lines = ["", f"trials  {len(history.trials):,}, {spent(study)}"]
     if found is not None:
         scores = ", ".join(
             f"{item.metric} {number(value)}"

@@ -6,17 +6,22 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup
 
 from steadytrain.components.pages.charts import (
-    TrialLine,
+    WIDE,
+    Point,
+    Series,
+    nice_ticks,
     parallel,
+    plot,
     scatter,
+    thin,
     tick_label,
-    trial_curves,
 )
 from steadytrain.components.pages.html import html
 from steadytrain.components.shared.numbers import is_number
@@ -56,8 +61,9 @@ def time_tile(study: Study) -> tuple[str, str, str]:
 
 def render(study: Study) -> str:
     """Return the report as HTML."""
-    found, metric = best(study), study.tune.objective.metric
-    kinds = {trial.number: _kind(trial, found) for trial in study.history.trials}
+    found = best(study)
+    drawn = _drawn(study, found)
+    scored = [item for item in drawn if math.isfinite(item.score)]
     return study_html(
         "study",
         study,
@@ -65,15 +71,11 @@ def render(study: Study) -> str:
         best=found,
         best_params=_shown(found.params) if found else {},
         tiles=_tiles(study, found),
-        curves=trial_curves(
-            f"Validation {metric} of all trials",
-            [_curve(study, trial, kinds) for trial in study.history.trials],
-            study.rungs.cuts,
-        ),
-        history=_history(study, kinds),
-        importance=_importance_rows(importance(study)),
-        slices=list(_slices(study, kinds)),
-        parallel=_parallel(study, kinds),
+        curves=_curves(study, drawn),
+        history=_history(study, scored),
+        importance=[(name, [f"{one:.0%}"], one) for name, one in importance(study).items()],
+        slices=list(_slices(study, scored)),
+        parallel=_parallel(study, scored),
         rungs=_rung_rows(study),
         front=[
             (trial.number, map(number, study.history.values(trial)))
@@ -110,98 +112,114 @@ def importance(study: Study) -> Mapping[str, float]:
             return {}
 
 
-def _importance_rows(shares: Mapping[str, float]) -> list[tuple[str, list[str], float]]:
-    most = max(shares.values(), default=0.0) or 1.0
-    return [
-        (name, [f"{share:.0%}"], round(100 * share / most, 1)) for name, share in shares.items()
-    ]
+@dataclass(frozen=True)
+class _Drawn:
+    """A trial as the charts draw it."""
+
+    trial: Trial
+    kind: str
+    title: str
+    score: float
+
+    def series(self, points: Sequence[Point]) -> Series:
+        return Series(self.kind, points, self.title)
+
+    def dot(self, x: float) -> Series:
+        return Series(self.kind, dots=[((x, self.score), self.title)])
 
 
-def _kind(trial: Trial, found: Trial | None) -> str:
-    if found is not None and trial.number == found.number:
-        return "best"
-    return trial.standing if trial.standing in ("finished", "failed") else "stopped"
-
-
-def _curve(study: Study, trial: Trial, kinds: Mapping[int, str]) -> TrialLine:
-    metric = study.tune.objective.metric
-    points = [(float(step), metrics.get(metric, math.nan)) for step, metrics in trial.curve]
-    finite = [point for point in points if math.isfinite(point[1])]
-    return TrialLine(kinds[trial.number], _title(study, trial), finite)
-
-
-def _title(study: Study, trial: Trial) -> str:
-    shown = ", ".join(f"{name} {value}" for name, value in _shown(trial.params).items())
-    return f"trial {trial.number}, step {trial.reached}: {number(_score(study, trial))}; {shown}"
+def _drawn(study: Study, found: Trial | None) -> list[_Drawn]:
+    """Return all trials, the best one last, so that it is drawn over the others."""
+    order, drawn = ("failed", "stopped", "finished", "best"), []
+    for trial in study.history.trials:
+        kind: str = trial.standing if trial.standing in order else "stopped"
+        if found is not None and trial.number == found.number:
+            kind = "best"
+        shown = ", ".join(f"{name} {value}" for name, value in _shown(trial.params).items())
+        title = f"trial {trial.number}, step {trial.reached}: {number(_score(study, trial))}"
+        item = _Drawn(trial, f"trial {kind}", f"{title}; {shown}", _score(study, trial))
+        drawn.append((order.index(kind), item))
+    return [item for _, item in sorted(drawn, key=lambda pair: pair[0])]
 
 
 def _score(study: Study, trial: Trial) -> float:
     return study.history.values(trial)[0]
 
 
-def _scored(study: Study) -> list[Trial]:
-    return [trial for trial in study.history.trials if math.isfinite(_score(study, trial))]
+def _curves(study: Study, drawn: Sequence[_Drawn]) -> Markup:
+    """Draw the validation curves of all trials over steps, with the rungs as vertical lines."""
+    metric, rungs, lines = study.tune.objective.metric, study.rungs.cuts, []
+    for item in drawn:
+        points = [(float(step), found.get(metric, math.nan)) for step, found in item.trial.curve]
+        if finite := [point for point in points if math.isfinite(point[1])]:
+            lines.append(item.series(thin(finite, 100)))
+    if not lines:
+        return Markup("")
+    values = sorted(y for line in lines for _, y in line.points)
+    return plot(
+        f"Validation {metric} of all trials",
+        f"{len(lines)} trials, rungs at steps {', '.join(map(str, rungs))}",
+        lines,
+        axis="step",
+        x=(0, rungs[-1]),
+        labels=[(rung, f"{rung:,}") for rung in rungs],
+        # A trial that diverges would press all others into one line.
+        ticks=nice_ticks(values[0], values[int(0.95 * (len(values) - 1))]),
+        marks=[(rung, "") for rung in rungs],
+        width=WIDE,
+    )
 
 
-def _history(study: Study, kinds: Mapping[int, str]) -> Markup:
-    dots = [
-        TrialLine(
-            kinds[trial.number],
-            _title(study, trial),
-            [(float(trial.number), _score(study, trial))],
-        )
-        for trial in _scored(study)
-    ]
-    sign, falling = signs(study)[0], list[tuple[float, float]]()
-    for trial in _scored(study):
-        score = _score(study, trial)
-        if trial.standing == "finished" and (not falling or sign * score < sign * falling[-1][1]):
-            falling += [(float(trial.number), falling[-1][1])] if falling else []
-            falling.append((float(trial.number), score))
+def _history(study: Study, scored: Sequence[_Drawn]) -> Markup:
+    sign, falling = signs(study)[0], list[Point]()
+    for item in sorted(scored, key=lambda item: item.trial.number):
+        at, score = float(item.trial.number), item.score
+        if item.trial.standing != "finished":
+            continue
+        if not falling or sign * score < sign * falling[-1][1]:
+            falling += [(at, falling[-1][1])] if falling else []
+            falling.append((at, score))
+    dots = [item.dot(item.trial.number) for item in scored]
     return scatter("Score of each trial where it ended", dots, "trial", through=falling)
 
 
-def _slices(study: Study, kinds: Mapping[int, str]) -> Iterator[tuple[str, Markup]]:
+def _slices(study: Study, scored: Sequence[_Drawn]) -> Iterator[tuple[str, Markup]]:
     for field, dimension in study.tune.space.items():
         choices = dimension.choices or []
-        dots = []
-        for trial in _scored(study):
-            if field in trial.params:
-                value = trial.params[field]
-                at = float(choices.index(value) if choices else value)
-                dots.append(
-                    TrialLine(
-                        kinds[trial.number], _title(study, trial), [(at, _score(study, trial))]
-                    )
-                )
+        dots = [
+            item.dot(float(choices.index(value) if choices else value))
+            for item in scored
+            if field in item.trial.params
+            for value in [item.trial.params[field]]
+        ]
         names = [str(choice)[:12] for choice in choices]
-        chart = scatter(field, dots, field, log=dimension.log, names=names)
-        if chart:
+        if chart := scatter(field, dots, field, log=dimension.log, names=names):
             yield field, chart
 
 
-def _parallel(study: Study, kinds: Mapping[int, str]) -> Markup:
-    scored, space = _scored(study), study.tune.space
+def _parallel(study: Study, scored: Sequence[_Drawn]) -> Markup:
     if not scored:
         return Markup("")
-    scores = [_score(study, trial) for trial in scored]
+    space, scores = study.tune.space, [item.score for item in scored]
     low, high = min(scores), max(scores)
     axes = []
     for field, dimension in space.items():
-        ends = (0, 0) if dimension.choices else dimension.ends
-        first, last = (dimension.choices or ends)[0], (dimension.choices or ends)[-1]
-        axes.append((field.rpartition(".")[2], _end(first), _end(last)))
+        ends = dimension.choices or dimension.ends
+        axes.append((field.rpartition(".")[2], _end(ends[0]), _end(ends[-1])))
     axes.append((study.tune.objective.metric, number(low), number(high)))
-    lines = []
-    for trial in scored:
-        points = [
-            (float(index), _height(dimension, trial.params[field]))
-            for index, (field, dimension) in enumerate(space.items())
-            if field in trial.params
-        ]
-        height = (_score(study, trial) - low) / (high - low or 1.0)
-        points.append((float(len(space)), height))
-        lines.append(TrialLine(kinds[trial.number], _title(study, trial), points))
+    lines = [
+        item.series(
+            [
+                *(
+                    (float(index), _height(dimension, item.trial.params[field]))
+                    for index, (field, dimension) in enumerate(space.items())
+                    if field in item.trial.params
+                ),
+                (float(len(space)), (item.score - low) / (high - low or 1.0)),
+            ]
+        )
+        for item in scored
+    ]
     return parallel("Parameters and score of each trial", axes, lines)
 
 

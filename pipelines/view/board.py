@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from steadytrain.components.pages.charts import thin
-from steadytrain.components.report.curves import standing
+from steadytrain.components.report.figures import standing
 from steadytrain.components.report.story import RunState, RunSummary, executions, latest, outcome
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 from steadytrain.components.pages.charts import spark_picture
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.compare.side_by_side import (
-    compared_figures,
     differences,
     results,
 )
+from steadytrain.components.report.figures import compared_figures
 from steadytrain.components.report.report_page import content
 from steadytrain.components.report.sentences import describe
 from steadytrain.pipelines import json_output

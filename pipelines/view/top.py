@@ -19,8 +19,8 @@ from rich.text import Text
 
 from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.pages.charts import spark_line
-from steadytrain.components.report.curves import standing
 from steadytrain.components.report.explain import recoveries
+from steadytrain.components.report.figures import memory, standing
 from steadytrain.components.report.sentences import describe
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts
@@ -77,13 +77,13 @@ def run_details(opened: Opened) -> RenderableType:
     curves = Table(box=None, pad_edge=False, show_header=False)
     if steps:
         last = steps[-1]
-        memory = [event.gpu_memory_used or event.memory_used for event in steps]
+        used = list(map(memory, steps))
         validation = [event.metrics["loss"] for event in scores if "loss" in event.metrics]
         for name, values, shown in (
             ("loss", [event.loss for event in steps], number(last.loss)),
             ("validation loss", validation, number(validation[-1]) if validation else ""),
             ("tokens/s", [event.tokens_per_second for event in steps], _speed(row)),
-            ("memory", memory, size(memory[-1])),
+            ("memory", used, size(used[-1])),
         ):
             curves.add_row(name, Text(spark_line(values, _WIDE), "blue"), shown)
         parts.append(curves)

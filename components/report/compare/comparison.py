@@ -15,8 +15,8 @@ from steadytrain.components.report.compare.side_by_side import (
     tokens,
 )
 from steadytrain.components.report.compare.verdict import Verdict, judge
-from steadytrain.components.report.curves import standing
 from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.figures import standing
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig

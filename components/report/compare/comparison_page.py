@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.compare.comparison import Comparison
-from steadytrain.components.report.compare.side_by_side import compared_figures
+from steadytrain.components.report.figures import compared_figures
 
 
 def render(comparison: Comparison) -> str:

@@ -1,14 +1,13 @@
-"""Several runs side by side: their curves, their results, and how their configurations differ."""
+"""Several runs side by side: their results, and how their configurations differ."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from steadytrain.components.pages.charts import Curve, Figure, line_chart
-from steadytrain.components.report.curves import training_curve, validation_curve
 from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.figures import memory
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts
 from steadytrain.components.shared.events.types import TrainingStep, Validated
@@ -20,24 +19,6 @@ _OF_EVERY_RUN: Final = {"run", "output"}
 
 Row = tuple[str, Sequence[str]]
 """A name and its value in each run."""
-
-
-def compared_figures(facts: Sequence[Facts]) -> list[Figure]:
-    """Return a figure for each measure, with a curve for each run."""
-    by_step: dict[str, Callable[[TrainingStep], float]] = {
-        "Training loss": lambda event: event.loss,
-        "Learning rate": lambda event: event.learning_rate,
-        "Gradient norm, before clipping": lambda event: event.grad_norm,
-        "Tokens per second": lambda event: event.tokens_per_second,
-    }
-    figures = [
-        _figure(title, [training_curve(item, _name(item), value) for item in facts])
-        for title, value in by_step.items()
-    ]
-    memory = [training_curve(item, _name(item), _memory) for item in facts]
-    figures.insert(1, _figure("Validation loss", _validations(facts)))
-    figures.append(_figure("Memory of rank 0", memory, show=size))
-    return [figure for figure in figures if figure.svg]
 
 
 def results(facts: Sequence[Facts], states: Sequence[str]) -> list[Row]:
@@ -94,27 +75,13 @@ def _name(facts: Facts) -> str:
     return facts.workspace.run_id
 
 
-def _memory(event: TrainingStep) -> float:
-    return event.gpu_memory_used or event.memory_used
-
-
-def _validations(facts: Sequence[Facts]) -> list[Curve]:
-    return [validation_curve(item, _name(item), "loss") for item in facts]
-
-
-def _figure(title: str, curves: Sequence[Curve], show: Callable[[float], str] = number) -> Figure:
-    # A run without points keeps its color in the other figures.
-    chart = line_chart(title, curves, show=show)
-    return Figure(title, chart, [curve.name for curve in curves], "", curves)
-
-
 def _results(facts: Facts) -> Iterator[tuple[str, str]]:
     if steps := facts.of(TrainingStep):
         yield "Step", number(steps[-1].step)
         yield "Training loss", number(steps[-1].loss)
         yield "Tokens", number(tokens(facts))
         yield "Tokens per second", number(round(steps[-1].tokens_per_second))
-        yield "Memory of rank 0", size(_memory(steps[-1]))
+        yield "Memory of rank 0", size(memory(steps[-1]))
     if scores := facts.of(Validated):
         best = next((event for event in reversed(scores) if event.best), scores[-1])
         for name, score in best.metrics.items():

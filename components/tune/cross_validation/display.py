@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.quantities import duration, money, number
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.components.tune.compared import interval, row
 from steadytrain.components.tune.cross_validation.fold_sizes import FoldSizes
 from steadytrain.components.tune.cross_validation.results import Results
+from steadytrain.components.tune.display import spent
 from steadytrain.components.tune.fold_design import FoldDesign, configurations
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.steps import UNKNOWN
@@ -50,9 +51,7 @@ def outline(config: RunConfig, steps: int | None, cost: str, folds: FoldSizes) -
 
 def ending(study: Study, results: Results) -> list[str]:
     """Return lines on what a cross-validation found."""
-    history, price = study.history, study.usd(study.hours)
-    spent = f"{duration(history.seconds)} of training" + (f", {money(price)}" if price else "")
-    lines = [f"runs    {len(history.trials):,}, {history.failed} failed; {spent}"]
+    lines = [f"runs    {len(study.history.trials):,}, {spent(study)}"]
     means = [
         (metric, name, number(mean.mean), interval(mean), str(len(results.values[name][metric])))
         for metric in results.metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from steadytrain.components.pages.charts import WIDE, TrialLine, scatter
+from steadytrain.components.pages.charts import WIDE, Series, scatter
 from steadytrain.components.pages.html import html
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.tune.lr_range.curve import RangeResult
@@ -52,12 +52,10 @@ def _chart(found: RangeResult) -> Markup:
     # What explodes would press all other losses into one line.
     first = found.points[0].smoothed if found.points else 0.0
     shown = [item for item in found.points if item.loss < 2 * first]
-    dots = [
-        TrialLine("stopped", f"{number(item.rate)}: {number(item.loss)}", [(item.rate, item.loss)])
-        for item in shown
-    ]
+    dots = [((item.rate, item.loss), f"{number(item.rate)}: {number(item.loss)}") for item in shown]
     smoothed = [(item.rate, item.smoothed) for item in shown]
     ends = [end for end in (found.low, found.high) if end is not None]
+    steps = [Series("trial stopped", dots=dots)]
     return scatter(
-        "Loss", dots, "learning rate", log=True, through=smoothed, marks=ends, width=WIDE
+        "Loss", steps, "learning rate", log=True, through=smoothed, marks=ends, width=WIDE
     )

@@ -18,7 +18,7 @@ from steadytrain.components.pages.charts import (
     spark_picture,
     thin,
 )
-from steadytrain.components.report.curves import standing
+from steadytrain.components.report.figures import standing
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.quantities import moment, number, percent
 

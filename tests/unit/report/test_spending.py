@@ -109,10 +109,10 @@ def test_page_and_terminal_show_the_same_times(language_model: Any) -> None:
     said = "\n".join(summary(language_model.workspace))
     assert f"goodput {100 * times.goodput:.1f} %" in page
     assert f"goodput: {times.goodput:.1%}" in said
-    for kind, (took, _, meaning), share in Spending.of(facts).rows:
+    for kind, (took, share, meaning), _ in Spending.of(facts).rows:
         assert f'<th scope="row">{kind}</th><td class="n">{took}</td>' in page
         assert meaning in page
-        assert f"{kind} {share}%" in said
+        assert f"{kind} {share}" in said
 
 
 def test_cost_comes_from_the_price_of_an_hour(make_config: Any, bare: Any) -> None:

@@ -17,9 +17,11 @@ from steadytrain.components.report.story import (
     executions,
     latest,
     outcome,
+    phases,
+    repeated_steps,
+    wall_seconds,
     without_steps,
 )
-from steadytrain.components.report.timing import phases, repeated_steps, wall_seconds
 from steadytrain.components.report.told import as_line, from_log
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import load
@@ -124,7 +126,7 @@ def test_report_does_not_list_itself(language_model: Any) -> None:
 def test_phases_add_up_to_wall_time(language_model: Any) -> None:
     ran = executions(gather(language_model.workspace).events)
     # Gaps between steps are left out if they are shorter than half a second.
-    whole = sum(phase.seconds for phase in phases(ran))
+    whole = sum(seconds for _, seconds in phases(ran))
     assert whole == pytest.approx(wall_seconds(ran), abs=0.5)
 
 
