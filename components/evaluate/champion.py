@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, with_causes
 from steadytrain.components.shared.out_of_memory import ran_out
-from steadytrain.components.shared.patience import patiently
+from steadytrain.components.shared.retry import retry
 
 _Result = TypeVar("_Result")
 
@@ -82,7 +82,7 @@ def with_champion(number: str, work: Callable[[], _Result]) -> _Result:
                 raise Unfit(what) from error
             raise
 
-    return patiently(attempt)
+    return retry(attempt)
 
 
 def _is_content(error: Exception) -> bool:

@@ -26,8 +26,9 @@ from requests.adapters import HTTPAdapter  # type: ignore[import-untyped]
 from requests.utils import rewind_body  # type: ignore[import-untyped]
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from steadytrain.components.shared.patience import awaited_server
+from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.retry import retry_of_requests
 
 SECONDS: Final = 120.0
 """Longest time for a request with its retries and its whole answer."""
@@ -245,27 +246,26 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
     ) -> requests.Response:
         if not stream:
             request.headers["Accept-Encoding"] = "identity"
-        server, lost = awaited_server(), False
+        retry, lost = retry_of_requests(), False
         while True:
             try:
                 answer = self._send(request, stream, *args, **options)
-                if server is None or answer.status_code not in UNAVAILABLE:
+                if retry is None or answer.status_code not in UNAVAILABLE:
                     break
-                why = f"it answers {answer.status_code}"
-                if not server.may_come_back(why):
+                if not retry.may_pass(_away(f"it answers {answer.status_code}")):
                     break
                 answer.close()
             except Exception as error:
-                if server is None or not (
-                    is_absence(error) and server.may_come_back(why_absent(error))
+                if retry is None or not (
+                    is_absence(error) and retry.may_pass(_away(why_absent(error)))
                 ):
                     raise
                 lost = True
-            server.pause()
+            retry.pause()
             if getattr(request, "_body_position", None) is not None:
                 rewind_body(request)
-        if server is not None and answer.status_code not in UNAVAILABLE:
-            server.reset()
+        if retry is not None and answer.status_code not in UNAVAILABLE:
+            retry.reset()
         if lost and self.repeats(answer):
             answer.status_code, answer._content = 200, b"{}"
         return answer
@@ -277,7 +277,7 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
     def _send(
         self, request: requests.PreparedRequest, stream: bool, *args: Any, **options: Any
     ) -> requests.Response:
-        tokens = _in_pieces.set(stream), _once.set(awaited_server() is not None)
+        tokens = _in_pieces.set(stream), _once.set(retry_of_requests() is not None)
         try:
             with deadline(SECONDS):
                 answer = super().send(request, stream, *args, **options)
@@ -287,6 +287,10 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
         finally:
             _in_pieces.reset(tokens[0])
             _once.reset(tokens[1])
+
+
+def _away(why: str) -> TrackingError:
+    return TrackingError(why, passing=True)
 
 
 def is_absence(error: BaseException) -> bool:

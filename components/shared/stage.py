@@ -26,9 +26,9 @@ from steadytrain.components.shared.events.types import (
     WorkProgress,
 )
 from steadytrain.components.shared.logs import following
-from steadytrain.components.shared.patience import waiting
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.redaction import redact_tracebacks
+from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.stopping import Stopping, stoppable
 from steadytrain.components.shared.workspace import Workspace
 

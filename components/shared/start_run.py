@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
-from steadytrain.components.shared.patience import patiently
 from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.stage import stage, tell_wait
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import check_tracking, parent_run
@@ -40,14 +41,11 @@ def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({}))
         _check_room(workspace)
         check_lm_tasks(config)
         seconds = config.recovery.server_wait_seconds
-        warned: list[SteadytrainError] = []
-
-        def tell(error: SteadytrainError) -> None:
-            if not warned:
-                warned.append(error)
-                tell_wait(current, seconds, error.message)
-
-        patiently(lambda: check_tracking(config, workspace), away=seconds, tell=tell)
+        retry(
+            lambda: check_tracking(config, workspace),
+            seconds=seconds,
+            report=partial(tell_wait, current, seconds),
+        )
         LocalStorage(workspace.folder).write(workspace.config.name, config.to_saved())
         parent_run(config, workspace, tags)
         current.summary = f"run {config.run_id} in {workspace.output}"

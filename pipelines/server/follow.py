@@ -14,7 +14,7 @@ from steadytrain.components.report.told import from_log
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import Server
-from steadytrain.components.shared.patience import Patience
+from steadytrain.components.shared.retry import Retry
 from steadytrain.components.train.launch.evidence import same_wait
 from steadytrain.pipelines.server.run_pods import RunPods, Waits
 
@@ -22,7 +22,7 @@ ENDED: Final = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 """The final states. KFP's own client waits forever for a run that was canceled."""
 
 _POLL_SECONDS = 5.0
-_PATIENCE_SECONDS = 600.0
+_AWAY_SECONDS = 600.0
 """How long a server may be unreachable while a run is followed."""
 _DENIED_SECONDS = 180.0
 """How long a server may deny what it allowed before, as it does while it restarts."""
@@ -79,7 +79,7 @@ def follow(
     *,
     pods: RunPods | None = None,
     poll_seconds: float = _POLL_SECONDS,
-    patience_seconds: float = _PATIENCE_SECONDS,
+    away_seconds: float = _AWAY_SECONDS,
     denied_seconds: float = _DENIED_SECONDS,
 ) -> PipelineOutcome:
     """Poll a run until it ends, or until a step turns out to be unable to start.
@@ -90,23 +90,18 @@ def follow(
         on_change: called with the steps, in the order of their starts, when a state or what a step
             waits for has changed.
         pods: the run's pods, which tell what the steps wait for; None leaves that out.
-        patience_seconds: how long to retry a broken connection.
+        away_seconds: how long to retry a broken connection.
         denied_seconds: how long the server may deny access (401, 403).
 
     Raises:
         ServerError: no connection or no access for longer than that, or a permanent refusal.
     """
     before: Steps = {}
-    patience = Patience(away=patience_seconds, denied=denied_seconds)
+    retry = Retry(
+        seconds=away_seconds, denied_seconds=denied_seconds, delays=(poll_seconds, poll_seconds)
+    )
     while True:
-        try:
-            run = server.runs.run_service_get_run(run_id=run_id)
-        except ServerError as error:
-            if not patience.bears(error):
-                raise
-            time.sleep(poll_seconds)
-            continue
-        patience.reset()
+        run = retry(lambda: server.runs.run_service_get_run(run_id=run_id))
         ended = run.state in ENDED
         waits = pods.look() if pods and not ended else Waits()
         steps = _waiting(_steps(run, names), waits)

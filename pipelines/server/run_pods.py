@@ -12,6 +12,7 @@ from typing import Final
 
 from steadytrain.components.shared.cluster import POD, Cluster, Manifest, Refused, Unreachable
 from steadytrain.components.shared.cluster import connect as connect_to_cluster
+from steadytrain.components.shared.retry import FOREVER, Retry, any_error
 from steadytrain.components.train.launch.evidence import (
     hopeless,
     is_waiting,
@@ -62,23 +63,24 @@ class RunPods:
         steps: Collection[str],
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.run_id, self.steps, self.tell = run_id, steps, tell
-        self._told = False
+        self.run_id, self.steps = run_id, steps
+        self._retry = Retry(
+            transient=any_error,
+            seconds=FOREVER,
+            delays=(_AGAIN_SECONDS, _AGAIN_SECONDS),
+            report=lambda why: tell(f"what pods wait for is not shown: {why}"),
+        )
         self._namespace = namespace
         self._since: dict[str, float] = {}
-        self._next_look = 0.0
 
     def look(self) -> Waits:
         """Return what the pods wait for now."""
-        if time.monotonic() < self._next_look:
+        if not self._retry.due:
             return Waits()
         try:
             pods = self._pods()
         except (Unreachable, Refused) as error:
-            self._next_look = time.monotonic() + _AGAIN_SECONDS
-            if not self._told:
-                self._told = True
-                self.tell(f"what pods wait for is not shown: {error.message}")
+            self._retry.may_pass(error)
             return Waits()
         waiting = [pod for pod in pods if _is_pending(pod)]
         reasons = {self._step(pod): why_pending(pod) for pod in waiting}

@@ -29,8 +29,8 @@ from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError,
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.listing import named, pages
 from steadytrain.components.shared.lease import EXPIRY_SECONDS, lease
-from steadytrain.components.shared.patience import AWAY_SECONDS, FOREVER, Patience
 from steadytrain.components.shared.quantities import moment
+from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
@@ -218,7 +218,7 @@ def watch(
     """
     seen, since, done, reported, shown = "", 0.0, "", "", ""
     started: list[Answer] = []
-    patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
+    retry = Retry(seconds=FOREVER, denied_seconds=AWAY_SECONDS)
     while True:
         now = time.monotonic()
         try:
@@ -227,7 +227,7 @@ def watch(
                 seen, since = digest, now
             if digest != done and now - since >= quiet_seconds:
                 answer = trigger(server, what)
-                patience.reset()
+                retry.reset()
                 started += [answer] if answer.kind == "started" else []
                 done = digest if answer.settled else ""
                 # A run that was reported is followed in silence, unless it fails.
@@ -237,7 +237,7 @@ def watch(
             else:
                 message = reported
         except (BadInput, RunBusy, StorageError, ServerError) as error:
-            if isinstance(error, ServerError) and not patience.bears(error):
+            if isinstance(error, ServerError) and not retry.may_pass(error):
                 raise
             message = error.message
         if message != reported:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from steadytrain.components.shared import patience
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.cluster import POD, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
@@ -45,7 +45,7 @@ NEEDED = [(right, verb) for right, verb in EVERY if verb != "patch"]
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Fail on a missing right immediately instead of waiting for it to appear."""
-    monkeypatch.setattr(patience, "DENIED_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "DENIED_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.retry import FOREVER, Retry, any_error
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Stream, Weight
 from steadytrain.components.shared.storage.local import local_errors, sync_file, sync_folder
 from steadytrain.components.shared.storage.s3_answers import check_range, listed, stream
@@ -32,7 +32,6 @@ CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
 """Longest wait for a connection, and for the next byte of a response."""
 ATTEMPTS = 6
 """Attempts per request, including the first. Also applies to a body that breaks off."""
-FIRST_DELAY_SECONDS = 0.5
 
 PARTS = 9_000
 """Maximum number of parts of an object. S3 allows 10,000; the rest is a reserve for inexact
@@ -131,7 +130,7 @@ class S3Storage:
     def read_stream(self, name: str) -> Iterator[bytes]:
         get = partial(self.client.get_object, Bucket=self.bucket, Key=self._key(name))
         with self._named(name):
-            yield from stream(get, f"{self.uri}/{name}", _delays)
+            yield from stream(get, f"{self.uri}/{name}", _retry(any_error))
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """Return bytes `start` to `end` of an object, or what there is of them.
@@ -271,25 +270,21 @@ class S3Storage:
         from botocore.exceptions import ClientError
 
         mark = uuid.uuid4().hex
-        for delay in (*_delays(), None):
-            try:
-                self.client.put_object(
-                    Bucket=self.bucket,
-                    Key=self._key(name),
-                    Body=content,
-                    IfNoneMatch="*",
-                    Metadata={_WRITER: mark},
-                )
-            except ClientError as error:
-                code = error.response["Error"]["Code"]
-                if code in _TAKEN:
-                    return self._writer(name) == mark
-                if code not in _CONTENDED or delay is None:
-                    raise
-                # Another write is in progress and may still fail. S3 asks clients to retry.
-                time.sleep(delay)
-            else:
-                break
+        put = partial(
+            self.client.put_object,
+            Bucket=self.bucket,
+            Key=self._key(name),
+            Body=content,
+            IfNoneMatch="*",
+            Metadata={_WRITER: mark},
+        )
+        try:
+            # Another write is in progress and may still fail. S3 asks clients to retry.
+            _retry(lambda error: _code(error) in _CONTENDED)(put)
+        except ClientError as error:
+            if _code(error) in _TAKEN:
+                return self._writer(name) == mark
+            raise
         return True
 
     def _writer(self, name: str) -> str:
@@ -313,7 +308,7 @@ class S3Storage:
         except (ClientError, Boto3Error) as error:
             # If a transfer fails, the rejection that caused it is only in its context.
             refusal = error if isinstance(error, ClientError) else error.__context__
-            code = refusal.response["Error"]["Code"] if isinstance(refusal, ClientError) else ""
+            code = _code(refusal)
             if code in _ABSENT:
                 raise FileNotFoundError(place) from error
             what = "it changed while it was read" if code in _TAKEN else code or error
@@ -352,9 +347,15 @@ def _transfer(size: int) -> TransferConfig:
     return config
 
 
-def _delays() -> Sequence[float]:
-    """Return the seconds to wait between attempts."""
-    return [FIRST_DELAY_SECONDS * 2**retry for retry in range(ATTEMPTS - 1)]
+def _retry(transient: Callable[[Exception], bool]) -> Retry:
+    return Retry(transient=transient, seconds=FOREVER, tries=ATTEMPTS)
+
+
+def _code(error: BaseException | None) -> str:
+    """Return the code of a rejection; "" for other errors."""
+    from botocore.exceptions import ClientError
+
+    return error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
 
 
 def _remedy(code: str) -> str:

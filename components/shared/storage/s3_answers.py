@@ -6,26 +6,24 @@ are never used as content.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.retry import Retry
 from steadytrain.components.shared.storage.base import CHUNK_BYTES
 
 EMPTY_PAGES = 100
 """Maximum number of consecutive empty pages of a listing. More count as endless."""
 
 
-def stream(
-    get: Callable[..., Mapping[str, Any]], place: str, delays: Callable[[], Sequence[float]]
-) -> Iterator[bytes]:
+def stream(get: Callable[..., Mapping[str, Any]], place: str, retry: Retry) -> Iterator[bytes]:
     """Yield the content of an object in parts. If a response breaks off, request the rest.
 
     Args:
         get: requests the object; it takes further request parameters.
         place: the object's address, for messages.
-        delays: seconds to wait between requests that make no progress.
+        retry: how to retry requests that make no progress.
 
     Raises:
         StorageError: if the server sends anything other than the rest of the object.
@@ -33,16 +31,16 @@ def stream(
     from botocore.exceptions import HTTPClientError, IncompleteReadError
 
     answer = get()
-    size, done, waits = answer.get("ContentLength"), 0, iter(delays())
+    size, done = answer.get("ContentLength"), 0
     # Without a tag, a server cannot be asked for the rest of the same content.
     same = {"IfMatch": answer["ETag"]} if "ETag" in answer else {}
     while True:
-        failure = None
+        failure: Exception | None = None
         try:
             # Botocore does not retry a request if the response breaks off in its body.
             for part in answer["Body"].iter_chunks(CHUNK_BYTES):
                 done += len(part)
-                waits = iter(delays())
+                retry.reset()
                 yield part
         except (HTTPClientError, IncompleteReadError) as error:
             failure = error
@@ -50,10 +48,10 @@ def stream(
             return
         if size is not None and done > size:
             raise _odd(place, f"{done} of the {size} bytes of an object")
-        wait = next(waits, None)
-        if wait is None:
-            raise failure or _odd(place, f"{done} of {size} bytes, and then nothing")
-        time.sleep(wait)
+        failure = failure or _odd(place, f"{done} of {size} bytes, and then nothing")
+        if not retry.may_pass(failure):
+            raise failure
+        retry.pause()
         answer = get(Range=f"bytes={done}-", **same)
         check_range(answer, place, done)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.patience import waiting
+from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.connect import (
     brisk,
     open_tracking,

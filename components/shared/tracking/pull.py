@@ -7,7 +7,6 @@ run, continues where this one stopped.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
@@ -15,6 +14,7 @@ from typing import Final, Protocol
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.retry import FOREVER, Retry, any_error
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
 
@@ -68,8 +68,13 @@ class PullSink:
         self.close_seconds, self.promise = close_seconds, promise
         self._abandoned = threading.Event()
         self._delivery: Delivers | None = None
-        self._delay, self._not_before = FIRST_DELAY_SECONDS, 0.0
-        self._refused = self._warned = False
+        self._retry = Retry(
+            transient=any_error,
+            seconds=FOREVER,
+            delays=(FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS),
+            report=self._warn,
+        )
+        self._warned = False
         name = f"{receiver.lower()}-sink"
         self._thread = Periodic(
             name, self._send_if_due, every=batch_seconds, finish=self._send, around=around
@@ -78,14 +83,14 @@ class PullSink:
     def close(self) -> None:
         """Send the rest within `close_seconds`, or less if the receiver did not respond."""
         limit = self.close_seconds
-        if self._refused:
+        if self._retry.failures:
             limit = min(limit, CLOSE_SECONDS_UNANSWERED)
         if not self._thread.end(limit):
             self._abandoned.set()
             self._warn(f"{self.receiver} has not answered for {duration(limit)}")
 
     def _send_if_due(self) -> None:
-        if time.monotonic() >= self._not_before:
+        if self._retry.due:
             self._send()
 
     def _send(self) -> None:
@@ -95,12 +100,10 @@ class PullSink:
                 self._delivery = self.open_delivery()
             self._delivery.catch_up(give_up=self._abandoned.is_set)
         except SteadytrainError as error:
-            self._delivery, self._refused = None, True
-            self._warn(error.message)
-            self._not_before = time.monotonic() + self._delay
-            self._delay = min(self._delay * 2, LAST_DELAY_SECONDS)
+            self._delivery = None
+            self._retry.may_pass(error)
         else:
-            self._delay, self._refused = FIRST_DELAY_SECONDS, False
+            self._retry.reset()
 
     def _warn(self, reason: str) -> None:
         if not self._warned:

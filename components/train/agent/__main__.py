@@ -21,7 +21,7 @@ from pathlib import Path
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.lifeline import die_with_parent
-from steadytrain.components.shared.patience import retry_rejected
+from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.awaited import Awaited
 from steadytrain.components.shared.workspace import Workspace
@@ -88,7 +88,7 @@ class Agent:
         if oom_kills() > kills:
             self._report_out_of_memory(exits)
         told = Exits(time=time.time(), statuses=dict(exits))
-        retry_rejected(lambda: told.save(self.node.exits))
+        retry_storage(lambda: told.save(self.node.exits))
         return _status(exits)
 
     def _follow(self, ranks: Ranks, request: StopRequest) -> None:

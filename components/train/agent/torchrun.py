@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from steadytrain.components.shared.lifeline import die_with_parent
-from steadytrain.components.shared.patience import retry_rejected
 from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import NodeFolder, RankError
 
@@ -51,7 +51,7 @@ def main(folder: str, rank: str, *options: str) -> int:
 
 
 def _write(node: NodeFolder, exits: Mapping[int, int]) -> None:
-    retry_rejected(
+    retry_storage(
         lambda: LocalStorage(node.path).write(node.torchrun.name, json.dumps(exits).encode())
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from steadytrain.components.shared.cluster import Cluster, connect, own_pod_name
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.patience import patiently
+from steadytrain.components.shared.retry import retry
 from steadytrain.components.train.launch.base import Launcher
 from steadytrain.components.train.launch.job import Job
 from steadytrain.components.train.launch.kinds import offered
@@ -35,7 +35,7 @@ def launcher_for(
     """
     compute, found = config.compute, jobs_for(config.compute)
     if found is not None:
-        yield patiently(lambda: PodsLauncher(config, *found, program))
+        yield retry(lambda: PodsLauncher(config, *found, program))
     elif compute.nodes > 1:
         raise BadInput(
             f"compute.nodes = {compute.nodes}: there is only one machine here",
@@ -60,5 +60,5 @@ def jobs_for(compute: ComputeConfig) -> tuple[Cluster, type[Job]] | None:
     if compute.launcher == "process" or (compute.launcher == "auto" and not own_pod_name()):
         return None
     cluster = connect()
-    job = patiently(lambda: offered(cluster, compute.launcher))
+    job = retry(lambda: offered(cluster, compute.launcher))
     return (cluster, job) if job else None

@@ -19,13 +19,8 @@ from steadytrain.components.shared.cluster import (
 )
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events.types import PodsPending, PodWaited
-from steadytrain.components.shared.patience import (
-    AWAY_SECONDS,
-    FOREVER,
-    Patience,
-    patiently,
-)
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry, retry
 from steadytrain.components.shared.storage.awaited import Awaited
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.launch.evidence import (
@@ -87,14 +82,19 @@ class JobFollower(threading.Thread):
         self._reasons: dict[int, str] = {}
         self._pulling: dict[int, float] = {}
         self._reported = ""
-        self._patience = Patience(away=FOREVER, denied=AWAY_SECONDS)
+        self._retry = Retry(
+            seconds=FOREVER,
+            denied_seconds=AWAY_SECONDS,
+            delays=(LOOK_SECONDS, LOOK_SECONDS),
+            wait=self._pause,
+        )
 
     def run(self) -> None:
         try:
             self.make()
             self._since = time.monotonic()
             while not self.ending.is_set():
-                self._look_if_possible()
+                self._retry(self.look)
                 self.ending.wait(LOOK_SECONDS)
         except (Refused, Unreachable) as error:
             kind = "BadPod" if isinstance(error, Refused) else "Unreachable"
@@ -103,17 +103,9 @@ class JobFollower(threading.Thread):
             # Otherwise nothing would watch the pods, and a missing pod would be waited for forever.
             self._lose_all(Evidence(type(error).__name__, str(error), time.time()))
 
-    def _look_if_possible(self) -> None:
-        try:
-            self.look()
-            self._patience.reset()
-        except (Refused, Unreachable) as error:
-            if not self._patience.bears(error):
-                raise
-
     def make(self) -> None:
         """Create the job as soon as the cluster can."""
-        patiently(self._create, wait=self._pause)
+        retry(self._create, wait=self._pause)
 
     def look(self) -> None:
         """Check the pods once and act on what is found."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steadytrain.components.shared.cluster import POD, Cluster, Kind, Manifest, own_pod_name
-from steadytrain.components.shared.patience import patiently
+from steadytrain.components.shared.retry import retry
 from steadytrain.components.train.launch.naming import PIPELINE_RUN
 
 WORKFLOW: Final = Kind("Workflow", "workflows", "argoproj.io", "v1alpha1")
@@ -111,11 +111,11 @@ def termination(cluster: Cluster) -> str:
         Unreachable: the API server does not answer.
         Refused: this pod's service account may not read its workflow.
     """
-    owners = patiently(lambda: own_pod(cluster)).owners
+    owners = retry(lambda: own_pod(cluster)).owners
     name = next((item["name"] for item in owners if item["kind"] == WORKFLOW.name), "")
     if not name:
         return ""
-    workflow = patiently(lambda: cluster.get(WORKFLOW, name))
+    workflow = retry(lambda: cluster.get(WORKFLOW, name))
     if workflow is None or workflow["metadata"].get("deletionTimestamp"):
         return f"its workflow {name} was deleted"
     spec = workflow["spec"]

@@ -25,7 +25,7 @@ from steadytrain.components.shared.cluster import (
     own_pod_name,
 )
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.patience import patiently
+from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.storage import LocalStorage, Storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.kinds import offered
@@ -126,11 +126,11 @@ def _remove(
     asked, awaited = set[tuple[Kind, str]](), (*kinds, POD) if pods else kinds
     deadline = float("inf")
     while True:
-        left = patiently(lambda: _found(cluster, labels, belongs, awaited), wait=wait)
+        left = retry(lambda: _found(cluster, labels, belongs, awaited), wait=wait)
         new = [item for item in left if item[0] in kinds and item not in asked]
         _suspend(cluster, [item for item in new if item[0].suspendable], wait)
         for kind, name in new:
-            patiently(partial(cluster.delete, kind, name), wait=wait)
+            retry(partial(cluster.delete, kind, name), wait=wait)
         asked.update(new)
         deadline = min(deadline, time.monotonic() + seconds)
         if not left or time.monotonic() >= deadline:
@@ -211,7 +211,7 @@ def _remove_lost(
         labels = {PIPELINE_RUN: job} if job and _how_terminated(cluster) else {}
         if not (labels or _lapses(lease, seconds)):
             return []
-        kind = patiently(lambda: offered(cluster, config.compute.launcher))
+        kind = retry(lambda: offered(cluster, config.compute.launcher))
         if kind is None:
             return []
         return remove(cluster, kinds=kind.kinds, seconds=seconds, labels=labels)
@@ -251,7 +251,7 @@ def works_in(lease: Storage, job: str) -> bool:
         return False
     try:
         cluster = connect()
-        pods = patiently(lambda: cluster.list(POD, {PIPELINE_RUN: job}))
+        pods = retry(lambda: cluster.list(POD, {PIPELINE_RUN: job}))
     except (Unreachable, Refused):
         return False
     # A pod's host name is its own name, cut if it is too long.

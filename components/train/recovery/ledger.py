@@ -13,7 +13,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.patience import retry_rejected
+from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.storage import Storage
 from steadytrain.components.shared.storage.regular import set_aside
 from steadytrain.components.train.lease import Lease
@@ -64,7 +64,7 @@ class Ledger:
         """
         if not isinstance(event, KEPT):
             return event
-        return retry_rejected(lambda: self._write(event), seconds)
+        return retry_storage(lambda: self._write(event), seconds)
 
     def history(self) -> History:
         """Return the history so far.

@@ -23,7 +23,7 @@ from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
 from steadytrain.components.shared.kubeflow.listing import named, pages
 from steadytrain.components.shared.lease import lease
-from steadytrain.components.shared.patience import patiently
+from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.own_pod import termination
@@ -57,8 +57,8 @@ def resubmit(config: RunConfig, job: str, last_step: int) -> Event | None:
     if held(LocalStorage(workspace.lease)):
         return None
     try:
-        server = patiently(connect_to_kubeflow)
-        run = patiently(lambda: server.runs.run_service_get_run(job))
+        server = retry(connect_to_kubeflow)
+        run = retry(lambda: server.runs.run_service_get_run(job))
         if _was_canceled(run) or termination(connect()):
             return None
         return _submit(config, last_step, server, run)
@@ -99,9 +99,7 @@ def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Even
 
 def _create(server: Server, content: Any) -> Any:
     """Start a run exactly once, even if a reply of the server is lost."""
-    return patiently(
-        lambda: _find(server, content) or server.runs.run_service_create_run(run=content)
-    )
+    return retry(lambda: _find(server, content) or server.runs.run_service_create_run(run=content))
 
 
 def _find(server: Server, content: Any) -> Any:

@@ -27,9 +27,9 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
-from steadytrain.components.shared.patience import AWAY_SECONDS, REFUSED_SECONDS, retry_rejected
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.retry import AWAY_SECONDS, REJECTED_SECONDS, retry_storage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.trace import attempt_traceparent
 from steadytrain.components.shared.workspace import Workspace
@@ -175,8 +175,8 @@ class Supervisor:
         past.decide_again(history, self._policy)
         folder = LocalStorage(self.workspace.folder)
         text = self.config.to_saved()
-        retry_rejected(lambda: folder.write(self.workspace.config.name, text))
-        retry_rejected(lambda: self.data.save(self.workspace.record("preprocess")))
+        retry_storage(lambda: folder.write(self.workspace.config.name, text))
+        retry_storage(lambda: self.data.save(self.workspace.record("preprocess")))
 
     @cached_property
     def _inputs(self) -> str:
@@ -191,7 +191,7 @@ class Supervisor:
         """
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:
             event = event if placed else stream.placed(event)
-            stream.append(self.ledger.record(event, seconds=REFUSED_SECONDS))
+            stream.append(self.ledger.record(event, seconds=REJECTED_SECONDS))
 
     def _now(self) -> float:
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:
@@ -214,8 +214,8 @@ class Supervisor:
             history.supervisor,
         )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
-        resume_from, resumed_step, skipped = retry_rejected(
-            lambda: _newest_checkpoint(self.config, history), AWAY_SECONDS, self._tell_wait
+        resume_from, resumed_step, skipped = retry_storage(
+            lambda: _newest_checkpoint(self.config, history), AWAY_SECONDS, report=self._tell_wait
         )
         watch, began = Watch(self, folder, request, step=resumed_step or 0), time.monotonic()
         with contextlib.closing(watch):
@@ -269,7 +269,7 @@ class Supervisor:
                 code=code_origin(),
             )
             watch.tell(started)
-            retry_rejected(lambda: spec.save(folder.spec))
+            retry_storage(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:
@@ -302,9 +302,9 @@ class Supervisor:
             self._remember(ending, watch)
             return ending, step, self._decide(ending.failure, watch) if ending.failure else None
 
-    def _tell_wait(self, error: StorageError) -> None:
+    def _tell_wait(self, why: str) -> None:
         wait = duration(AWAY_SECONDS)
-        message = f"waiting up to {wait} for the storage of the checkpoints: {error.message}"
+        message = f"waiting up to {wait} for the storage of the checkpoints: {why}"
         with contextlib.closing(self.workspace.stream("supervisor")) as stream:
             stream.emit(Warned(stage="train", message=message))
 

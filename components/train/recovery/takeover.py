@@ -12,7 +12,7 @@ from steadytrain.components.shared.events.types import (
     RecoveryDecision,
     Warned,
 )
-from steadytrain.components.shared.patience import REFUSED_SECONDS
+from steadytrain.components.shared.retry import REJECTED_SECONDS
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.failures import Failure, FailureClass
@@ -58,7 +58,7 @@ class Takeover:
         events = read_events(self.workspace.events) if lost else []
         for attempt in lost:
             for event in unrecorded(attempt, events):
-                self.ledger.record(event, seconds=REFUSED_SECONDS)
+                self.ledger.record(event, seconds=REJECTED_SECONDS)
             seen, step = last_sign_of_life(attempt, events)
             self.tell(
                 AttemptEnded(

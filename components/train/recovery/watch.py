@@ -20,7 +20,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
-from steadytrain.components.shared.patience import REFUSED_SECONDS
+from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry, any_error
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
@@ -31,6 +31,8 @@ from steadytrain.components.train.recovery.times import pods_waited
 from steadytrain.components.train.signals import StopRequest
 
 POLL_SECONDS = 0.1
+_REJECTED_DELAYS = (1.0, 1.0)
+"""Seconds between two tries to record what the ranks reported."""
 
 
 class Supervising(Protocol):
@@ -53,7 +55,10 @@ class Watch:
         self.supervisor, self.folder, self.request = supervisor, folder, request
         self.step, self.saved = step, False
         self.pruned = False
-        self._unrecorded, self._again = deque[Event](), 0.0
+        self._unrecorded = deque[Event]()
+        self._retry = Retry(
+            transient=any_error, seconds=FOREVER, delays=_REJECTED_DELAYS, report=self._warn
+        )
         self._waits: list[PodWaited] = []
         self.cursor = Cursor(supervisor.workspace.events)
         self.cursor.skip_to_end()
@@ -68,14 +73,14 @@ class Watch:
         """Record one of the supervisor's own events, after pending events from the ranks.
 
         Raises:
-            StorageError: the ledger could not be written for REFUSED_SECONDS.
+            StorageError: the ledger could not be written for REJECTED_SECONDS.
             RunBusy: another supervisor has taken over the run.
         """
         for waiting in self._unrecorded:
-            self.supervisor.ledger.record(waiting, seconds=REFUSED_SECONDS)
+            self.supervisor.ledger.record(waiting, seconds=REJECTED_SECONDS)
         self._unrecorded.clear()
         placed = self.stream.placed(event)
-        self.stream.append(self.supervisor.ledger.record(placed, seconds=REFUSED_SECONDS))
+        self.stream.append(self.supervisor.ledger.record(placed, seconds=REJECTED_SECONDS))
         self._relay()
 
     def follow(self, ranks: RunningAttempt) -> None:
@@ -124,18 +129,19 @@ class Watch:
 
     def _record(self) -> None:
         """Record the ranks' events. If storage refuses, retry later; training continues."""
-        if time.monotonic() < self._again:
+        if not self._retry.due:
             return
         while self._unrecorded:
             try:
                 self.supervisor.ledger.record(self._unrecorded[0])
             except StorageError as error:
-                if not self._again:
-                    self.stream.emit(Warned(stage="train", message=f"{error.message}; retrying"))
-                self._again = time.monotonic() + POLL_SECONDS * 10
+                self._retry.may_pass(error)
                 return
             self._unrecorded.popleft()
-        self._again = 0.0
+        self._retry.reset()
+
+    def _warn(self, why: str) -> None:
+        self.stream.emit(Warned(stage="train", message=f"{why}; retrying"))
 
     def _hand(self, sink: Sink, event: Event) -> None:
         """Pass an event to a sink. Remove the sink if it fails; training continues."""

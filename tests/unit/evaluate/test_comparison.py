@@ -17,7 +17,6 @@ from steadytrain.components.evaluate.comparison import Candidate
 from steadytrain.components.evaluate.measure import measure, point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.patience import patiently
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.registry.versions import (
     LABELS,
@@ -26,6 +25,7 @@ from steadytrain.components.shared.registry.versions import (
     Version,
     comparable_tags,
 )
+from steadytrain.components.shared.retry import retry
 
 from support.evaluating import make_config, write_records
 
@@ -250,7 +250,7 @@ SURROUNDINGS = [
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(champion, "patiently", partial(patiently, away=0.0))
+    monkeypatch.setattr(champion, "retry", partial(retry, seconds=0.0))
 
 
 @pytest.mark.parametrize("error", SURROUNDINGS, ids=lambda error: type(error).__name__)

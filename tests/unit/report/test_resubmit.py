@@ -16,7 +16,7 @@ from steadytrain.components.report.facts import gather
 from steadytrain.components.report.step import resubmit_lost
 from steadytrain.components.report.step import run as report
 from steadytrain.components.report.story import outcome
-from steadytrain.components.shared import patience
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Resubmitted, StepFailed, Warned
 from steadytrain.components.shared.storage import LocalStorage
@@ -271,7 +271,7 @@ def test_deleted_run_stays_deleted(api, kfp, lost):
 
 
 def test_unknown_termination_is_not_resubmitted(api, kfp, lost, monkeypatch):
-    monkeypatch.setattr("steadytrain.components.shared.patience.AWAY_SECONDS", 0.0)
+    monkeypatch.setattr("steadytrain.components.shared.retry.AWAY_SECONDS", 0.0)
     api.away = True
     told = again(lost)
     assert "not resubmitted: the cluster's API server" in told.message
@@ -312,7 +312,7 @@ def test_run_that_is_active_elsewhere_is_not_resubmitted(kfp, lost):
 @pytest.mark.parametrize("call", ["GET /apis/v2beta1/healthz", "GET /apis/v2beta1/runs/"])
 def test_server_that_restarts_is_waited_for(kfp, lost, monkeypatch, call, status):
     """An exit handler runs once. If it does not submit the run, nothing else will."""
-    monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(retry, "DELAYS", (0.01, 8.0))
     kfp.fail_next = [(call, status)] * 4
     assert isinstance(again(lost), Resubmitted)
     assert len(kfp.all("runs")) == 2
@@ -320,14 +320,14 @@ def test_server_that_restarts_is_waited_for(kfp, lost, monkeypatch, call, status
 
 @pytest.mark.parametrize("status", [401, 403, 503])
 def test_temporarily_rejected_start_is_retried(kfp, lost, monkeypatch, status):
-    monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(retry, "DELAYS", (0.01, 8.0))
     kfp.fail_next = [("POST /apis/v2beta1/runs", status)] * 2
     assert isinstance(again(lost), Resubmitted)
     assert len(kfp.all("runs")) == 2
 
 
 def test_lost_response_starts_no_second_run(kfp, lost, monkeypatch):
-    monkeypatch.setattr(patience, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(retry, "DELAYS", (0.01, 8.0))
     kfp.lose_next = ["POST /apis/v2beta1/runs"]
     told = again(lost)
     _, second = kfp.all("runs")
@@ -335,7 +335,7 @@ def test_lost_response_starts_no_second_run(kfp, lost, monkeypatch):
 
 
 def test_server_that_rejects_a_request_is_reported(kfp, lost, monkeypatch):
-    monkeypatch.setattr(patience, "DENIED_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "DENIED_SECONDS", 0.0)
     kfp.token = "somebody-elses"
     told = again(lost)
     assert isinstance(told, Warned)

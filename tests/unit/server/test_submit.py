@@ -311,7 +311,7 @@ def test_lasting_denial_ends_watching(kfp, submitted, status):
 def test_unavailable_server_ends_watching(kfp, submitted):
     kfp.fail_next = [("GET /apis/v2beta1/runs/", 503)] * 12
     with pytest.raises(ServerError, match="503"):
-        follow(submitted.server, submitted.run_id, (), lambda _: None, patience_seconds=0)
+        follow(submitted.server, submitted.run_id, (), lambda _: None, away_seconds=0)
 
 
 def test_command_shows_where_it_runs(kfp):

@@ -17,7 +17,7 @@ from steadytrain.components.shared.errors import ServerError, TrackingError
 from steadytrain.components.shared.kubeflow.client import open_client
 from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.components.shared.kubeflow.listing import pages
-from steadytrain.components.shared.patience import waiting
+from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.connect import import_mlflow, tracking_errors
 from steadytrain.components.shared.tracking.pages import pages as tracking_pages
 

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.storage import s3
 
 from support.proxy import proxy_to
@@ -48,7 +49,7 @@ def proxy(server_port, credentials, monkeypatch, request):
     # Use a short timeout only for hangs: one second is too little on a busy machine.
     params = request.node.callspec.params
     monkeypatch.setattr(s3, "READ_SECONDS", 1.0 if params.get("fault") == "hang" else 30.0)
-    monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retry, "DELAYS", (0.01, 8.0))
     brief = types.SimpleNamespace(sleep=lambda _seconds: None)
     monkeypatch.setattr("botocore.endpoint.time", brief)
     with proxy_to(server_port) as proxy:

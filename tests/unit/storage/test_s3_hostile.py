@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage import open_storage, s3
+from steadytrain.components.shared.storage import open_storage
 
 CONTENT = bytes(range(256)) * 40
 TAG = {"ETag": '"one"'}
@@ -27,7 +28,7 @@ def answered(credentials, monkeypatch):
     The function receives path, headers, and request count. It returns a status, headers, and a
     body. Content-Length is the length of the body unless a header overrides it.
     """
-    monkeypatch.setattr(s3, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(retry, "DELAYS", (0.01, 8.0))
     with contextlib.ExitStack() as held:
 
         def make(answer):

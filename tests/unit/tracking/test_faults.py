@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.patience import waiting
+from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking import MlflowSink, finish_run
 from steadytrain.components.shared.tracking import finish as finish_module
 from steadytrain.components.shared.tracking import notes as notes_module

@@ -12,7 +12,7 @@ from steadytrain.components.shared.cluster import (
     connect,
     own_pod_name,
 )
-from steadytrain.components.shared.patience import patiently
+from steadytrain.components.shared.retry import retry
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TRAINING_RUNTIME
 
 
@@ -82,16 +82,16 @@ def test_temporary_denial_is_waited_for(api, status):
         if len(waits) == 3:
             server.denial = None
 
-    assert patiently(lambda: cluster.list(POD), wait=wait) == []
+    assert retry(lambda: cluster.list(POD), wait=wait) == []
     assert len(waits) == 3
 
 
 def test_lasting_denial_is_reported_before_an_absence_would_be(api, monkeypatch):
-    monkeypatch.setattr("steadytrain.components.shared.patience.DENIED_SECONDS", 0.0)
+    monkeypatch.setattr("steadytrain.components.shared.retry.DENIED_SECONDS", 0.0)
     server, cluster = api
     server.denial = 403, {"message": "not for you"}
     with pytest.raises(Denied, match="not for you"):
-        patiently(lambda: cluster.list(POD))
+        retry(lambda: cluster.list(POD))
 
 
 def test_server_that_comes_back_is_waited_for(api):
@@ -103,17 +103,17 @@ def test_server_that_comes_back_is_waited_for(api):
         waits.append(seconds)
         server.away = len(waits) < 3
 
-    assert patiently(lambda: cluster.list(POD), wait=wait) == []
+    assert retry(lambda: cluster.list(POD), wait=wait) == []
     assert waits == sorted(waits)
     assert len(waits) == 3
 
 
 def test_server_that_stays_down_is_reported(api, monkeypatch):
-    monkeypatch.setattr("steadytrain.components.shared.patience.AWAY_SECONDS", 0.0)
+    monkeypatch.setattr("steadytrain.components.shared.retry.AWAY_SECONDS", 0.0)
     server, cluster = api
     server.away = True
     with pytest.raises(Unreachable, match="the server is starting"):
-        patiently(lambda: cluster.list(POD))
+        retry(lambda: cluster.list(POD))
 
 
 def test_broken_connection_is_reported(api):

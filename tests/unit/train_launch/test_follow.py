@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.components.shared import patience
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.cluster import Refused
 from steadytrain.components.train.attempt import Exits, RankError
 from steadytrain.components.train.launch.naming import FOLDER, GENERATION
@@ -68,7 +68,7 @@ def test_runtime_that_trainer_has_not_seen_yet_is_waited_for(api, follower):
 
 
 def test_runtime_that_trainer_never_sees_is_a_cluster_failure(api, follower, folder, monkeypatch):
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "AWAY_SECONDS", 0.0)
     api[0].refusals["trainjobs"] = [(403, {"message": f"webhook: {NOT_SEEN}"})]
     follower().run()
     assert failure(folder).failure_class == "network"
@@ -88,7 +88,7 @@ def test_rejection_ends_the_attempt_with_the_servers_message(api, follower, fold
 def test_unavailable_server_ends_the_attempt_as_a_network_failure(
     api, follower, folder, monkeypatch
 ):
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "AWAY_SECONDS", 0.0)
     api[0].away = True
     made = follower()
     made.run()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from steadytrain.components.shared import patience
+from steadytrain.components.shared import retry
 
 from support.following import ended, failure, followed
 
@@ -62,8 +62,8 @@ def test_denial_by_a_starting_server_proves_nothing(api, follower, folder, pod, 
 @pytest.mark.parametrize("denial", DENIALS)
 def test_lasting_denial_ends_the_attempt_with_the_missing_right(api, follower, folder, pod, denial):
     made = follower()
-    assert made._patience.denied == 180, "as long as a server may be away"
-    made._patience.denied = 0.2
+    assert made._retry.denied_seconds == 180, "as long as a server may be away"
+    made._retry.denied_seconds = 0.2
     followed(api, made, pod)
     api[0].denial = denial
     made.join(60)
@@ -74,7 +74,7 @@ def test_lasting_denial_ends_the_attempt_with_the_missing_right(api, follower, f
 
 def test_intermittent_denials_prove_nothing(api, follower, folder, pod):
     made = follower()
-    made._patience.denied = 0.3
+    made._retry.denied_seconds = 0.3
     followed(api, made, pod)
     end = time.monotonic() + 0.8
     while time.monotonic() < end:
@@ -104,7 +104,7 @@ def test_job_is_created_after_a_temporary_denial(api, follower, denial):
 def test_forbidden_job_ends_the_attempt_with_the_missing_right(
     api, follower, folder, monkeypatch, denial
 ):
-    monkeypatch.setattr(patience, "DENIED_SECONDS", 0.2)
+    monkeypatch.setattr(retry, "DENIED_SECONDS", 0.2)
     api[0].denial = denial
     made = follower()
     made.run()

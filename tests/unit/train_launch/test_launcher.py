@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from steadytrain.components.shared import patience
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
@@ -134,7 +134,7 @@ def test_running_pod_with_a_silent_agent_is_a_hang(api, launcher, folder, pod, c
 
 
 def test_invisible_pods_are_waited_for_a_bounded_time(api, launcher, folder, config, monkeypatch):
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "AWAY_SECONDS", 0.0)
     quick = config(recovery={"start_timeout_seconds": 0.3})
     (folder.path.parents[3] / "config.yaml").write_text(quick.to_yaml())
     with launcher(pending_timeout_seconds=1.0).start(folder) as attempt:
@@ -168,7 +168,7 @@ def test_clusters_reason_for_a_stop_takes_precedence(api, launcher, folder, pod)
 
 
 def test_job_that_cannot_be_removed_is_reported(api, launcher, folder, monkeypatch, capsys):
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "AWAY_SECONDS", 0.0)
     with launcher().start(folder):
         until(lambda: api[0].names("trainjobs"))
         api[0].away = True

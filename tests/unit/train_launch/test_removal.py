@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.components.shared import patience
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch import removal
@@ -93,7 +93,7 @@ def test_nothing_to_remove_without_trainer(api, run, monkeypatch):
 
 
 def test_server_that_does_not_answer_is_reported(api, run, monkeypatch):
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "AWAY_SECONDS", 0.0)
     api[0].away = True
     (told,) = remove_unfinished(run)
     assert "API server" in told

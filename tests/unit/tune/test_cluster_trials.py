@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from steadytrain.components.shared import patience
+from steadytrain.components.shared import retry
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.train.launch import choose
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
@@ -97,7 +97,7 @@ def test_driver_that_ends_leaves_no_job(api, study, trials, monkeypatch, error):
 def test_jobs_that_cannot_be_removed_are_reported(api, study, trials, monkeypatch):
     name = leave_job(api[0], study, 0, 1, plural="pods")
     trials.attach()
-    monkeypatch.setattr(patience, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "AWAY_SECONDS", 0.0)
     api[0].away = True
     trials.attach()
     stuck, away = trials.told
