@@ -123,8 +123,9 @@ class RunMetrics:
         counter that is lower by a rounding error for one that started again from 0.
         """
         return sum(
-            price * (self._alive[attempt] - self._attempts[attempt].started.time) / 3600
-            for attempt, price in self._prices.items()
+            price * (self._alive[number] - attempt.started.time - attempt.skipped) / 3600
+            for number, price in self._prices.items()
+            for attempt in [self._attempts[number]]
         )
 
     def _flops_utilization(self) -> float | None:

@@ -23,7 +23,7 @@ from steadytrain.components.shared.left_out import in_one_line, much_left_out
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
-from steadytrain.components.shared.storage.local import copy_file
+from steadytrain.components.shared.storage.local import copy_file, room_for
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.checks import check_class_weights, check_task
 from steadytrain.components.tasks.encoding.base import Encoder
@@ -160,6 +160,6 @@ def _writing(workspace: Workspace) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"cannot write the prepared data in {workspace.prepared}: {error.strerror or error}",
-            remedy="free space there (about three times the size of the data), or set "
+            remedy=f"{room_for(error)} (it takes about three times the size of the data), or set "
             "another output, then start the run again",
         ) from error

@@ -166,7 +166,7 @@ def _attempt_rows(
         rows.append(
             {
                 "attempt": attempt,
-                "duration": duration(attempt.end - attempt.start),
+                "duration": duration(attempt.seconds),
                 "failure": ended.failure_class if ended else "",
                 "message": ended.message if ended else "",
                 "remedy": remedy,

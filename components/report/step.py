@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import Event, Terminated, Warned
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.tracking import finish_run, log_artifacts
+from steadytrain.components.shared.tracking import finish_run
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import how_terminated, remove_unfinished, works_in
 from steadytrain.components.train.lease import held
@@ -99,12 +99,12 @@ def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Pat
         facts = write_page(workspace)
         standing = outcome(facts)
         current.summary = standing.sentence
-        log_artifacts(config, workspace)
         cut = facts.spans
         finish_run(
             config,
             workspace,
             standing.state == "finished",
+            stopped=standing.state in ("stopped", "terminated"),
             spent=Spending.of(facts).metrics(),
             moment=cut[-1].end if cut else 0.0,
         )

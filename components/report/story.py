@@ -27,6 +27,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
     Validated,
+    skipped,
 )
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.workspace import Workspace
@@ -58,19 +59,21 @@ class Execution:
     """One execution of a step. `failure` is set if it failed or was stopped.
 
     reused_from: the other run whose result it uses, if it does.
+    skipped: how far the clock was set forward meanwhile.
     """
 
     stage: str
     state: StepState
     start: float
     end: float
+    skipped: float = 0.0
     summary: str = ""
     failure: StepFailed | None = None
     reused_from: str = ""
 
     @property
     def seconds(self) -> float:
-        return self.end - self.start
+        return self.end - self.start - self.skipped
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,11 @@ class Attempt:
     @property
     def end(self) -> float:
         return self.ended.time if self.ended else self.last_time
+
+    @property
+    def seconds(self) -> float:
+        jumped = skipped(self.start, self.end, self.ended.seconds) if self.ended else 0.0
+        return self.end - self.start - jumped
 
     @property
     def first_step(self) -> int:
@@ -243,12 +251,12 @@ def _killed(started: StepStarted, end: float) -> Execution:
 
 
 def _execution(started: StepStarted, event: StepFinished | StepFailed) -> Execution:
-    times = started.stage, started.time, event.time
+    times = started.time, event.time, skipped(started.time, event.time, event.seconds)
     if isinstance(event, StepFailed):
         state: StepState = "stopped" if event.on_request else "failed"
-        return Execution(times[0], state, times[1], times[2], failure=event)
+        return Execution(started.stage, state, *times, failure=event)
     state = "reused" if event.reused else "finished"
-    found = Execution(times[0], state, times[1], times[2], summary=event.summary)
+    found = Execution(started.stage, state, *times, summary=event.summary)
     return replace(found, reused_from=event.reused_from)
 
 
@@ -343,7 +351,8 @@ def wall_seconds(executions: Sequence[Execution]) -> float:
     """Return the seconds from the start of the first step to the end of the last."""
     if not executions:
         return 0.0
-    return max(item.end for item in executions) - executions[0].start
+    jumped = sum(item.skipped for item in executions)
+    return max(item.end for item in executions) - executions[0].start - jumped
 
 
 def phases(executions: Sequence[Execution]) -> list[tuple[str, float]]:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from steadytrain.components.pages.charts import label, shape, svg
 from steadytrain.components.shared.quantities import duration, moment
 from steadytrain.components.train.recovery.history import AttemptHistory
-from steadytrain.components.train.recovery.times import Span
+from steadytrain.components.train.recovery.times import Span, Times
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 150, 16, 6, 26
 TALLEST, ROW, LABEL = 480, 24, 13
@@ -47,7 +47,7 @@ def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Marku
     for span in _drawable(spans, place):
         top = TOP + pitch * rows[span.attempt]
         parts.append(_bar(span, place, top, pitch, shortened=span.start in shortened))
-    description = f"{len(attempts)} attempts in {duration(spans[-1].end - spans[0].start)}"
+    description = f"{len(attempts)} attempts in {duration(Times.of(spans).wall)}"
     return svg("Timeline", description, parts, WIDTH, base + BOTTOM, "timeline")
 
 
@@ -63,7 +63,7 @@ def _places(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]
 
     def place(time: float) -> float:
         index = max(0, bisect(starts, time) - 1)
-        share = (time - spans[index].start) / spans[index].seconds
+        share = (time - spans[index].start) / (spans[index].end - spans[index].start)
         return edges[index] + share * (edges[index + 1] - edges[index])
 
     return place, shortened
@@ -81,7 +81,8 @@ def _drawable(spans: Sequence[Span], place: Callable[[float], float]) -> list[Sp
         before = kept[-1] if kept else None
         narrow = span.kind == "checkpointing" and width < NARROWEST
         if before and before.attempt == span.attempt and (narrow or before.kind == span.kind):
-            kept[-1] = Span(before.kind, before.attempt, before.start, span.end)
+            skipped = before.skipped + span.skipped
+            kept[-1] = Span(before.kind, before.attempt, before.start, span.end, skipped)
         else:
             kept.append(span)
     return kept

@@ -6,9 +6,10 @@ import contextlib
 import functools
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 
@@ -46,6 +47,12 @@ class Stage:
     summary: str = ""
     reused: bool = False
     reused_from: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has worked, however the clock was set meanwhile."""
+        return time.monotonic() - self.began
 
     def reuse(self, origin: Workspace) -> None:
         """Say that this step uses an earlier result, which may be another run's."""
@@ -129,12 +136,13 @@ def stage(
                 current = Stage(name, workspace, workspace.stream(name), Stopping())
                 current.begin()
             if current is not None and not anothers:
-                current.emit(_failure(name, error))
+                current.emit(_failure(current, error))
             raise
         else:
             current.emit(
                 StepFinished(
                     stage=name,
+                    seconds=current.seconds,
                     reused=current.reused,
                     summary=current.summary,
                     reused_from=current.reused_from,
@@ -151,14 +159,15 @@ def tell_wait(current: Stage, seconds: float, why: str) -> None:
     current.emit(Warned(stage=current.name, message=redact(message)))
 
 
-def _failure(name: str, error: BaseException) -> StepFailed:
+def _failure(current: Stage, error: BaseException) -> StepFailed:
     message, remedy, passing = str(error), "", False
     if isinstance(error, SteadytrainError):
         message, remedy, passing = error.message, error.remedy, error.passing
     elif isinstance(error, Stopped | KeyboardInterrupt):
         message, remedy = "stopped", "start the run again: it continues where it stopped"
     return StepFailed(
-        stage=name,
+        stage=current.name,
+        seconds=current.seconds,
         error=type(error).__name__,
         message=redact(message),
         remedy=remedy,

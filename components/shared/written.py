@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.storage.local import room_for
 
 
 def write_asked(path: Path, content: bytes, option: str) -> None:
@@ -24,5 +25,5 @@ def write_asked(path: Path, content: bytes, option: str) -> None:
     except OSError as error:
         raise BadInput(
             f"{option} {path} cannot be written: {error.strerror}",
-            remedy="give another path, or grant permission and free space there",
+            remedy=f"give another path, or {room_for(error)}",
         ) from error

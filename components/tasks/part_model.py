@@ -12,7 +12,7 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.parts import have_parts, in_part, part_indices
-from steadytrain.components.shared.storage.local import follow_umask
+from steadytrain.components.shared.storage.local import follow_umask, room_for
 from steadytrain.components.tasks.class_head import class_head
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.packaging import ADAPTERS
@@ -102,7 +102,7 @@ def _write(model: Any, tokenizer: Any, target: Path) -> None:
     except OSError as error:
         raise BadInput(
             f"{target} cannot be written: {error.strerror or error}",
-            remedy="give another folder, or grant permission and free space there",
+            remedy=f"give another folder, or {room_for(error)}",
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -94,7 +94,7 @@ def run_details(opened: Opened) -> RenderableType:
                 number(item.number),
                 item.outcome.replace("_", " "),
                 f"{number(item.first_step)} to {number(item.last_step)}",
-                duration(item.end - item.start),
+                duration(item.seconds),
             )
         parts += [Text(), table]
     parts += [_plain(line) for line in recoveries(facts.history)[-_NEWEST:]]

@@ -41,6 +41,19 @@ class Event:
         return self.level
 
 
+def skipped(start: float, end: float, seconds: float) -> float:
+    """Return how far the clock was set forward between two events; 0 if that is unknown.
+
+    Args:
+        start: the time of the first event.
+        end: the time of the second event.
+        seconds: how much time really passed; 0 if unknown.
+    """
+    ahead = end - start - seconds
+    # The events are written a moment apart, and NTP adjusts a clock by up to 0.05 %.
+    return ahead if seconds and ahead > 1 + seconds / 1000 else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepStarted(Event):
     """A step of the pipeline started.
@@ -60,10 +73,12 @@ class StepFinished(Event):
     """A step of the pipeline has its outputs, from its own work or from an earlier run.
 
     reused_from: name of the run whose work it is; "" if it is its own.
+    seconds: how long it took, however the clock was set meanwhile; 0 if unknown.
     """
 
     name: ClassVar[str] = "step_finished"
     stage: str
+    seconds: float = 0.0
     reused: bool = False
     summary: str = ""
     reused_from: str = ""
@@ -75,6 +90,7 @@ class StepFailed(Event):
 
     passing: whether the cause may be temporary, such as a server that is down. Then the exit
         handler submits the pipeline again.
+    seconds: how long it took, however the clock was set meanwhile; 0 if unknown.
     """
 
     name: ClassVar[str] = "step_failed"
@@ -84,6 +100,7 @@ class StepFailed(Event):
     message: str
     remedy: str = ""
     passing: bool = False
+    seconds: float = 0.0
 
     @property
     def on_request(self) -> bool:

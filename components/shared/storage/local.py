@@ -18,7 +18,7 @@ from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weig
 from steadytrain.components.shared.storage.regular import UNREADABLE, open_regular
 
 _TEMPORARY = ".partial-"
-_LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
+_LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG}
 """Errors that no retry helps. Others may pass: a full disk, a server that is away."""
 
 
@@ -211,6 +211,13 @@ def _unless_gone(error: OSError) -> None:
         raise error
 
 
+def room_for(error: OSError) -> str:
+    """Return the fix for a write that failed, as the beginning of a sentence."""
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of a file (`ulimit -f`)"
+    return "free space or grant permission there"
+
+
 @contextlib.contextmanager
 def local_errors(what: str, path: Path) -> Iterator[None]:
     """Turn system errors other than FileNotFoundError into StorageError.
@@ -238,8 +245,7 @@ def local_errors(what: str, path: Path) -> Iterator[None]:
             ) from error
         raise StorageError(
             f"cannot {what} {path}: {error.strerror or error}",
-            remedy="free space or grant permission there, then start the run again: it "
-            "continues where it stopped",
+            remedy=f"{room_for(error)}, then start the run again: it continues where it stopped",
             lasting=error.errno in _LASTING,
         ) from error
 

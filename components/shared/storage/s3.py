@@ -44,6 +44,7 @@ _WRITER = "steadytrain-writer"
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _TAKEN = {"PreconditionFailed", "412"}
 _CONTENDED = {"ConditionalRequestConflict", "409"}
+_BUSY = {"500", "503", "InternalError", "ServiceUnavailable", "SlowDown"}
 _REFUSED = {
     "401",
     "403",
@@ -312,7 +313,9 @@ class S3Storage:
             if code in _ABSENT:
                 raise FileNotFoundError(place) from error
             what = "it changed while it was read" if code in _TAKEN else code or error
-            raise StorageError(f"{place}: {what}", remedy=_remedy(code)) from error
+            failed = StorageError(f"{place}: {what}", remedy=_remedy(code))
+            failed.denied = code in _REFUSED
+            raise failed from error
         except BotoCoreError as error:
             code = "AccessDenied" if isinstance(error, NoCredentialsError) else ""
             raise StorageError(f"{place}: {error}", remedy=_remedy(code)) from error
@@ -365,6 +368,8 @@ def _remedy(code: str) -> str:
         )
     if code in _TAKEN:
         return "start again once nothing else writes there"
+    if code in _BUSY:
+        return "the server is overloaded or down: start again once it answers"
     if code == "NoSuchBucket":
         return "name a bucket that exists; AWS_ENDPOINT_URL chooses the server"
     return "check AWS_ENDPOINT_URL, the network and the credentials, then start again"

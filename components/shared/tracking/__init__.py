@@ -1,7 +1,7 @@
 """Report runs to MLflow: one MLflow run per pipeline run, one child run per attempt."""
 
 from steadytrain.components.shared.tracking.connect import check_tracking, resolve_uri, use_tracking
-from steadytrain.components.shared.tracking.finish import finish_run, log_artifacts
+from steadytrain.components.shared.tracking.finish import finish_run
 from steadytrain.components.shared.tracking.links import run_links, version_link
 from steadytrain.components.shared.tracking.reading import read_registry
 from steadytrain.components.shared.tracking.run import parent_run
@@ -11,7 +11,6 @@ __all__ = [
     "MlflowSink",
     "check_tracking",
     "finish_run",
-    "log_artifacts",
     "parent_run",
     "read_registry",
     "resolve_uri",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,15 +34,17 @@ def finish_run(
     workspace: Workspace,
     ok: bool,
     *,
+    stopped: bool = False,
     spent: Mapping[str, float] = MappingProxyType({}),
     moment: float = 0.0,
 ) -> bool:
-    """End the run in MLflow, after sending what training could not send.
+    """End the run in MLflow, after sending what training could not send, and the run's files.
 
     Args:
         config: the run's configuration.
         workspace: the run's workspace.
         ok: whether the run succeeded.
+        stopped: whether it was asked to end.
         spent: the resources that training used, by metric name.
         moment: the time of these values in seconds. If they are sent twice, the same time makes
             them the same points.
@@ -58,34 +60,17 @@ def finish_run(
         delete_doubles(tracking, workspace)
         _log_results(delivery.batches, run_id, workspace)
         _log_metrics(delivery.batches, run_id, spent, moment)
-        tracking.client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
-        log_lineage(tracking, run_id, config, workspace)
-
-    return _reported(config, workspace, finish)
-
-
-def log_artifacts(config: RunConfig, workspace: Workspace) -> bool:
-    """Upload the configuration, data card, training record and report that exist.
-
-    Returns:
-        Whether the store accepted them. If not, the run's events contain a warning.
-    """
-
-    def log(tracking: Tracking, run_id: str) -> None:
+        status = "FINISHED" if ok else "KILLED" if stopped else "FAILED"
+        tracking.client.set_terminated(run_id, status)
         for path, folder in _artifacts(workspace):
             tracking.client.log_artifact(run_id, str(path), folder)
+        log_lineage(tracking, run_id, config, workspace)
 
-    return _reported(config, workspace, log)
-
-
-def _reported(
-    config: RunConfig, workspace: Workspace, work: Callable[[Tracking, str], None]
-) -> bool:
     def tell() -> None:
         tracking = open_tracking(config, workspace)
         run_id = continue_run(tracking, config, workspace)
         with tracking_errors(tracking.uri):
-            work(tracking, run_id)
+            finish(tracking, run_id)
 
     with brisk():
         # A store that sends a byte now and then never hits the timeout of a single request.

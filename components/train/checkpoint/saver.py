@@ -115,7 +115,7 @@ class Saver:
     ) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.gather, self.on_saved, self.on_wait = gather, on_saved, on_wait
-        self.on_warning, self._warned = on_warning, False
+        self.on_warning, self._warned = on_warning, set[bool]()
         self.snapshot, self.memory = snapshot, HostMemory()
         if rank == 0:
             with self._tidying():
@@ -257,13 +257,17 @@ class Saver:
         try:
             yield
         except StorageError as error:
-            if not self._warned:
-                self._warned = True
-                self.on_warning(
-                    f"old checkpoints in {self.store.storage.uri} cannot be deleted, and use "
-                    f"more and more space: {error.message}; give this run permission to delete "
-                    "there, or remove them from time to time (steadytrain gc)"
+            refused = error.denied or error.lasting
+            if refused not in self._warned:
+                self._warned.add(refused)
+                how = (
+                    f"cannot be deleted, and use more and more space: {error.message}; give this "
+                    "run permission to delete there, or remove them from time to time (steadytrain "
+                    "gc)"
+                    if refused
+                    else f"were not deleted: {error.message}; the next save tries again"
                 )
+                self.on_warning(f"old checkpoints in {self.store.storage.uri} {how}")
 
 
 def _portable(error: BaseException | None) -> BaseException | None:

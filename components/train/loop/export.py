@@ -10,7 +10,12 @@ from pathlib import Path
 import torch
 
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.storage.local import follow_umask, sync_file, sync_folder
+from steadytrain.components.shared.storage.local import (
+    follow_umask,
+    room_for,
+    sync_file,
+    sync_folder,
+)
 from steadytrain.components.tasks.base import Packager
 from steadytrain.components.tasks.saving import system_errors
 
@@ -57,8 +62,8 @@ def write_model(
         shutil.rmtree(unfinished, ignore_errors=True)
         raise StorageError(
             f"the model cannot be written to {target}: {error}",
-            remedy="free space or grant write permission there, then start the run again: it "
-            "continues from its last checkpoint",
+            remedy=f"{room_for(error)}, then start the run again: it continues from its last "
+            "checkpoint",
         ) from error
 
 

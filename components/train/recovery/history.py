@@ -16,6 +16,7 @@ from steadytrain.components.shared.events.types import (
     DecisionMade,
     SupervisorStarted,
     TrainingStarted,
+    skipped,
 )
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.failures import FailureClass
@@ -46,6 +47,12 @@ class AttemptHistory:
             self.waited = event.waited_seconds
         else:
             self.checkpoints.append(event)
+
+    @property
+    def skipped(self) -> float:
+        """How far the clock was set forward during the attempt; 0 if unknown."""
+        ended = self.ended
+        return skipped(self.started.time, ended.time, ended.seconds) if ended else 0.0
 
     @property
     def plan(self) -> BatchPlan:

@@ -10,13 +10,17 @@ consecutive spans without gaps. Their durations add up to the wall clock:
 - checkpointing: training was blocked by a checkpoint
 - waiting: no ranks, between attempts and between supervisors, and until an attempt's pods have
   their nodes and images
+
+If the clock was set forward during an attempt, or its machine slept, nobody spent that time. It is
+left out where the attempt says nothing for longest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Literal
 
 from steadytrain.components.shared.events import Event
@@ -37,16 +41,18 @@ class Span:
     """A part of the wall clock, in seconds since the epoch.
 
     attempt: the attempt it belongs to; for a wait, the attempt that follows.
+    skipped: how many of these seconds the clock only jumped over.
     """
 
     kind: Kind
     attempt: int
     start: float
     end: float
+    skipped: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.end - self.start
+        return self.end - self.start - self.skipped
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,11 @@ def spans(history: History, *, until: float = 0.0) -> list[Span]:
     clock = history.attempts[0].started.time if history.attempts else 0.0
     for index, attempt in enumerate(history.attempts):
         surviving = _surviving(attempt, history.attempts[index + 1 :])
+        jumped = _jumps(attempt)
         for kind, end in _moved(attempt, _pieces(attempt, surviving, until)):
             # Machine clocks differ, but spans must not run backwards.
             if end > clock:
-                found.append(Span(kind, attempt.started.attempt, clock, end))
+                found.append(Span(kind, attempt.started.attempt, clock, end, jumped(clock, end)))
                 clock = end
     return found
 
@@ -134,6 +141,23 @@ def last_sign_of_life(attempt: AttemptHistory, events: Iterable[Event]) -> tuple
             time = max(time, event.time)
             step = max(step, getattr(event, "step", 0))
     return time, step
+
+
+def _jumps(attempt: AttemptHistory) -> Callable[[float, float], float]:
+    """Return a function that says how many seconds between two times the clock jumped over."""
+    skipped, shares = attempt.skipped, dict[tuple[float, float], float]()
+    if skipped and attempt.ended:
+        start, end = attempt.started.time, attempt.ended.time
+        told = {item.time for item in (attempt.ready, *attempt.checkpoints) if item}
+        moments = [start, *sorted(time for time in told if start < time < end), end]
+        for gap in sorted(pairwise(moments), key=lambda gap: gap[0] - gap[1]):
+            length = gap[1] - gap[0]
+            shares[gap] = min(skipped, length) / length
+            skipped -= shares[gap] * length
+    return lambda start, end: sum(
+        share * max(0.0, min(end, last) - max(start, first))
+        for (first, last), share in shares.items()
+    )
 
 
 def _surviving(attempt: AttemptHistory, later: Sequence[AttemptHistory]) -> float:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
+from types import SimpleNamespace
 
 import boto3
 import pytest
 import torch
+from botocore.exceptions import ClientError
 from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
 
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.events.types import CheckpointSaved, TrainingDiverged
 from steadytrain.components.shared.storage import open_storage
+from steadytrain.components.shared.storage.s3 import S3Storage
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.checkpoint import CheckpointStore, checkpoints_of, newest
 from steadytrain.components.train.checkpoint.saver import Saver
@@ -230,3 +233,40 @@ def test_bucket_without_delete_permission_keeps_old_checkpoints_and_training_con
     (told,) = warned
     assert "old checkpoints in s3://bucket/run cannot be deleted" in told
     assert "AccessDenied" in told
+
+
+def test_busy_server_while_old_checkpoints_are_deleted_is_no_missing_permission(tmp_path):
+    """botocore's own errors: each kind of failure is one warning."""
+    busy, denied = (
+        ClientError({"Error": {"Code": code, "Message": ""}}, "DeleteObject")
+        for code in ("SlowDown", "AccessDenied")
+    )
+    errors, warned, world = [busy, busy, denied, denied], [], World(1)
+    client = SimpleNamespace(delete_object=lambda **_: raise_(errors.pop(0)))
+    bucket = S3Storage("s3://bucket/run", client)
+    store = CheckpointStore(str(tmp_path), keep=1)
+    store.retain = lambda kept, best: bucket.delete("step-1/a")
+
+    def work(rank):
+        own = Saver(
+            store,
+            rank=0,
+            world_size=1,
+            gather=world.gather,
+            on_saved=lambda saved: None,
+            on_warning=warned.append,
+        )
+        for step in range(1, 5):
+            own.save(step, step, lambda step=step: state(float(step)))
+        own.settle()
+
+    assert world.run(work) == [None]
+    assert not errors
+    first, second = warned
+    assert "were not deleted: s3://bucket/run/step-1/a: SlowDown; the next save tries" in first
+    assert "permission" not in first
+    assert "AccessDenied; give this run permission to delete there" in second
+
+
+def raise_(error):
+    raise error

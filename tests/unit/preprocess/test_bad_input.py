@@ -443,4 +443,5 @@ def test_full_disk_leaves_nothing(tmp_path: Path, configure: Any) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode
     assert "StorageError: cannot write the prepared data" in done.stderr
+    assert "`ulimit -f`" in done.stderr
     assert not list((tmp_path / "output" / "data").iterdir())

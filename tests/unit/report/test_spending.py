@@ -17,7 +17,12 @@ from steadytrain.components.report.summary import summary
 from steadytrain.components.report.timeline import LEFT, WIDTH, timeline
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, CheckpointSaved
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    StepFinished,
+)
 from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.times import Times, spans
 
@@ -125,6 +130,26 @@ def test_cost_comes_from_the_price_of_an_hour(make_config: Any, bare: Any) -> No
     held = found.times.wall - found.times.waiting
     assert found.metrics()["cost_usd"] == pytest.approx(held / 100)
     assert f"cost: {held / 100:,.2f} USD at 36.00 USD per hour" in "\n".join(found.lines())
+
+
+def test_clock_set_forward_costs_nothing(make_config: Any, bare: Any) -> None:
+    """By the clock, training took 100 days; the attempt and the step know that it did not."""
+    bare.config = make_config(compute={"price_per_hour": 36.0})
+    bare.workspace.config.write_text(bare.config.to_yaml())
+    bare.again()
+    bare.start_step("train")
+    bare.attempt(1, last=100, max_steps=100, seconds_a_step=DAY, seconds=100.0)
+    bare.emit("train", StepFinished, stage="train", seconds=103.0)
+    facts = gather(bare.workspace)
+    found = Spending.of(facts)
+    assert found.metrics()["cost_usd"] == pytest.approx(1)
+    assert found.metrics()["training_duration_seconds"] == pytest.approx(100)
+    said = "\n".join(summary(bare.workspace))
+    assert "steps: begin 0.1 s, train 1 min 43 s; 1 min 43 s in all" in said
+    page, row = render(facts), r'<td class="n">1 min 40 s</td>'
+    assert re.search(row, page)
+    for text in (page, said, timeline(facts.history.attempts, facts.spans)):
+        assert "100 d" not in text
 
 
 def test_attempt_of_a_dead_supervisor_counts_to_its_last_heartbeat(bare: Any) -> None:

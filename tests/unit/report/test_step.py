@@ -48,5 +48,16 @@ def test_tracking_that_is_down_does_not_fail_the_report(failed: Any, tmp_path: A
     config = failed.config.model_copy(update={"tracking": tracking})
     page = run(config)
     assert "failed in train" in page.read_text()
-    warned = [event for event in read_events(failed.workspace.events) if isinstance(event, Warned)]
-    assert any("Connection refused" in event.message for event in warned)
+    events = read_events(failed.workspace.events)
+    warned = [item.message for item in events if isinstance(item, Warned)]
+    assert sum("Connection refused" in text for text in warned) == 1
+
+
+def test_run_that_was_stopped_is_killed_in_mlflow(bare: Any) -> None:
+    run_id = parent_run(bare.config, bare.workspace)
+    bare.again()
+    bare.start_step("train")
+    bare.fail("train", "Stopped", "stopped")
+    run(bare.config)
+    client = use_tracking(bare.config, bare.workspace).client
+    assert client.get_run(run_id).info.status == "KILLED"

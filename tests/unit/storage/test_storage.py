@@ -245,7 +245,7 @@ def test_write_beyond_the_disk_leaves_nothing(tmp_path):
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert "File too large" in done.stdout
-    assert "fix: " in done.stdout
+    assert "fix: raise the limit on the size of a file (`ulimit -f`)" in done.stdout
     assert (tmp_path / "kept").read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000

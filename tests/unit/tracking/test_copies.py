@@ -13,7 +13,7 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.records import DataRecord, SideRecord, TrainRecord
 from steadytrain.components.shared.reuse import ReuseStore
-from steadytrain.components.shared.tracking import log_artifacts, parent_run, use_tracking
+from steadytrain.components.shared.tracking import finish_run, parent_run, use_tracking
 from steadytrain.components.shared.tracking.connect import import_mlflow
 from steadytrain.components.shared.tracking.notes import identity
 from steadytrain.components.shared.tracking.reading import read_registry
@@ -38,7 +38,7 @@ def track(config, text):
     # A process keeps a run's address. What is tracked after a move is tracked by another one.
     utils._artifact_repos_cache.clear()
     run_id = parent_run(config, workspace)
-    assert log_artifacts(config, workspace)
+    assert finish_run(config, workspace, ok=True)
     return workspace, run_id
 
 

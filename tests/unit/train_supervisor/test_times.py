@@ -269,6 +269,33 @@ def point(attempt, time, step):
     )
 
 
+@pytest.mark.parametrize("jump", [3600.0, 31 * 86_400.0])
+@pytest.mark.parametrize("after", [0, 1, 5, 9, 12], ids="step {}".format)
+def test_time_that_the_clock_jumps_over_is_nobodys(jump, after):
+    """The clock is set forward while an attempt is at a step; its own seconds are right."""
+    run = Played(4)
+    run.attempt(9)
+    run.spend("waiting", 30)
+    run.attempt(12, outcome="finished")
+    right = Times.of(spans(run.history))
+
+    def moved(event):
+        return dataclasses.replace(event, time=event.time + jump * (event.step > after))
+
+    late, seconds = run.history.attempts[1], run.clock - run.history.attempts[1].started.time
+    late.ready = moved(late.ready) if after < 8 else late.ready
+    late.checkpoints = [moved(event) for event in late.checkpoints]
+    late.ended = dataclasses.replace(late.ended, time=late.ended.time + jump, seconds=seconds)
+    cut = spans(run.history)
+
+    assert all(before.end == after.start for before, after in pairwise(cut))
+    assert cut[-1].end == late.ended.time
+    times = Times.of(cut)
+    assert times.wall == pytest.approx(right.wall)
+    assert times.useful == pytest.approx(right.useful, abs=START + 2 * SAVE)
+    assert times.cost(60) == pytest.approx(right.cost(60))
+
+
 def test_time_of_a_stalled_rank_is_lost():
     """Resumed to dump its stacks, the rank committed a checkpoint before it was killed."""
     hung = AttemptHistory(started(1, 100), ready(1, 107))
