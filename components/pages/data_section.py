@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.left_out import SET_ASIDE
@@ -21,41 +21,92 @@ _COLUMNS = (
 )
 
 
-class CardSide(BaseModel):
-    """The fields of a side in card.json that a page shows."""
+class SampleCard(BaseModel):
+    """A record: the beginning of its content, and its first row as the model sees it."""
 
+    id: str = ""
+    text: str
+    label: str | None = None
+    row: list[Any] = []
+
+
+class SideCard(BaseModel):
+    """One side of the split.
+
+    target_share: share of the tokens that are targets; None if no row says which are.
+    fill: share of token positions in the sequences that are filled; 0 if there are no tokens.
+    lengths: documents by number of tokens, as [from, to, count].
+    truncated: records cut to the sequence length.
+    windowed: records that data.long_records put into windows.
+    skipped_windows: windows with nothing to predict.
+    label_counts: records by their number of labels, if that is not always one.
+    lacks: classes without a record on this side.
+    numbers: distribution of the numbers to predict; empty if records have none.
+    """
+
+    documents: int = 0
     bytes: int = 0
-    fill: float = 0.0
+    rows: int = 0
+    tokens: int = 0
+    target_tokens: int = 0
     target_share: float | None = None
+    fill: float = 0.0
     lengths: list[tuple[int, int, int]] = []
     truncated: int = 0
     windowed: int = 0
+    skipped_windows: int = 0
     labels: dict[str, int] = {}
     label_counts: dict[int, int] = {}
     lacks: list[str] = []
     numbers: dict[str, float] = {}
+    samples: list[SampleCard] = []
 
 
-class Card(BaseModel):
-    """The fields of card.json that a page shows; others are ignored."""
+class DataCard(BaseModel):
+    """The full data set, as in card.json. Fields that an older card lacks have their defaults.
 
+    left_out: files that are not data, by kind.
+    detected: number of files by what was found out about them, such as their delimiter.
+    layouts: number of good records by the layout that was detected, such as Alpaca.
+    unused: number of good records by column with text that nothing reads.
+    records: number of records read, used or not.
+    near_duplicate_threshold: `data.near_duplicate_threshold`; None if near duplicates are not
+        searched.
+    unread_keys: number of messages with each key that nothing reads.
+    unprinted_keys: number of messages with each key that the chat template does not print.
+    warnings: what was noticed about the data.
+    """
+
+    fingerprint: str = ""
+    task: str = ""
     source: list[str] = []
+    sequence_length: int = 0
+    trained_tokenizer: bool = False
+    left_out: dict[str, int] = {}
+    detected: dict[str, int] = {}
+    layouts: dict[str, int] = {}
+    unused: dict[str, int] = {}
     records: int = 0
-    quarantine: dict[str, int] = {}
+    defective: int = 0
     duplicates: dict[str, int] = {}
-    sides: dict[str, CardSide] = {}
+    near_duplicate_threshold: float | None = None
+    quarantine: dict[str, int] = {}
+    unread_keys: dict[str, int] = {}
+    unprinted_keys: dict[str, int] = {}
+    warnings: list[str] = []
+    sides: dict[str, SideCard] = {}
 
-    model_config = ConfigDict(from_attributes=True)
 
-
-def data_section(data: DataRecord, card: Card, most_labels: int | None = None) -> dict[str, Any]:
+def data_section(
+    data: DataRecord, card: DataCard, most_labels: int | None = None
+) -> dict[str, Any]:
     """Return sides, quarantine, duplicates, lengths and labels.
 
     Args:
         most_labels: how many labels are shown, the most frequent ones; None for all.
     """
     used = sum(side.documents for side in data.sides.values())
-    sides = {name: card.sides.get(name, CardSide()) for name in _SIDES if name in data.sides}
+    sides = {name: card.sides.get(name, SideCard()) for name in _SIDES if name in data.sides}
     labels = _total(side.labels for side in sides.values())
     meanings = DEFECTS | SET_ASIDE
     return {
@@ -105,7 +156,7 @@ def _total(counts: Any) -> Counter[Any]:
     return total
 
 
-def _side(side: SideRecord, card: CardSide, used: int) -> list[str]:
+def _side(side: SideRecord, card: SideCard, used: int) -> list[str]:
     return [
         number(side.documents),
         percent(side.documents / max(1, used)),
@@ -120,7 +171,7 @@ def _side(side: SideRecord, card: CardSide, used: int) -> list[str]:
     ]
 
 
-def _lengths(card: Card) -> Iterator[tuple[str, list[str], int]]:
+def _lengths(card: DataCard) -> Iterator[tuple[str, list[str], int]]:
     """Yield the number of documents by length in tokens, all sides together."""
     totals = _total(
         {(low, high): count for low, high, count in side.lengths} for side in card.sides.values()
@@ -129,7 +180,7 @@ def _lengths(card: Card) -> Iterator[tuple[str, list[str], int]]:
         yield f"{number(low)} to {number(high)}", [number(count)], count
 
 
-def _label_notes(sides: Mapping[str, CardSide]) -> Iterator[str]:
+def _label_notes(sides: Mapping[str, SideCard]) -> Iterator[str]:
     for name, side in sides.items():
         if side.lacks:
             yield f"The {name} side lacks {listed(side.lacks)}."

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import pyarrow.compute as pc
 
-from steadytrain.components.preprocess.card import DataCard, card_html, distribution
+from steadytrain.components.pages.data_section import DataCard
+from steadytrain.components.preprocess.card import card_html, distribution, side_card
 from steadytrain.components.preprocess.folds import Division, joined, read_table
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.model import Model
@@ -42,7 +43,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.left_out import LONG, in_one_line, longer, unused_keys
+from steadytrain.components.shared.left_out import LEFT_OUT, LONG, in_one_line, longer, unused_keys
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
@@ -51,6 +52,7 @@ from steadytrain.components.tasks.encoding.base import (
     RowEncoder,
     TokenizerSettings,
 )
+from steadytrain.components.tasks.encoding.fields import DEFECTS
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
 
@@ -310,26 +312,32 @@ class _Builder:
         unprinted = sum((side.unprinted for side in self.counts.values()), Counter[str]())
         if keys := unused_keys(reading.unread, unprinted):
             self._warn(f"{keys}; the model does not see their values")
-        card = DataCard.of(
-            record,
+        counts, quarantine = self.counts, self.quarantine.counts
+        marked = {"input_ids", PREDICTED} <= names
+        card = DataCard(
+            fingerprint=record.fingerprint,
+            task=record.task,
             source=[address for _, address in self.data.addresses],
-            left_out=self.inputs.left_out,
-            detected=reading.detected,
-            layouts=reading.layouts,
-            unused=reading.unused,
-            records=reading.records,
-            counts=self.counts,
-            numbers=numbers,
-            quarantine=self.quarantine.counts,
-            unread=reading.unread,
-            unprinted=unprinted,
-            warnings=self.warnings,
-            near_duplicate_threshold=threshold,
+            sequence_length=record.sequence_length,
             trained_tokenizer=self.model is not None and self.model.tokenizer is None,
-            documents=documents,
-            marked={"input_ids", PREDICTED} <= names,
+            left_out=dict(self.inputs.left_out),
+            detected=dict(reading.detected),
+            layouts=dict(reading.layouts),
+            unused=dict(reading.unused.most_common()),
+            records=reading.records,
+            defective=sum(quarantine[reason] for reason in DEFECTS),
+            duplicates={reason: quarantine[reason] for reason in LEFT_OUT},
+            near_duplicate_threshold=threshold,
+            quarantine=dict(quarantine.most_common()),
+            unread_keys=dict(reading.unread),
+            unprinted_keys=dict(unprinted),
+            warnings=self.warnings,
+            sides={
+                side: side_card(record, side, counts[side], numbers, documents, marked=marked)
+                for side in get_args(Side)
+            },
         )
-        plain = card.as_dict()
+        plain = card.model_dump()
         content = json.dumps(plain, indent=2, ensure_ascii=False)
         (self.folder / "card.json").write_text(content, encoding="utf-8")
         page = card_html(card, record, in_one_line(record, plain))

@@ -11,6 +11,7 @@ from typing import Any
 
 from steadytrain.components.shared.code_origin import ORIGIN
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.registry.versions import RUN, WEIGHTS
 from steadytrain.components.shared.tracking.connect import (
     brisk,
@@ -18,7 +19,6 @@ from steadytrain.components.shared.tracking.connect import (
     tracking_errors,
 )
 from steadytrain.components.shared.tracking.lineage import ENVIRONMENT, FINGERPRINT, PLAN
-from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.reading import reading_client
 from steadytrain.components.shared.tracking.store import sqlite_uri
 
@@ -117,7 +117,7 @@ class LineageStore:
     def _versions(self, fingerprint: str) -> Iterator[Any]:
         quoted = fingerprint.replace("'", "")
         query = f"tags.`{FINGERPRINT}` = '{quoted}'"
-        found = pages(lambda token: self.client.search_model_versions(query, page_token=token))
+        found = all_found(lambda token: self.client.search_model_versions(query, page_token=token))
         return iter(sorted(found, key=lambda item: int(item.creation_timestamp)))
 
     def _lineage(self, version: Any, *, in_detail: bool = False) -> ModelLineage:
@@ -142,9 +142,9 @@ class LineageStore:
         """Return attempts and checkpoints: the children of a run, and what they made."""
         places = [run.info.experiment_id]
         query = f"tags.mlflow.parentRunId = '{run.info.run_id}'"
-        children = pages(lambda token: self.client.search_runs(places, query, page_token=token))
+        children = all_found(lambda token: self.client.search_runs(places, query, page_token=token))
         ids = {child.info.run_id for child in children}
-        models = pages(lambda token: self.client.search_logged_models(places, page_token=token))
+        models = all_found(lambda token: self.client.search_logged_models(places, page_token=token))
         ours = sorted(item.name for item in models if item.source_run_id in ids)
         return {"attempts": len(ids), "checkpoints": tuple(ours)}
 

@@ -8,6 +8,7 @@ from steadytrain.components.evaluate.scoring import judged_records, trained_mode
 from steadytrain.components.register.card import model_card
 from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -25,7 +26,6 @@ from steadytrain.components.shared.registry.versions import (
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking import parent_run
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
-from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import OpenTask
 
@@ -104,7 +104,7 @@ def _remove_unfinished(tracking: Tracking, run_id: str, name: str) -> None:
 
     mine = f"source_run_id = '{run_id}' AND name = '{name}'"
     search = partial(tracking.client.search_logged_models, [tracking.experiment_id], mine)
-    models = list(pages(lambda token: search(page_token=token)))
+    models = list(all_found(lambda token: search(page_token=token)))
     done = [model for model in models if model.status == LoggedModelStatus.READY]
     last = max((model.creation_timestamp for model in done), default=0)
     for model in models:

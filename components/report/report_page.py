@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from steadytrain.components.observe.diagnosis import findings
-from steadytrain.components.pages.data_section import Card, data_section
+from steadytrain.components.pages.data_section import DataCard, data_section
 from steadytrain.components.pages.evaluation_section import evaluation_section, gate_section
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import Facts
@@ -180,10 +180,10 @@ def _data(facts: Facts) -> dict[str, Any] | None:
     if facts.data is None:
         return None
     try:
-        card = Card.model_validate(facts.card or {})
+        card = DataCard.model_validate(facts.card or {})
     except ValidationError as error:
         facts.unreadable.append(f"card.json: {error.error_count()} fields are not as expected")
-        card = Card()
+        card = DataCard()
     return data_section(facts.data, card, most_labels=25)
 
 

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from steadytrain.components.pages.charts import thin
@@ -66,22 +66,10 @@ class Row:
 
     def as_data(self) -> dict[str, Any]:
         """Return the row for programs."""
-        return {
-            "run": self.run,
-            "state": self.state,
-            "summary": self.summary,
-            "stage": self.stage,
-            "started": moment(self.started),
-            "active": moment(self.active),
-            "step": self.step,
-            "max_steps": self.max_steps,
-            "loss": _finite(self.loss),
-            "validation_loss": _finite(self.validation_loss),
-            "tokens_per_second": _finite(self.tokens_per_second),
-            "memory": self.memory,
-            "attempts": self.attempts,
-            "decision": self.decision,
-        }
+        plain = {name: value for name, value in asdict(self).items() if name != "losses"}
+        for name in ("loss", "validation_loss", "tokens_per_second"):
+            plain[name] = _finite(plain[name])
+        return plain | {"started": moment(self.started), "active": moment(self.active)}
 
 
 class Board:

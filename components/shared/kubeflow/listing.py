@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from steadytrain.components.shared.errors import ServerError
-from steadytrain.components.shared.pages import all_pages
+from steadytrain.components.shared.pagination import all_pages
 
 _PAGE = 100
 

@@ -18,11 +18,11 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest, value_digest
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import DataRecord, GateRecord, TrainRecord
 from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.tracking.connect import tracking_errors
 from steadytrain.components.shared.tracking.lineage import FINGERPRINT
-from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.values import value
 from steadytrain.components.shared.workspace import Workspace
 
@@ -148,7 +148,7 @@ class Registry:
     def _of_run(self, tags: Mapping[str, str]) -> list[Any]:
         query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
         search = self.tracking.client.search_model_versions
-        versions = pages(lambda token: search(query, page_token=token))
+        versions = all_found(lambda token: search(query, page_token=token))
         same = [item for item in versions if item.tags.get(WEIGHTS) == tags[WEIGHTS]]
         return sorted(same, key=lambda item: int(item.version))
 
@@ -161,7 +161,7 @@ class Registry:
         query = f"name = '{self.name}' AND tags.`{TEST}` = '{test_digest}'"
         with self._errors():
             search = self.tracking.client.search_model_versions
-            versions = pages(lambda token: search(query, page_token=token))
+            versions = all_found(lambda token: search(query, page_token=token))
             there = {item.tags.get(WEIGHTS) for item in versions}
         prefix = f"{JUDGED}{test_digest}."
         removed = {tag.removeprefix(prefix) for tag in self._model_tags() if tag.startswith(prefix)}

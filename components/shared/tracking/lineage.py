@@ -19,10 +19,10 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     Validated,
 )
+from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.tracking.connect import Tracking
 from steadytrain.components.shared.tracking.notes import attempt_note, identity, recall
-from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.points import points
 from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
@@ -138,7 +138,7 @@ def _known(tracking: Tracking, workspace: Workspace) -> set[str]:
     from mlflow.entities import LoggedModelStatus
 
     mine, names = f"tags.`{_CHECKPOINT}` = '{identity(workspace)}'", set()
-    found = pages(
+    found = all_found(
         lambda token: tracking.client.search_logged_models(
             [tracking.experiment_id], filter_string=mine, page_token=token
         )

@@ -9,6 +9,7 @@ from typing import Any
 from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest
+from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     brisk,
@@ -33,7 +34,6 @@ from steadytrain.components.shared.tracking.notes import (
     settle,
     warn,
 )
-from steadytrain.components.shared.tracking.pages import pages
 from steadytrain.components.shared.tracking.values import MAX_PARAMS_A_CALL, flatten, in_parts, key
 from steadytrain.components.shared.workspace import Workspace
 
@@ -168,7 +168,7 @@ def delete_doubles(tracking: Tracking, workspace: Workspace) -> None:
 def _marked(tracking: Tracking, condition: str) -> list[Any]:
     search, where = tracking.client.search_runs, [tracking.experiment_id]
     query = f"tags.`{MARK}` {condition}"
-    return list(pages(lambda token: search(where, query, page_token=token)))
+    return list(all_found(lambda token: search(where, query, page_token=token)))
 
 
 def _is_active(tracking: Tracking, run_id: str) -> bool:

@@ -48,9 +48,9 @@ def test_evaluation_leaves_records_scores_and_a_page(trained):
     assert scores.num_rows == 200
     assert "prediction" in scores.column_names
     page = (workspace.evaluation / "evaluation.html").read_text()
-    for word in ("accuracy", "baseline", "triangle", "Slices", "Worst examples"):
+    for word in ("accuracy", "Baseline", "triangle", "By slice", "Worst examples"):
         assert word in page
-    assert "http" not in page
+    assert "://" not in page
 
 
 def test_version_records_its_data_statistics(trained):

@@ -17,9 +17,9 @@ from steadytrain.components.shared.errors import ServerError, TrackingError
 from steadytrain.components.shared.kubeflow.client import open_client
 from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.components.shared.kubeflow.listing import pages
+from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.connect import import_mlflow, tracking_errors
-from steadytrain.components.shared.tracking.pages import pages as tracking_pages
 
 from support.hostile_server import HEAD, Act, answering, dripping, flooding, saying
 from support.ports import free_port
@@ -140,7 +140,7 @@ def test_lists_without_an_end_are_errors() -> None:
     with pytest.raises(ServerError, match="never ends"):
         list(pages(lambda **_: Page(), "runs"))
     with pytest.raises(TrackingError, match="never ends"):
-        list(tracking_pages(lambda _: Page()))
+        list(all_found(lambda _: Page()))
 
 
 @pytest.mark.parametrize("away", ["503 Service Unavailable", "nobody"])

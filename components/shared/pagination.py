@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import SteadytrainError, TrackingError
 
 T = TypeVar("T")
 
@@ -42,3 +42,20 @@ def all_pages(
                 remedy="look for a proxy that caches the server's answers, or upgrade the server",
             )
         seen.add(token)
+
+
+def all_found(search: Callable[[str | None], Any]) -> Iterator[Any]:
+    """Yield every item that a search in MLflow finds.
+
+    Args:
+        search: returns the page with a token; None for the first one.
+
+    Raises:
+        TrackingError: the list never ends.
+    """
+
+    def fetch(token: str) -> tuple[Iterable[Any], str]:
+        page = search(token or None)
+        return page, page.token or ""
+
+    return all_pages(fetch, "results", TrackingError)
