@@ -53,6 +53,15 @@ def _listed(_path: tuple[str, ...]) -> Mapping[str, EntryPoints]:
     return {group: found.select(group=group) for group in ours}
 
 
+def _named(group: str, name: str) -> EntryPoints:
+    return _selected(tuple(sys.path), group, name)
+
+
+@functools.lru_cache(maxsize=256)
+def _selected(path: tuple[str, ...], group: str, name: str) -> EntryPoints:
+    return _listed(path).get(group, EntryPoints()).select(name=name)
+
+
 def names(group: str) -> list[str]:
     """Return all names in a group, sorted, without importing anything."""
     return sorted({point.name for point in _installed(group)})
@@ -64,7 +73,7 @@ def find(group: str, name: str) -> EntryPoint:
     Raises:
         BadInput: if no package provides the name, or several do.
     """
-    points = {point.value: point for point in _installed(group).select(name=name)}
+    points = {point.value: point for point in _named(group, name)}
     if not points:
         raise _unknown(group, [name])
     if len(points) > 1:
@@ -125,12 +134,12 @@ def load_as(group: str, name: str, kind: type[T]) -> T:
 
 def address(group: str, name: str) -> str:
     """Return the `module:object` that a name refers to, without importing it; "" if unknown."""
-    return next((point.value for point in _installed(group).select(name=name)), "")
+    return next((point.value for point in _named(group, name)), "")
 
 
 def is_ours(group: str, name: str) -> bool:
     """Return whether a name is steadytrain's own, and no other package provides it too."""
-    points = _installed(group).select(name=name)
+    points = _named(group, name)
     return bool(points) and all(map(_is_ours, points))
 
 
@@ -202,7 +211,7 @@ def added(group: str) -> list[str]:
 
 def _is_ours(point: EntryPoint) -> bool:
     """Return whether an entry is steadytrain's own: metadata may claim any name."""
-    named = point.dist is not None and _normalized(point.dist.name or "") == _OURS
+    named = point.dist is not None and _name(point.dist) == _OURS
     return named and point.module.startswith(f"{_OURS}.")
 
 
@@ -215,10 +224,15 @@ def _owner(point: EntryPoint) -> str:
     return _package(point.dist) if point.dist else "an unnamed package"
 
 
+# Each property of a package parses its metadata, which takes milliseconds.
 @functools.cache
 def _package(package: Distribution) -> str:
-    # Each property parses the package's metadata, which takes milliseconds.
     return on_one_line(f"{package.name} {package.version}")
+
+
+@functools.cache
+def _name(package: Distribution) -> str:
+    return _normalized(package.name or "")
 
 
 def _normalized(name: str) -> str:

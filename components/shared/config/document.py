@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import yaml
-from yaml.composer import ComposerError
-from yaml.constructor import ConstructorError
+from yaml._yaml import CParser
+from yaml.composer import Composer, ComposerError
+from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.reader import Reader
+from yaml.resolver import Resolver
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
@@ -44,8 +47,11 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that this module's loader would take for a number."""
 
 
-class _Loader(yaml.SafeLoader):
-    """Null, booleans, numbers, text, lists, and mappings with text as keys. Dates stay text."""
+class _Loader(Composer, CParser, SafeConstructor, Resolver):
+    """Null, booleans, numbers, text, lists, and mappings with text as keys. Dates stay text.
+
+    libyaml scans the text, much faster than PyYAML; the limits below need PyYAML's composer.
+    """
 
     yaml_constructors: ClassVar = {
         tag: make
@@ -58,11 +64,19 @@ class _Loader(yaml.SafeLoader):
     }
     depth = 0
 
+    def __init__(self, text: str) -> None:
+        Reader(text)  # rejects characters that are not allowed, with a YAMLError
+        CParser.__init__(self, text)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise ComposerError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
+            event: Any = self.peek_event()
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+            raise ComposerError(None, None, problem, event.start_mark)
         try:
             return super().compose_node(parent, index)
         finally:
@@ -130,7 +144,7 @@ def parse(text: str, what: str) -> Any:
 @functools.lru_cache(maxsize=16)
 def _content(text: str) -> Any:
     """Parse and cache a document: commands read the same run's configuration several times."""
-    return yaml.load(text, _Loader)
+    return _Loader(text).get_single_data()
 
 
 def read(path: Path, what: str, remedy: str) -> str:

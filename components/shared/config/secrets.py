@@ -5,6 +5,7 @@ A configuration must not contain any, because it ends up in parameters, logs and
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -29,37 +30,50 @@ _COPIED = re.compile(r"[\w.-]+:[^\s/@]+@[\w.-]+[:/]\S*")
 """user:password@host:path, as scp accepts it."""
 
 
-def find_secrets(content: Any, field: str = "") -> Iterator[Problem]:
+def find_secrets(content: Any) -> Iterator[Problem]:
     """Yield a problem for each place in a nested configuration that contains a secret.
 
     The problems do not repeat the secret's value.
     """
+    for place in _places(content, ()):
+        yield _problem(functools.reduce(_below, place, ""))
+
+
+def _below(field: str, key: str | int) -> str:
+    """Return the name of what a field has at a key, which may be a secret itself."""
+    if isinstance(key, int):
+        return f"{field}[{key}]"
+    return f"{field}.{redact(key)}" if field else redact(key)
+
+
+def _places(content: Any, place: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the keys and indices that lead to each secret."""
     if isinstance(content, dict):
         for key, value in content.items():
             name = str(key)
-            inner = f"{field}.{redact(name)}" if field else redact(name)
+            inner = (*place, name)
             # Kubernetes writes variables as {name: HF_TOKEN, value: ...}.
             of = str(content.get("name", "")) if key == "value" else name
             if name == _REFERENCE and isinstance(value, dict):
                 # It names a Secret and a key of it, which may be called what they like.
-                yield from find_secrets(list(value.values()), inner)
+                yield from _places(list(value.values()), inner)
             elif _is_secret_value(of, value) or holds_a_secret(name):
-                yield _problem(inner)
+                yield inner
             else:
-                yield from find_secrets(value, inner)
+                yield from _places(value, inner)
     elif isinstance(content, list | tuple | set):
         before = ""
         for index, value in enumerate(content):
-            inner = f"{field}[{index}]"
+            inner = (*place, index)
             if _FLAG.fullmatch(before) and _is_secret_value(before, value):
-                yield _problem(inner)
+                yield inner
             else:
-                yield from find_secrets(value, inner)
+                yield from _places(value, inner)
             before = value if isinstance(value, str) else ""
     elif isinstance(content, bytes):
-        yield from find_secrets(content.decode("latin-1"), field)
+        yield from _places(content.decode("latin-1"), place)
     elif isinstance(content, str) and any(map(holds_a_secret, (content, _tight(content)))):
-        yield _problem(field)
+        yield place
 
 
 def _is_secret_value(name: str, value: Any) -> bool:

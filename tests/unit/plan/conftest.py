@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from steadytrain.components.plan.plan import Plan, plan_training
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.sizing.hardware import all_gpus, find_gpu
+from steadytrain.components.sizing.hardware import Gpu, all_gpus, find_gpu
 from steadytrain.components.sizing.hosts import Hosts
 
 CONFIGURATION = """
@@ -34,17 +34,23 @@ def configure(tmp_path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def make_plan(configure) -> MakePlan:
-    """Plan for this many GPUs. Without a GPU type, the plan chooses one."""
+    """Plan for this many GPUs. Without a GPU type, the plan chooses one.
+
+    Only then does it compare the types of the whole table, which takes most of its time, unless a
+    test gives it the `table`.
+    """
 
     def make(
         gpu: str = "",
         per_node: int = 1,
         nodes: int = 1,
         hosts: Hosts | None = None,
+        table: Sequence[Gpu] = (),
         **fields: Any,
     ) -> Plan:
         sizes = {"compute.nodes": nodes, "compute.nproc_per_node": per_node}
         config = configure(**sizes, **fields)
-        return plan_training(config, all_gpus(), find_gpu(gpu) if gpu else None, hosts)
+        given = find_gpu(gpu) if gpu else None
+        return plan_training(config, table or ([given] if given else all_gpus()), given, hosts)
 
     return make

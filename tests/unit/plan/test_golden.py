@@ -11,6 +11,7 @@ import pytest
 
 from steadytrain.components.plan.launch_files import filled
 from steadytrain.components.plan.render import render
+from steadytrain.components.sizing.hardware import all_gpus
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA = "hub:meta-llama/Llama-3"
@@ -27,7 +28,7 @@ LLAMA = "hub:meta-llama/Llama-3"
     ],
 )
 def test_text_equals_the_golden_file(make_plan, name, gpu, per_node, nodes, base):
-    plan = make_plan(gpu, per_node, nodes, model__base=base)
+    plan = make_plan(gpu, per_node, nodes, table=all_gpus(), model__base=base)
     assert render(plan) + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 

@@ -10,6 +10,7 @@ import pytest
 from steadytrain.components.plan.launch_files import filled
 from steadytrain.components.plan.render import render
 from steadytrain.components.sizing.fit import choose
+from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.sizing.hosts import Hosts, Node
 from steadytrain.components.sizing.strategy import options
 
@@ -85,7 +86,8 @@ def test_remedies_stay_within_host_memory(make_plan):
 
 def test_hosts_differ_by_gpu(make_plan):
     """This machine's memory says nothing about machines with H100s."""
-    plan = make_plan("rtx4050", 8, hosts=hosts_with(GB, "RTX4050"), model__base=LARGE)
+    hosts = hosts_with(GB, "RTX4050")
+    plan = make_plan("rtx4050", 8, hosts=hosts, table=all_gpus(), model__base=LARGE)
     assert not plan.works
     assert "H100" in [offer.gpu for offer in plan.cheapest]
 
