@@ -68,9 +68,10 @@ def content(facts: Facts) -> dict[str, Any]:
         "folder": str(facts.workspace.folder),
         "outcome": standing,
         "outcome_label": _LABELS[standing.state],
-        "verdict": _verdict(facts),
+        # Promotion comes first: it may have met a different champion than the gate.
+        "verdict": decided.reason if (decided := facts.promotion or facts.gate) else "",
         "tiles": _tiles(facts, ran, spending, finished=standing.state == "finished"),
-        "steps": [_step(item) for item in latest(ran)],
+        "steps": latest(ran),
         "data": _data(facts),
         "figures": training_figures(facts),
         "validation_metrics": metrics,
@@ -134,44 +135,22 @@ def _tiles(
     return tiles
 
 
-def _step(item: Execution) -> dict[str, Any]:
-    text = item.summary
-    if item.failure:
-        text = item.failure.message
-    return {
-        "name": item.stage,
-        "state": item.state,
-        "start": moment(item.start),
-        "duration": duration(item.seconds),
-        "text": text,
-    }
-
-
 def _attempt_rows(
     tried: Sequence[Attempt], decisions: Sequence[DecisionMade]
-) -> list[dict[str, Any]]:
-    """Return rows of attempts, each with what the supervisor decided after it, or else the fix.
+) -> list[tuple[Attempt, str]]:
+    """Return attempts, each with what the supervisor decided after it, or else the fix.
 
     After the decision to stop, show both.
     """
     decided = {item.attempt: item for item in decisions}
     rows = []
     for attempt in tried:
-        ended, decision = attempt.ended, decided.get(attempt.number)
-        remedy = ended.remedy if ended else ""
-        if decision is not None:
+        remedy = attempt.ended.remedy if attempt.ended else ""
+        if decision := decided.get(attempt.number):
             action = decision.action.replace("_", " ")
             after = f"{action}: {decision.reason}"
             remedy = f"{after}\n{remedy}" if action == "stop" else after
-        rows.append(
-            {
-                "attempt": attempt,
-                "duration": duration(attempt.seconds),
-                "failure": ended.failure_class if ended else "",
-                "message": ended.message if ended else "",
-                "remedy": remedy,
-            }
-        )
+        rows.append((attempt, remedy))
     return rows
 
 
@@ -213,13 +192,3 @@ def _remote_code(facts: Facts) -> str:
         return "not trusted: no code runs (model.trust_remote_code: false)"
     base, revision = facts.setting("model.base"), facts.setting("model.revision")
     return f"trusted: the code of {base}, pinned by model.revision {revision}"
-
-
-def _verdict(facts: Facts) -> str:
-    """Return why the model is champion or not.
-
-    Promotion's reason is used first, because promotion may have met a different champion than the
-    gate.
-    """
-    decided = facts.promotion or facts.gate
-    return decided.reason if decided else ""
