@@ -15,9 +15,9 @@ from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.shared.lease import Lease, held, hold
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.lease import Lease, held, hold
 from steadytrain.pipelines.garbage import Garbage
 from steadytrain.pipelines.gc_data import unneeded_data
 from steadytrain.pipelines.gc_studies import unneeded_by_studies

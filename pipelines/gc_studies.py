@@ -14,8 +14,8 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
+from steadytrain.components.shared.lease import held, hold
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.lease import held, hold
 from steadytrain.components.tune.history import History
 from steadytrain.components.tune.log import FileLog
 from steadytrain.components.tune.study import study_of

@@ -23,6 +23,7 @@ from steadytrain.components.shared.config import RunConfig, to_parameters
 from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Cursor, Sink
 from steadytrain.components.shared.events.types import StepFailed, Warned
+from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
 from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.shared.quantities import duration
@@ -30,7 +31,6 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes, unreaped
 from steadytrain.components.train.agent.stacks import is_stopped
-from steadytrain.components.train.lease import held
 from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.dag import LOCK_VARIABLE, TRAINS

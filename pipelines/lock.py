@@ -8,7 +8,6 @@ says about its holder is for messages and for `stop`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.identity import Identity
+from steadytrain.components.shared.lock import try_lock
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.workspace import Workspace
 
@@ -49,7 +49,7 @@ def run_lock(workspace: Workspace, *, linger_seconds: float = 0.0) -> Iterator[i
         handle = path.open("ab+", buffering=0)
     with handle:
         deadline = time.monotonic() + linger_seconds
-        while not _taken(handle):
+        while not try_lock(handle):
             # Without a holder, another process was only checking who holds the lock.
             found = holder(workspace)
             if found is not None and (not _elsewhere(found) or time.monotonic() > deadline):
@@ -78,7 +78,8 @@ def holder(workspace: Workspace) -> Identity | None:
         return None
     deadline = time.monotonic() + _NAME_SECONDS
     with handle:
-        while not _free(handle):
+        # A shared lock, so that two processes that only check do not block each other.
+        while not try_lock(handle, shared=True):
             found = _read(handle)
             if found is not None:
                 return found
@@ -94,23 +95,6 @@ def _path(workspace: Workspace) -> Path:
 
 def _elsewhere(found: Identity) -> bool:
     return found is not _UNKNOWN and found.alive() is None
-
-
-def _taken(handle: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _free(handle: IO[str]) -> bool:
-    try:
-        # A shared lock, so that two processes that only check do not block each other.
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _read(handle: IO[str]) -> Identity | None:

@@ -15,9 +15,9 @@ from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput, StorageError, Unreadable
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
+from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.lease import held
 from steadytrain.pipelines.json_output import moment
 from steadytrain.pipelines.lock import holder
 

@@ -14,13 +14,13 @@ from steadytrain.components.report.story import executions
 from steadytrain.components.shared.errors import StorageError, Unkillable
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import StepFailed
+from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.redaction import redact
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import KILL_SECONDS, MARK, end_processes
 from steadytrain.components.train.launch.process import RANK_IMPORTS
-from steadytrain.components.train.lease import held
 from steadytrain.pipelines.step_forks import StepTemplate
 from steadytrain.pipelines.unexpected import memory_limit
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import shutil
@@ -24,6 +23,7 @@ from typing import Final
 
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.lock import try_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import sync_file, sync_folder
 
@@ -136,7 +136,7 @@ def _locked(folder: Path) -> Iterator[None]:
     with new.open("wb", buffering=0) as handle:
         # If the file system has no locks or no free space, only the folder's age counts.
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try_lock(handle)
             handle.write(_machine())
         new.rename(folder / _LOCK)
         yield
@@ -165,10 +165,7 @@ def _free_lock(folder: Path) -> Iterator[bytes | None]:
         machine: bytes | None = b""
         try:
             handle = stack.enter_context((folder / _LOCK).open("rb+"))
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            machine = handle.read()
-        except BlockingIOError:
-            machine = None
+            machine = handle.read() if try_lock(handle) else None
         except OSError:
             pass
         yield machine

@@ -12,12 +12,12 @@ from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import Event, Terminated, Warned
+from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import how_terminated, remove_unfinished, works_in
-from steadytrain.components.train.lease import held
 from steadytrain.components.train.recovery.resubmit import may_resubmit, resubmit
 
 _LOST: Final = {"unfinished", "stopped"}

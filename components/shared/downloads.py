@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.storage.local import local_errors, sync_folder
 
 WAIT_SECONDS = 6 * 3600.0
@@ -35,7 +35,7 @@ def fetched(downloads: Path, version: Any, fetch: Callable[[Path], None]) -> Pat
         return target
     with local_errors("write", target):
         downloads.mkdir(parents=True, exist_ok=True)
-    with lease(str(downloads), f".{name}", wait_seconds=WAIT_SECONDS):
+    with lock(str(downloads), f".{name}", wait_seconds=WAIT_SECONDS):
         if target.is_dir():
             return target
         partial = downloads / f".partial-{name}"

@@ -1,205 +1,324 @@
-"""A lock that several processes or machines share through its address.
+"""The lease: which process holds what machines share, decided by conditional writes to storage.
 
-In a folder, it is a file lock, which the kernel releases when the holder dies. On S3, it is a
-sequence of numbered objects (storage/row.py). The holder keeps renewing its object. A process that
-sees it unchanged for the full expiry time, by its own clock, takes over.
+It holds a run for its supervisor, a study for its driver, and a lock on S3 (lock.py). It is a
+sequence of numbered objects, each written only if absent. If several processes claim the next
+number, exactly one gets it. An earlier holder's object is never taken over, because that would need
+compare-and-swap. The highest number is the generation, which fences the ledger and the checkpoints
+against earlier supervisors. Checking the lease before each write avoids most conflicts. If a write
+still comes too late, readers recognize it by its generation and ignore it (recovery/ledger.py and
+checkpoint/lineage.py in train).
+
+The holder keeps renewing its object. A process that sees it unchanged for the full lease time, by
+its own clock, may claim the next number. An agent gives up after half of that time and takes its
+ranks down within the other half, so two supervisors never train at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import socket
+import logging
+import re
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+import psutil
+from pydantic import ValidationError
 
-from steadytrain.components.shared.errors import RunBusy, StorageError
-from steadytrain.components.shared.paths import checked
+from steadytrain.components.shared.errors import RunBusy, StorageError, Unreadable
+from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.renewal import RENEWALS, Pulse, Renewed
-from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
-from steadytrain.components.shared.storage.row import Row
+from steadytrain.components.shared.storage import LocalStorage, Storage
 
-EXPIRY_SECONDS = 120.0
-WAIT_SECONDS = 600.0
-_POLL_SECONDS = 0.2
-
-
-@contextlib.contextmanager
-def lease(
-    address: str,
-    name: str,
-    *,
-    wait_seconds: float = WAIT_SECONDS,
-    expiry_seconds: float = EXPIRY_SECONDS,
-) -> Iterator[Callable[[], None]]:
-    """Hold the lock `name` at an address: a folder, or s3://bucket/prefix.
-
-    Args:
-        address: where the lock is.
-        name: the lock's name.
-        wait_seconds: how long to wait for it. On S3, a dead holder's lock can be taken over only
-            after its expiry time, so wait longer than that.
-        expiry_seconds: on S3, how long the lock remains held after its holder died.
-
-    Yields:
-        A check that raises StorageError if we no longer hold the lock, or may lose it within half
-        of the expiry time. Call it right before each write that the lock protects.
-
-    Raises:
-        UnsafeName: if the name leads out of the folder.
-        RunBusy: if another process holds it for longer than `wait_seconds`.
-        StorageError: if storage rejected a request.
-    """
-    storage = open_storage(address)
-    held = (
-        _file_lock(storage.folder, name, wait_seconds)
-        if isinstance(storage, LocalStorage)
-        else _numbered(storage, name, wait_seconds, expiry_seconds)
-    )
-    with held as check:
-        yield check
+_LOOKS = 20
+"""Number of times an agent checks the lease per lease time."""
+_POLL_SECONDS = 0.1
+_log = logging.getLogger(__name__)
+Held = Literal["run", "study", "lock"]
+"""What a lease is for."""
 
 
-@contextlib.contextmanager
-def _file_lock(folder: Path, name: str, wait_seconds: float) -> Iterator[Callable[[], None]]:
-    path = folder / checked(f"{name}.lock", origin="lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as handle:
+class _Words(NamedTuple):
+    """How messages name a lease: what the holder does and is, and two remedies."""
 
-        def take() -> bool:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-        _wait(take, str(path), wait_seconds)
-        # Keep the file: if it were removed, two processes could hold locks on different files with
-        # the same name.
-        yield lambda: None
+    used: str
+    holder: str
+    if_busy: str
+    if_lost: str
 
 
-@contextlib.contextmanager
-def _numbered(
-    storage: Storage, name: str, wait_seconds: float, expiry_seconds: float
-) -> Iterator[Callable[[], None]]:
-    storage.require_conditional_writes()
-    lock = _Numbered(Row(storage.sub(f"{name}.lock")), expiry_seconds)
-    _wait(lock.take, f"{storage.uri}/{name}.lock", wait_seconds)
-    renewed = Renewed(lock.renew, every=expiry_seconds / RENEWALS, name=f"lock-{name}")
-    try:
-        yield lock.check
-    finally:
-        renewed.end()
-        lock.release()
+_RENAME: Final = "wait for it, stop it, or give this {} another name (run: ...)"
+_CONTINUES: Final = "nothing is lost: the {} continues there"
+_AGAIN: Final = "start the step again: it does what is missing"
+_WORDS: Final = {
+    "run": _Words("trained", "supervisor", _RENAME, _CONTINUES),
+    "study": _Words("driven", "driver", _RENAME, _CONTINUES),
+    "lock": _Words("held", "holder", f"wait for the other run to finish, then {_AGAIN}", _AGAIN),
+}
+_PREFIX: Final = "generation-"
 
 
-@dataclass
-class _Numbered:
-    """One lock, and our number in its sequence.
+class Holder(Identity):
+    """Who holds or held a run.
 
-    written: when our last write that succeeded began, by our monotonic clock. Nobody takes over
-        within `expiry_seconds` of it.
+    renewed: number of renewals so far.
+    until: when the lease expires unless it is renewed, by the holder's clock. It is shown to
+        people, and `held` uses it for its guess.
+    released: whether the holder released the run.
     """
 
-    row: Row
-    expiry_seconds: float
-    owner: str = field(default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex}")
-    ours: int = 0
-    renewals: int = 0
-    written: float = 0.0
-    pulse: Pulse = field(default_factory=Pulse)
+    renewed: int = 0
+    until: float = 0.0
+    released: bool = False
 
-    def take(self) -> bool:
-        """Claim the number after the highest one, if that one was released or has expired."""
-        last = self.row.last()
-        if last and not self._free(last):
+    def working(self) -> bool | None:
+        """Return whether the holder is working on the run; None if this machine cannot tell."""
+        if self.released:
             return False
-        began = time.monotonic()
-        if not self.row.claim(last + 1, self._content()):
+        working, process = self.alive(), self.process()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            if process is not None and process.status() in stopped:
+                return None
+        return working
+
+
+@dataclass(frozen=True)
+class Generations:
+    """The numbered objects of a lease."""
+
+    storage: Storage
+
+    def name(self, generation: int) -> str:
+        """Return the name of the object with a number."""
+        return f"{_PREFIX}{generation:08d}"
+
+    def last(self) -> int:
+        """Return the highest number so far; 0 if there is none."""
+        names = self.storage.list(_PREFIX)
+        # A folder in place of a file also uses up its number.
+        folders = self.storage.folders() if isinstance(self.storage, LocalStorage) else ()
+        return max(map(_number, [*names, *folders]), default=0)
+
+    def claim(self, generation: int, content: bytes) -> bool:
+        """Claim a number and delete the earlier ones. Return False if another process has it."""
+        name = self.name(generation)
+        if not self.storage.write(name, content, if_absent=True):
             return False
-        self.ours, self.written = last + 1, began
+        # If the caller looked long ago, the number may have been claimed and deleted since then.
+        if self.last() != generation:
+            self.storage.delete(name)
+            return False
+        for older in self.storage.list(_PREFIX):
+            if 0 < _number(older) < generation:
+                self.storage.delete(older)
         return True
 
-    def renew(self) -> bool:
-        """Show that we still hold the lock. Return False if another process has taken over."""
-        if self.row.last() > self.ours:
+    def holder(self, generation: int) -> Holder | None:
+        """Return the holder of a generation; None if its object was removed or is damaged.
+
+        A live holder rewrites a damaged object within a fraction of the lease time. A dead one is
+        treated as a silent one, and another process takes over.
+        """
+        try:
+            return Holder.model_validate_json(self.storage.read(self.name(generation)))
+        except (FileNotFoundError, Unreadable, ValidationError):
+            return None
+
+    def fence(self, generation: int, what: Held = "run") -> None:
+        """Check the lease right before an operation that only the holder may do.
+
+        Raises:
+            RunBusy: another supervisor took over the run.
+        """
+        last = self.last()
+        if last > generation:
+            words = _WORDS[what]
+            raise RunBusy(
+                f"this {what} was taken over by {_who(self.holder(last))}: its {words.holder} of "
+                f"generation {generation} was silent for longer than its lease"
+                f"{'' if what == 'lock' else ' (recovery.lease_seconds)'}",
+                remedy=words.if_lost.format(what),
+            )
+
+
+class Renewal:
+    """The lease as an agent sees it. The agent must know whether its supervisor is still alive."""
+
+    def __init__(self, storage: Storage, generation: int, seconds: float) -> None:
+        self.generations, self.generation, self.seconds = Generations(storage), generation, seconds
+        self.pulse, self._due = Pulse(), 0.0
+
+    def lapsed(self) -> bool:
+        """Return whether the lease is no longer renewed, or another supervisor took over the run.
+
+        Call it as often as you like: it only reads storage as often as the lease requires.
+        """
+        now = time.monotonic()
+        if now < self._due:
             return False
-        began, self.renewals = time.monotonic(), self.renewals + 1
-        self.row.storage.write(self.row.name(self.ours), self._content())
-        self.written = began
-        return True
+        self._due = now + self.seconds / _LOOKS
+        seen = self.pulse.seen
+        # An unreadable lease counts as unchanged.
+        with contextlib.suppress(StorageError, OSError):
+            if self.generations.last() > self.generation:
+                return True
+            seen = self.generations.holder(self.generation)
+        return self.pulse.silence(seen) > self.seconds / 2
+
+
+class Lease:
+    """What this process holds. A thread renews the lease until it is released.
+
+    claimed: when the claim began, by our monotonic clock.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        generation: int,
+        holder: Holder,
+        seconds: float,
+        what: Held,
+        claimed: float,
+    ) -> None:
+        self.generations, self.generation, self.seconds = generations, generation, seconds
+        self.holder, self.what, self._written = holder, what, claimed
+        self._renewed = Renewed(self._renew, every=seconds / RENEWALS, name="lease")
+
+    @property
+    def lost(self) -> bool:
+        """Whether another supervisor took over the run, as of the last renewal."""
+        return self._renewed.lost
+
+    def fence(self) -> None:
+        """Raise RunBusy if another process has taken over."""
+        self.generations.fence(self.generation, self.what)
 
     def check(self) -> None:
-        """Raise an error unless we hold the lock, and keep it long enough for a write."""
-        if self.row.last() > self.ours:
-            raise _expired(
-                f"another process took over the lock {self.row.storage.uri}, which was not renewed "
-                f"for {duration(self.expiry_seconds)}"
-            )
-        silent = time.monotonic() - self.written
-        if silent > self.expiry_seconds / 2:
-            raise _expired(
-                f"the lock {self.row.storage.uri} was not renewed for {duration(silent)}, and "
-                f"expires after {duration(self.expiry_seconds)}"
+        """Raise an error unless we hold the lease, and keep it long enough for a write."""
+        self.fence()
+        silent = time.monotonic() - self._written
+        if silent > self.seconds / 2:
+            raise StorageError(
+                f"the {self.what} {self.generations.storage.uri} was not renewed for "
+                f"{duration(silent)}, and expires after {duration(self.seconds)}",
+                remedy=_AGAIN,
             )
 
     def release(self) -> None:
-        """Release the lock, unless another process has already taken over."""
-        storage, name = self.row.storage, self.row.name(self.ours)
-        if storage.exists(name):
-            storage.write(name, self._content(released=True))
+        """Release the run. The next supervisor can claim it immediately."""
+        self._renewed.end()
+        # If this cannot be written, the lease expires by itself.
+        with contextlib.suppress(StorageError):
+            if self.generations.last() == self.generation:
+                self._write(released=True)
 
-    def _free(self, number: int) -> bool:
-        try:
-            content = self.row.storage.read(self.row.name(number))
-        except FileNotFoundError:
-            return False  # deleted in the meantime, so there is a higher one
-        silence = self.pulse.silence((number, content))
-        try:
-            holder = _Holder.model_validate_json(content)
-        except ValidationError:
-            return silence >= self.expiry_seconds
-        return holder.released or silence >= holder.expiry_seconds
+    def _renew(self) -> bool:
+        if self.generations.last() > self.generation:
+            return False
+        self._write(renewed=self.holder.renewed + 1)
+        return True
 
-    def _content(self, *, released: bool = False) -> bytes:
-        holder = _Holder(
-            owner=self.owner,
-            pid=os.getpid(),
-            renewals=self.renewals,
-            expiry_seconds=self.expiry_seconds,
-            released=released,
+    def _write(self, **changes: float) -> None:
+        began, until = time.monotonic(), time.time() + self.seconds
+        self.holder = self.holder.model_copy(update={"until": until, **changes})
+        self.generations.storage.write(
+            self.generations.name(self.generation), self.holder.model_dump_json().encode()
         )
-        return holder.model_dump_json().encode()
+        self._written = began
 
 
-class _Holder(BaseModel):
-    """Content of a lock's object."""
+@contextlib.contextmanager
+def hold(
+    storage: Storage,
+    *,
+    run_id: str,
+    seconds: float,
+    after: int = 0,
+    what: Held = "run",
+    wait_seconds: float | None = None,
+    tell: Callable[[str], object] = _log.warning,
+) -> Iterator[Lease]:
+    """Hold a run, a study or a lock for this process.
 
-    owner: str
-    pid: int
-    renewals: int
-    expiry_seconds: float
-    released: bool
+    Take over from a dead holder immediately, and from a silent one after `seconds`.
+
+    Args:
+        run_id: the name of the run, study or lock.
+        after: a generation that the new one must exceed, in case the lease's own objects are lost.
+        wait_seconds: how long to wait for another holder. None waits only to see whether it is
+            silent.
+        tell: receives a line if it must wait.
+
+    Raises:
+        RunBusy: a live process holds it; the message says which one, where, and since when.
+        BadInput: the storage has no conditional writes.
+        StorageError: storage failed.
+    """
+    storage.require_conditional_writes()
+    lease = _take(Generations(storage), run_id, seconds, after, what, wait_seconds, tell)
+    try:
+        yield lease
+    finally:
+        lease.release()
 
 
-def _expired(message: str) -> StorageError:
-    return StorageError(message, remedy="start the step again: it does what is missing")
+def held(storage: Storage) -> bool:
+    """Return whether a supervisor seems to hold a run, without waiting to make sure."""
+    generations = Generations(storage)
+    holder = generations.holder(generations.last())
+    if holder is None:
+        return False
+    working = holder.working()
+    return time.time() < holder.until if working is None else working
 
 
-def _wait(take: Callable[[], bool], place: str, wait_seconds: float) -> None:
-    end = time.monotonic() + wait_seconds
-    while not take():
-        if time.monotonic() >= end:
+def _take(
+    generations: Generations,
+    run_id: str,
+    seconds: float,
+    after: int,
+    what: Held,
+    wait_seconds: float | None,
+    tell: Callable[[str], object],
+) -> Lease:
+    pulse, met, began = Pulse(), None, time.monotonic()
+    mine = Holder.here().model_copy(update={"until": time.time() + seconds})
+    while True:
+        now, last = time.monotonic(), generations.last()
+        holder = generations.holder(last)
+        first, met = met is None, met or (last, holder)
+        working = holder.working() if holder else None
+        if last == 0 or working is False or pulse.silence((last, holder)) >= seconds:
+            generation = max(last, after) + 1
+            if generations.claim(generation, mine.model_dump_json().encode()):
+                return Lease(generations, generation, mine, seconds, what, now)
+            continue
+        alive = working or (last, holder) != met
+        if alive if wait_seconds is None else now - began >= wait_seconds:
+            words = _WORDS[what]
             raise RunBusy(
-                f"the lock {place} has been held by another run for {duration(wait_seconds)}",
-                remedy="wait for the other run to finish its promotion, then start the step again",
+                f"{what} {run_id!r} is being {words.used} by {_who(holder)}",
+                remedy=words.if_busy.format(what),
+            )
+        if first:
+            longest = duration(seconds if wait_seconds is None else wait_seconds)
+            place = f"{generations.storage.uri}/{generations.name(last)}"
+            tell(
+                f"waiting up to {longest}, because {_who(holder)} may still use {what} "
+                f"{run_id!r} ({place})"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _number(name: str) -> int:
+    """Return the number of an object; 0 if the name is not one of a lease."""
+    found = re.fullmatch(rf"{_PREFIX}(\d{{8,}})", name)
+    return int(found[1]) if found else 0
+
+
+def _who(holder: Holder | None) -> str:
+    return str(holder or "another process")

@@ -14,7 +14,7 @@
     events/*.jsonl        the event stream, one file per writer
     attempts/<n>/         files shared by supervisor and ranks (train/attempt.py)
     ledger/  checkpoints/ logs/  model/  evaluation/  compiled/
-    lease/                which supervisor owns the training run (train/lease.py)
+    lease/                which supervisor owns the training run (shared/lease.py)
     tracking/             the MLflow runs of this run
     report.html
     told                  what was last sent to the webhook

@@ -13,6 +13,7 @@ from steadytrain.components.report.step import write_page
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import (
     how_terminated,
@@ -20,7 +21,6 @@ from steadytrain.components.train.launch.removal import (
     remove_unfinished_below,
     works_in,
 )
-from steadytrain.components.train.lease import held
 from steadytrain.components.tune.driver import lease_of, study_folder
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.results import BEST, WINNER

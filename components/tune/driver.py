@@ -15,9 +15,9 @@ from typing import Final, Protocol
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import ConfigError, SteadytrainError, StorageError
+from steadytrain.components.shared.lease import Lease, hold
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.log import Log, Record, open_log
 from steadytrain.components.tune.study import (

@@ -28,7 +28,7 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError, StorageError
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.listing import named, pages
-from steadytrain.components.shared.lease import EXPIRY_SECONDS, lease
+from steadytrain.components.shared.lock import EXPIRY_SECONDS, lock
 from steadytrain.components.shared.quantities import moment
 from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry
 from steadytrain.components.shared.storage import Storage, open_storage
@@ -148,8 +148,9 @@ def trigger(server: Server, what: Trigger) -> Answer:
     digest, name = what.seen(), what.config.name
     with contextlib.ExitStack() as held:
         with local_errors("use", Path(what.state)):
-            lock = lease(what.state, f"trigger-{name}", wait_seconds=_LOCK_SECONDS)
-            check = held.enter_context(lock)
+            check = held.enter_context(
+                lock(what.state, f"trigger-{name}", wait_seconds=_LOCK_SECONDS)
+            )
         last = _read(what)
         run = _run_of(server, last) if last else None
         started, why = _Last(digest=digest, run=f"{name}-{digest[:8]}"), ""

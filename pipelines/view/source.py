@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.regular import open_regular
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.lease import held
 from steadytrain.pipelines.lock import holder
 from steadytrain.pipelines.options import readable_folder
 

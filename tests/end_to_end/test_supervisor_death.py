@@ -16,13 +16,13 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     SupervisorStarted,
 )
+from steadytrain.components.shared.lease import Generations, hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint import checkpoints_of
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.lease import Generations, hold
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.settings import inputs_digest
 from steadytrain.components.train.recovery.supervisor import Supervisor

@@ -17,7 +17,7 @@ from typing import Any
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest, value_digest
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
-from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import DataRecord, GateRecord, TrainRecord
 from steadytrain.components.shared.tracking import use_tracking
@@ -291,7 +291,7 @@ class Registry:
     @contextlib.contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:
         """Hold the lock that all runs with the same lock address share. Yield the lock's check."""
-        with lease(self.lock_address, f"registry-{self.name}") as check:
+        with lock(self.lock_address, f"registry-{self.name}") as check:
             yield check
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from steadytrain.components.shared.errors import PathTaken, StorageError, Unreadable
+from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError, Unreadable
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
 from steadytrain.components.shared.storage.regular import UNREADABLE, open_regular
@@ -119,7 +119,20 @@ class LocalStorage:
         copy_file(path, self._path(name))
 
     def require_conditional_writes(self) -> None:
-        """Do nothing: links are atomic in every folder."""
+        name, why = f"probe-{uuid.uuid4().hex}", ""
+        self.write(name, b"")  # a failure here has nothing to do with conditional writes
+        try:
+            if self.write(name, b"", if_absent=True):
+                why = "it overwrites files that it was asked only to create"
+        except StorageError as error:
+            why = error.message
+        finally:
+            self.delete(name)
+        if why:
+            raise BadInput(
+                f"{self.uri} has no conditional writes, which keep two processes apart: {why}",
+                remedy="use a file system with hard links",
+            )
 
     def sub(self, prefix: str) -> LocalStorage:
         return LocalStorage(self._path(prefix))

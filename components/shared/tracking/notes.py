@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import local_errors
@@ -126,7 +126,7 @@ def exclusive(workspace: Workspace, what: str) -> Iterator[None]:
         TrackingError: if another one takes longer than TURN_SECONDS.
     """
     try:
-        with lease(str(workspace.tracking), what, wait_seconds=TURN_SECONDS):
+        with lock(str(workspace.tracking), what, wait_seconds=TURN_SECONDS):
             yield
     except RunBusy as error:
         raise TrackingError(

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from steadytrain.components.shared.errors import RunBusy, TrackingError
-from steadytrain.components.shared.lease import WAIT_SECONDS, lease
+from steadytrain.components.shared.lock import WAIT_SECONDS, lock
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.regular import set_aside
@@ -68,7 +68,7 @@ def ensure_store(uri: str, workspace: Workspace) -> None:
             )
         return
     try:
-        with lease(str(workspace.locks), "tracking-store"):
+        with lock(str(workspace.locks), "tracking-store"):
             if path.exists() and not _finished_by_another(path):
                 aside = set_aside(path)
                 message = f"the tracking store {path} is incomplete and empty; it was"

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import Unkillable
+from steadytrain.components.shared.lease import Renewal
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.storage import LocalStorage
@@ -36,7 +37,6 @@ from steadytrain.components.train.attempt import (
     RankError,
 )
 from steadytrain.components.train.heartbeat import Heartbeat
-from steadytrain.components.train.lease import Renewal
 from steadytrain.components.train.meeting import longest_wait
 from steadytrain.components.train.signals import StopRequest, stop_requests
 

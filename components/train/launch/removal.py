@@ -25,6 +25,7 @@ from steadytrain.components.shared.cluster import (
     own_pod_name,
 )
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.lease import Generations, held
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.storage import LocalStorage, Storage
 from steadytrain.components.shared.workspace import Workspace
@@ -37,7 +38,6 @@ from steadytrain.components.train.launch.naming import (
     run_labels,
 )
 from steadytrain.components.train.launch.own_pod import termination
-from steadytrain.components.train.lease import Generations, held
 
 _LOOK_SECONDS = 0.3
 _SUSPENDED_SECONDS = 75.0

@@ -97,8 +97,8 @@ class RankProcess(ABC):
 
     def fence(self) -> None:
         """Raise RunBusy if another supervisor took over the run."""
+        from steadytrain.components.shared.lease import Generations
         from steadytrain.components.shared.storage import LocalStorage
-        from steadytrain.components.train.lease import Generations
 
         Generations(LocalStorage(self.workspace.lease)).fence(self.spec.generation)
 

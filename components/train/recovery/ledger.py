@@ -13,10 +13,10 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.storage import Storage
 from steadytrain.components.shared.storage.regular import set_aside
-from steadytrain.components.train.lease import Lease
 from steadytrain.components.train.recovery.entries import (
     KEPT,
     Entry,

@@ -10,9 +10,9 @@ from functools import partial
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.lease import Lease, hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.lease import Lease, hold
 from steadytrain.components.train.recovery.ledger import Ledger
 
 _owned_here: ContextVar[Lease | None] = ContextVar("lease", default=None)
@@ -29,7 +29,7 @@ def owned(config: RunConfig) -> Iterator[Lease]:
     workspace = Workspace.of(config)
     storage = LocalStorage(workspace.lease)
     outer = _owned_here.get()
-    if outer is not None and outer.row.storage.uri == storage.uri:
+    if outer is not None and outer.generations.storage.uri == storage.uri:
         yield outer
         return
     ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)

@@ -22,12 +22,12 @@ from steadytrain.components.shared.events.types import Event, Resubmitted, Warne
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
 from steadytrain.components.shared.kubeflow.listing import named, pages
-from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.own_pod import termination
-from steadytrain.components.train.lease import held
 
 _TERMINATED: Final = {"CANCELING", "CANCELED"}
 
@@ -81,7 +81,7 @@ def _submit(config: RunConfig, last_step: int, server: Server, run: Any) -> Even
     notes, name = LocalStorage(workspace.resubmitted), f"{run.run_id}.json"
     # If an exit handler dies after it has asked, the next one finds its note, and its run if there
     # is one. The lock keeps them from asking at the same time.
-    with lease(str(workspace.locks), f"resubmit-{run.run_id}"):
+    with lock(str(workspace.locks), f"resubmit-{run.run_id}"):
         note = _note(notes, name, last_step)
         if note.state != "asked":
             return None

@@ -27,6 +27,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
+from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import AWAY_SECONDS, REJECTED_SECONDS, retry_storage
@@ -37,7 +38,6 @@ from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import Failure, FailureClass, cause_of
 from steadytrain.components.train.launch.base import Launcher
-from steadytrain.components.train.lease import Lease
 from steadytrain.components.train.recovery.continuing import other_inputs
 from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger

@@ -20,12 +20,12 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
+from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry, any_error
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.base import RunningAttempt
-from steadytrain.components.train.lease import Lease
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import pods_waited
 from steadytrain.components.train.signals import StopRequest

@@ -12,9 +12,9 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import AttemptEnded, TrainingStep
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.lease import hold
 from steadytrain.components.tune.lr_range.curve import RangeResult, curve_of, exploded, suggested
 from steadytrain.components.tune.study import studies_folder
 from steadytrain.components.tune.trials.base import Trials

@@ -8,7 +8,6 @@ the fold that a trial holds out takes the place of the test side.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -19,7 +18,9 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.model import identifying_model
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.retry import FOREVER
 from steadytrain.components.tune.trials.place import trials_of
 
 _RUN: Final = "prepare"
@@ -60,10 +61,8 @@ def share_data(study: Path, config: RunConfig, data: DataRecord) -> None:
 
 def _share(study: Path, config: RunConfig, prepared: Callable[[], DataRecord]) -> None:
     path, whole = data_path(study, config), data_path(study, _without_fold(config))
-    path.parent.mkdir(parents=True, exist_ok=True)
     # One lock for all folds, so that the data are encoded once.
-    with whole.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock(str(path.parent), whole.stem, wait_seconds=FOREVER):
         if known_data(study, config) is None:
             share = without_test if config.cross_validation.fold is None else linked
             share(prepared(), path.with_suffix("")).save(path)

@@ -11,6 +11,7 @@ import pytest
 
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events.types import SupervisorStarted
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
@@ -21,7 +22,6 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.manifest import COMMIT, DAMAGED
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.checkpoints import PARTS, same, save, shifted

@@ -22,8 +22,8 @@ import pytest
 from steadytrain.components.report import step as report_step
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events.types import DecisionMade, SupervisorStarted
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.lease import hold
 from steadytrain.pipelines import local
 
 from support.odd import COMMAND

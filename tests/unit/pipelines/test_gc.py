@@ -10,6 +10,7 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from steadytrain.components.shared.events.types import SupervisorStarted
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.train.checkpoint import (
@@ -19,7 +20,6 @@ from steadytrain.components.train.checkpoint import (
     newest,
     survey,
 )
-from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.gc import garbage
 from steadytrain.pipelines.lock import run_lock

@@ -16,9 +16,9 @@ import pytest
 
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.local import stop_run
 from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.step_processes import StepProcesses
@@ -29,7 +29,7 @@ from pathlib import Path
 from steadytrain.pipelines.lock import run_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.lease import hold
+from steadytrain.components.shared.lease import hold
 with run_lock(Workspace(Path(sys.argv[1]), "tiny")):
     print("held", flush=True)
     time.sleep(600)

@@ -19,10 +19,10 @@ from steadytrain.components.report.story import outcome
 from steadytrain.components.shared import retry
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Resubmitted, StepFailed, Warned
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.launch import own_pod, removal
 from steadytrain.components.train.launch.naming import FOLDER, PIPELINE_RUN, run_labels
-from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery import resubmit as module
 from steadytrain.pipelines.server import submission
 

@@ -14,7 +14,7 @@ import pytest
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted
-from steadytrain.components.shared.lease import lease
+from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.storage import S3Storage, open_storage, s3
 from steadytrain.components.train.recovery.ledger import Ledger
 
@@ -243,7 +243,7 @@ def test_lock_is_held_and_released_if_its_response_is_lost(storage, proxy):
     proxy.concerns = lambda method, path: method == "PUT" and "lock" in path
     for _ in range(2):
         proxy.queued.append("lose")
-        with lease(storage.uri, "x", wait_seconds=0) as check:
+        with lock(storage.uri, "x", wait_seconds=0) as check:
             check()
 
 

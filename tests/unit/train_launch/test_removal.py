@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.components.shared import retry
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch import removal
@@ -15,7 +16,6 @@ from steadytrain.components.train.launch.removal import (
     remove_unfinished_below,
 )
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB
-from steadytrain.components.train.lease import hold
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from steadytrain.components.shared.events.types import (
     Validated,
     Warned,
 )
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint.store import CheckpointStore, committed
 from steadytrain.components.train.errors import CannotRecompute, Diverged
-from steadytrain.components.train.lease import hold
 from steadytrain.components.train.loop.main import Rank
 
 from support.training import GPT2, events_of, exported, losses_of, result_of, weights_digest

@@ -11,12 +11,12 @@ import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import ComputeConfig, from_mapping
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.process import ProcessLauncher
-from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.supervisor import Supervisor
 
 RANK = Path(__file__).with_name("rank.py")

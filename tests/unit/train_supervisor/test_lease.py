@@ -12,8 +12,8 @@ import pytest
 from moto import mock_aws
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
+from steadytrain.components.shared.lease import Generations, Holder, Renewal, held, hold
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
-from steadytrain.components.train.lease import Generations, Holder, Renewal, held, hold
 
 from support.holding import holding
 
@@ -21,7 +21,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.lease import hold
+from steadytrain.components.shared.lease import hold
 with hold(LocalStorage(Path(sys.argv[1])), run_id="tiny", seconds=1.0):
     print("held", flush=True)
     sys.stdin.read()
@@ -71,6 +71,18 @@ def test_each_holder_has_its_own_generation(storage):
             assert lease.generation == generation
             lease.fence()
     assert storage.list() == ["generation-00000003"]
+
+
+def test_lease_of_an_earlier_version_is_continued(folder):
+    """As commit 71958a0 left it in a run's folder."""
+    folder.write(
+        "generation-00000003",
+        b'{"schema_version":1,"pid":7,"host":"far","machine":"m","born":1.0,"since":"2026-01-01T00:00:00",'
+        b'"renewed":9,"until":1.0,"released":true}',
+    )
+    with own(folder, seconds=3600) as lease:
+        assert lease.generation == 4
+    assert folder.list() == ["generation-00000004"]
 
 
 def test_live_holder_is_named(folder, other):

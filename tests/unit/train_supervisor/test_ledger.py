@@ -21,8 +21,8 @@ from steadytrain.components.shared.events.types import (
     SupervisorStarted,
     Warned,
 )
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.ledger import Ledger, LedgerDamaged
 
 

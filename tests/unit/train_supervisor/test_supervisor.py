@@ -22,11 +22,11 @@ from steadytrain.components.shared.events.types import (
     RecoveryDecision,
     Warned,
 )
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage, s3
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.lease import hold
 from steadytrain.components.train.recovery.fallbacks import fallbacks_for
 
 from support.proxy import proxy_to

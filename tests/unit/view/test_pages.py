@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.events.types import DecisionMade, Validated
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.view.board import Row
 from steadytrain.pipelines.view.pages import list_page, message_page
 

@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import TrainingStep, Validated, to_json
+from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import S3Storage, s3
-from steadytrain.components.train.lease import hold
 from steadytrain.pipelines.view import source as sources
 from steadytrain.pipelines.view.app import application, news
 from steadytrain.pipelines.view.board import Board
