@@ -11,7 +11,6 @@ from steadytrain.components.plan.launch_files import write_files
 from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
-from steadytrain.components.sizing.hardware import all_gpus, find_gpu
 
 from support.plugins import write_plugin
 
@@ -34,7 +33,8 @@ def written(request, make_plan, tmp_path):
 def test_written_configuration_gives_the_same_plan(written):
     plan, folder = written
     config = load(folder / "steadytrain.yaml")
-    again = plan_training(config, all_gpus(), find_gpu(plan.job.machine.gpu.name))
+    gpu = plan.job.machine.gpu
+    again = plan_training(config, [gpu], gpu)
     assert again.works
     assert (again.choice.option, again.choice.batch) == (plan.choice.option, plan.choice.batch)
     assert again.choice.memory == plan.choice.memory

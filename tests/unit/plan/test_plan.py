@@ -19,6 +19,7 @@ from steadytrain.components.sizing.strategy import options
 
 LLAMA = "hub:meta-llama/Llama-3"
 SMALL = "hub:Qwen/Qwen2.5-0.5B"
+H100 = find_gpu("h100")
 
 
 def chosen(plan):
@@ -262,7 +263,7 @@ def test_steps_come_from_the_prepared_data(configure):
     config = configure(training__max_steps=-1, training__num_train_epochs=2)
     side = SideRecord(shards=[], rows=1000, documents=3000, tokens=700_000)
     prepared(config, side, "data")
-    plan = plan_training(config, all_gpus(), find_gpu("h100"))
+    plan = plan_training(config, [H100], H100)
     assert plan.length.steps == 63
     assert plan.length.tokens == pytest.approx(63 * 32 * 700)
     assert chosen(plan)["training.save_steps"] is None, "Young's interval, like in a run"
@@ -284,7 +285,7 @@ def test_plan_says_what_became_of_the_records(configure, tmp_path):
         "quarantine": {"cut_to_nothing": 6, "dropped_as_long": 8},
     }
     (tmp_path / "card.json").write_text(json.dumps(card))
-    remarks = plan_training(config, all_gpus(), find_gpu("h100")).remarks
+    remarks = plan_training(config, [H100], H100).remarks
     (told,) = [remark for remark in remarks if "near_duplicate" in remark]
     assert "960 records read, 2 defective, 0 exact_duplicate, 51 near_duplicate" in told
     long = "7 cut, 5 in windows, 8 dropped_as_long, 6 cut_to_nothing; used"

@@ -206,6 +206,7 @@ def labeled(path, *, groups=40, labels=2, count=200):
         "data.exclude": [],
         "data.columns": {"group": "writer"},
         "output": str(path / "never"),
+        "tracking.sinks": [],
     }
     return [
         part
