@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import islice, product
+from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.assign import assign
 from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
+from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.plugins import METRICS, is_ours
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
 from steadytrain.components.tasks.encoding.base import has_label_sets
-from steadytrain.components.tasks.model_fields import unknown_fields
+from steadytrain.components.tasks.model_fields import refusal, unknown_fields
 from steadytrain.components.tasks.model_losses import ineffective_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
 
@@ -31,6 +35,8 @@ _FROM_SCRATCH: Final = (
 )
 """Tasks that need no model to start from; they are not imported to find that out."""
 _MODEL: Final = "model.config."
+_CORNERS: Final = 1000
+"""Combinations of a search's values that are tried for a value that is refused by itself."""
 
 
 def check_task(config: RunConfig) -> None:
@@ -217,7 +223,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         yield Problem(name, repr(found.value), found.why, found.remedy)
     if own and model.base is None and task in _FROM_SCRATCH:
         wrong = [*unknown_fields(model.config)]
-        yield from wrong or _unknown_in_studies(config)
+        yield from wrong or _in_studies(config)
     bits = model.adapter.frozen_head
     if bits != "as_loaded" and not load_task(task).language_model:
         yield Problem(
@@ -228,25 +234,60 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _unknown_in_studies(config: RunConfig) -> Iterator[Problem]:
-    """Yield the fields that studies give the model and it does not have."""
+def _studied(config: RunConfig) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield what studies give the model: the section, the place in it, and the values."""
+    for name, dimension in config.tune.space.items():
+        if f"{name}.".startswith(_MODEL):
+            for place, value in samples(name, dimension):
+                yield "tune.space", f".{name}{place}", {name: value}
+    for field, variants in (
+        ("ablation.changes", config.ablation.changes),
+        ("cross_validation.compare", config.cross_validation.compare),
+    ):
+        for name, values in variants.items():
+            given = {key: it for key, it in values.items() if f"{key}.".startswith(_MODEL)}
+            if given:
+                yield f"{field}.{name}", "", given
+
+
+def _in_studies(config: RunConfig) -> Iterator[Problem]:
+    """Yield the fields that a study gives the model and it does not have, or refuses.
+
+    A value may depend on others: so it is refused only if no corner of the space has room for it.
+    """
+    unknown = set[str]()
+    for where, place, values in _studied(config):
+        found = [*unknown_fields(_architecture(config, values))]
+        for item in found:
+            if f"{where}.{item.field}" not in unknown:
+                yield Problem(f"{where}.{item.field}", item.value, item.message, item.remedy)
+            unknown.add(f"{where}.{item.field}")
+        why = "" if found else refusal(_architecture(config, values))
+        if why and all(refusal(_architecture(config, {**it, **values})) for it in _corners(config)):
+            name = values if len(values) > 1 else next(iter(values.values()))
+            model = config.model.config["model_type"]
+            yield Problem(
+                f"{where}{place}",
+                repr(name),
+                f"a {model} model refuses it: {why}",
+                "change it, or the fields that the message names",
+            )
+
+
+def _corners(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """Yield the first combinations of the values that a search gives the model."""
     space = config.tune.space.items()
-    studied = [
-        ("tune.space", {name: value})
-        for name, item in space
-        for value in (item.choices or [item.low])[: None if name == f"{_MODEL}model_type" else 1]
-    ]
-    studied += [(f"ablation.changes.{name}", it) for name, it in config.ablation.changes.items()]
-    compared = config.cross_validation.compare.items()
-    studied += [(f"cross_validation.compare.{name}", it) for name, it in compared]
-    for where, values in studied:
-        given = {
-            name.removeprefix(_MODEL).partition(".")[0]: value
-            for name, value in values.items()
-            if name.startswith(_MODEL)
-        }
-        for found in unknown_fields(config.model.config | given) if given else ():
-            yield Problem(f"{where}.{found.field}", found.value, found.message, found.remedy)
+    fields = [(name, it) for name, it in space if f"{name}.".startswith(_MODEL)]
+    each = [[(name, value) for _, value in samples(name, it)] for name, it in fields]
+    yield from map(dict, islice(product(*each), _CORNERS))
+
+
+def _architecture(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the model with other values."""
+    content = {"model": {"config": deepcopy(config.model.config)}}
+    for name, value in values.items():
+        assign(content, name, value)
+    return content["model"]["config"]
 
 
 def _evaluation(config: RunConfig) -> Iterator[Problem]:

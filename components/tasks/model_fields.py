@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steadytrain.components.shared.errors import Problem
+from steadytrain.components.shared.errors import BadInput, Problem
+from steadytrain.components.shared.foreign import foreign
 
 
 def unknown_fields(fields: Mapping[str, Any]) -> Iterator[Problem]:
@@ -41,6 +42,20 @@ def unknown_fields(fields: Mapping[str, Any]) -> Iterator[Problem]:
                 f"a {family} model has no such field",
                 f"one of {', '.join(sorted(known))}",
             )
+
+
+def refusal(fields: Mapping[str, Any]) -> str:
+    """Return why the class of a model's configuration refuses values; "" if it takes them."""
+    if importlib.util.find_spec("transformers") is None:
+        return ""  # As above.
+    from transformers import AutoConfig
+
+    try:
+        with foreign("", ""):
+            AutoConfig.for_model(**fields)
+    except BadInput as error:
+        return re.sub(r"^: (?:StrictDataclass\w+: )?", "", error.message)
+    return ""
 
 
 def _all_in_the_source(fields: Mapping[str, Any]) -> bool:

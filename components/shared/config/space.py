@@ -242,7 +242,7 @@ def _value_problems(config: RunConfig, field: str, build: Build) -> Iterator[Pro
     """Build the configuration with the ends of a range or with each choice."""
     dimension, rejected = config.tune.space[field], 0
     digests = set[str]()
-    for where, value in _samples(field, dimension):
+    for where, value in samples(field, dimension):
         try:
             variant = build(changed(config, {**_conditions(config, field), field: value}))
         except ConfigError as error:
@@ -284,7 +284,8 @@ def _conditions(config: RunConfig, field: str) -> dict[str, Any]:
     return values
 
 
-def _samples(field: str, dimension: Dimension) -> Iterator[tuple[str, Any]]:
+def samples(field: str, dimension: Dimension) -> Iterator[tuple[str, Any]]:
+    """Yield the choices of a field, or the ends of its range, each with its place in the field."""
     if dimension.choices is not None:
         yield from ((f".choices.{index}", item) for index, item in enumerate(dimension.choices))
         return

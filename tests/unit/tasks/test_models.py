@@ -301,8 +301,41 @@ def test_field_of_a_study_that_the_model_does_not_have_is_named_before_any_trial
     (found,) = refused.value.problems
     assert found.field == f"{field}.model.config.hiden_size"
     assert "hidden_size" in found.remedy
-    known = {"tune.space": {"model.config.hidden_size": {"choices": [32, 64]}}}
+    known = {"tune.space": {"model.config.hidden_size": {"choices": [48, 96]}}}
     check_task(load("causal-lm", known.items()))
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (
+            {"tune.space": {"model.config.hidden_size": {"choices": [48, 97]}}},
+            "tune.space.model.config.hidden_size.choices.1",
+        ),
+        (
+            {"tune.space": {"model.config.hidden_size": {"low": 48, "high": 97}}},
+            "tune.space.model.config.hidden_size.high",
+        ),
+        (
+            {"ablation.changes": {"wide": {"model.config.hidden_size": 97}}},
+            "ablation.changes.wide",
+        ),
+    ],
+)
+def test_value_that_the_model_refuses_is_named_before_any_trial(given, field):
+    with pytest.raises(ConfigError) as refused:
+        check_task(load("causal-lm", given.items()))
+    (found,) = refused.value.problems
+    assert (found.field, found.value) == (field, "97")
+    assert "The hidden size (97) is not a multiple" in found.message
+
+
+def test_value_that_needs_another_field_of_the_space_is_taken():
+    space = {
+        "model.config.hidden_size": {"choices": [48, 64]},
+        "model.config.num_attention_heads": {"choices": [4, 6]},
+    }
+    check_task(load("causal-lm", {"tune.space": space}.items()))
 
 
 def test_known_fields_are_found_in_the_source_of_transformers(monkeypatch):
