@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
 
 from steadytrain.components.evaluate.scoring import judged_records, trained_model
@@ -26,6 +27,7 @@ from steadytrain.components.shared.registry.versions import (
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking import parent_run
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
+from steadytrain.components.shared.tracking.run import MARK
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import OpenTask
 
@@ -55,10 +57,11 @@ def run(config: RunConfig) -> RegistrationRecord:
             card = model_card(config, data, train, evaluation, gate, tags)
             with tracking_errors(registry.tracking.uri, others=False):
                 model_uri = _log(config, workspace, data, train, tags, card)
-                _remove_unfinished(registry.tracking, parent_run(config, workspace), config.name)
             current.check()
             about = tags | profile_tag(data) | gate_tags(gate) | code_origin()
-            version = _register_once(registry, model_uri, about, card)
+            with tracking_errors(registry.tracking.uri, others=False):
+                run_id = parent_run(config, workspace)
+                version = _register_once(registry, run_id, config.name, model_uri, about, card)
         else:
             current.reused = True
         current.check()
@@ -94,26 +97,38 @@ def _log(
         return packager.log_model(model, name=config.name, records=records, metadata=tags)
 
 
-def _remove_unfinished(tracking: Tracking, run_id: str, name: str) -> None:
-    """Delete what earlier requests and processes left of the model that was just logged.
+def _register_once(
+    registry: Registry, run_id: str, name: str, model_uri: str, tags: dict[str, str], card: str
+) -> Version:
+    """Register the version, unless another process of the same run was faster."""
+    with registry.locked() as check:
+        version = registry.of_run(tags)
+        wanted = registry.models_of_run(tags) | ({model_uri} if version is None else set())
+        _remove_orphans(registry.tracking, run_id, name, wanted)
+        return version or registry.register(model_uri, tags, card, check)
 
-    MLflow creates the model before it has files. A lost answer, or a process that dies, leaves it
-    pending.
+
+def _remove_orphans(tracking: Tracking, run_id: str, name: str, wanted: Set[str]) -> None:
+    """Delete the models that earlier requests and processes of a run left behind.
+
+    MLflow creates a model before it has files, and a version of it is made later. A lost answer, or
+    a process that dies, leaves a model that is pending, or that is ready and has no version. In a
+    run that a user gives (MLFLOW_RUN_ID), one that is ready may be the user's own.
+
+    Args:
+        wanted: addresses of the models that have a version, or are about to get one.
     """
     from mlflow.entities import LoggedModelStatus
 
     mine = f"source_run_id = '{run_id}' AND name = '{name}'"
     search = partial(tracking.client.search_logged_models, [tracking.experiment_id], mine)
+    ours = MARK in tracking.client.get_run(run_id).data.tags
     models = list(all_found(lambda token: search(page_token=token)))
     done = [model for model in models if model.status == LoggedModelStatus.READY]
     last = max((model.creation_timestamp for model in done), default=0)
     for model in models:
-        # Another process of this run may still write one that is newer.
-        if model not in done and model.creation_timestamp <= last:
+        # Another process of this run may still write one that is newer. One that it has written
+        # is not missed: that process waits for the lock, and then finds the version.
+        gone = ours if model in done else model.creation_timestamp <= last
+        if gone and wanted.isdisjoint({model.model_uri, model.artifact_location}):
             tracking.client.delete_logged_model(model.model_id)
-
-
-def _register_once(registry: Registry, model_uri: str, tags: dict[str, str], card: str) -> Version:
-    """Register the version, unless another process of the same run was faster."""
-    with registry.locked() as check:
-        return registry.of_run(tags) or registry.register(model_uri, tags, card, check)

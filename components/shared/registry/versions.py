@@ -145,12 +145,22 @@ class Registry:
         with self._errors():
             return next(map(self._version, self._of_run(tags)), None)
 
+    def models_of_run(self, tags: Mapping[str, str]) -> set[str]:
+        """Return the addresses of the models of which this run registered versions."""
+        with self._errors():
+            found = self._all_of_run(tags)
+            # Some releases of MLflow note only the one or the other.
+            return {place for item in found for place in (item.source, f"models:/{item.model_id}")}
+
     def _of_run(self, tags: Mapping[str, str]) -> list[Any]:
-        query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
-        search = self.tracking.client.search_model_versions
-        versions = all_found(lambda token: search(query, page_token=token))
+        versions = self._all_of_run(tags)
         same = [item for item in versions if item.tags.get(WEIGHTS) == tags[WEIGHTS]]
         return sorted(same, key=lambda item: int(item.version))
+
+    def _all_of_run(self, tags: Mapping[str, str]) -> list[Any]:
+        query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
+        search = self.tracking.client.search_model_versions
+        return list(all_found(lambda token: search(query, page_token=token)))
 
     def judged_on(self, test_digest: str, *, besides: str) -> int:
         """Return how many other models were judged on the same test side.

@@ -19,6 +19,7 @@ from steadytrain.components.shared.records import (
     RegistrationRecord,
 )
 from steadytrain.components.shared.registry.versions import PROFILE, Registry
+from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.workspace import Workspace
 
 
@@ -251,6 +252,32 @@ def test_registering_twice_gives_one_version(trained):
     assert len(client.search_model_versions("name = 'shapes'")) == 1
 
 
+def models(config):
+    tracking = use_tracking(config, Workspace.of(config))
+    return tracking.client.search_logged_models([tracking.experiment_id])
+
+
+def test_model_of_a_process_that_died_before_it_had_a_version_is_removed(trained, monkeypatch):
+    config = trained("first", 0.9)
+    evaluate(config)
+
+    def die(*_):
+        raise SystemExit
+
+    with monkeypatch.context() as dies:
+        dies.setattr(Registry, "register", die)
+        with pytest.raises(SystemExit):
+            register(config)
+
+    (orphan,) = models(config)
+    record = register(config)
+    (model,) = models(config)
+    assert model.model_id != orphan.model_id
+    found = Registry(config, Workspace.of(config)).tracking.client
+    version = found.get_model_version(record.model_name, record.version)
+    assert version.source == model.model_uri
+
+
 def test_promoting_twice_changes_nothing(trained):
     config = trained("first", 0.8)
     whole(config)
@@ -264,6 +291,7 @@ def test_run_that_is_trained_again_has_a_new_version(trained):
     trained("first", 0.9)
     _, record = whole(config)
     assert record.version == "2"
+    assert len(models(config)) == 2, "both have a version"
 
 
 @pytest.mark.parametrize(("skill", "wins"), [(0.65, True), (0.95, False)])
