@@ -141,7 +141,8 @@ def _failure(failure: StepFailed, log: Path) -> list[str]:
     lines = [f"failed in {failure.stage}: {failure.message}"]
     if failure.remedy:
         lines.append(f"fix     {failure.remedy}")
-    return [*lines, f"log     {log}"]
+    # It is gone if somebody deleted the run's folder.
+    return [*lines, f"log     {log}"] if log.is_file() else lines
 
 
 def _tracking(config: RunConfig, workspace: Workspace, version: RegistrationRecord) -> str:

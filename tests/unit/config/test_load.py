@@ -7,6 +7,7 @@ import yaml
 
 from steadytrain.components.shared.config import (
     RunConfig,
+    document,
     from_mapping,
     from_parameters,
     load,
@@ -24,6 +25,16 @@ from support.minimal import MINIMAL, problems
 def test_presets_read_back_equal(name):
     config = load(name)
     assert load(config.to_yaml()) == config
+
+
+def test_huge_file_is_rejected_before_it_is_parsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "_content", None)
+    place = tmp_path / "config.yaml"
+    with place.open("wb") as handle:
+        handle.write(b"name: x\n")
+        handle.truncate(60_000_000)
+    with pytest.raises(BadInput, match=r"config\.yaml'.* larger than 1\.05 MB"):
+        load(place)
 
 
 def test_every_problem_is_reported_at_once_with_field_value_and_remedy():

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.registry.verdict import decided_about
 from steadytrain.pipelines.local import LocalRun
@@ -55,6 +56,20 @@ def test_local_store_comes_with_the_command_that_serves_it(ended, tmp_path):
     line, _ = ended(output=tmp_path / "a b?c")
     address = f"sqlite+pysqlite:///{tmp_path}/a b%3Fc/mlflow.db"
     assert line == f"mlflow  mlflow ui --backend-store-uri {shlex.quote(address)}"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_log_of_a_failed_run_is_named_if_it_is_there(make_run, there):
+    failed = LocalRun(
+        make_run().workspace,
+        succeeded=False,
+        stopped=None,
+        failure=StepFailed(stage="train", error="E", message="m", remedy="r"),
+    )
+    failed.log.parent.mkdir(parents=True, exist_ok=True)
+    if there:
+        failed.log.touch()
+    assert (f"log     {failed.log}" in ending(failed)) == there
 
 
 def test_stopped_run_says_what_is_saved_and_how_to_continue(make_run, tmp_path):
