@@ -20,11 +20,11 @@ from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.start_run import MIN_FREE_BYTES
 from steadytrain.components.shared.toolchain import REMEDY, missing_tools
 from steadytrain.components.shared.tracking.connect import (
-    brisk,
+    error_within,
     import_mlflow,
+    short_timeouts,
     shown,
     tracking_errors,
-    within,
 )
 from steadytrain.pipelines.addresses import inputs
 
@@ -139,7 +139,7 @@ def _tracking() -> Finding:
     if not uri:
         return Finding("tracking", "SQLite in the output folder (MLFLOW_TRACKING_URI is not set)")
     try:
-        with brisk(), tracking_errors(uri):
+        with short_timeouts(), tracking_errors(uri):
             import_mlflow().MlflowClient(uri).search_experiments(max_results=1)
     except SteadytrainError as error:
         return Finding("tracking", str(error), good=False)
@@ -159,7 +159,9 @@ def _hub(config: RunConfig | None) -> Finding:
         return Finding("hub", "not checked: huggingface_hub is not installed", good=not wanted)
     data = {address for _, address in config.data.addresses} if config else set()
     for address in wanted or [""]:
-        failure = within(_HUB_SECONDS, partial(_ask_hub, HfApi(), address, data=address in data))
+        failure = error_within(
+            _HUB_SECONDS, partial(_ask_hub, HfApi(), address, data=address in data)
+        )
         if failure is not None:
             what = f"{address}: " if address else ""
             why = f"{what}{type(failure).__name__}: {str(failure).partition(chr(10))[0]:.200}"

@@ -15,7 +15,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.tracking.extras import is_installed
 from steadytrain.components.shared.tracking.notes import warn
-from steadytrain.components.shared.tracking.together import together
+from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 
 _SINKS: Final = ("otlp", "tensorboard", "wandb")
@@ -35,7 +35,7 @@ def send_rest(config: RunConfig, workspace: Workspace) -> bool:
     late = partial(_is_past, deadline)
     ours = (name for name in config.tracking.sinks if name in _SINKS and is_installed(name))
     works = {name: partial(_catch_up, name, config, workspace, late) for name in ours}
-    failures = together(works, lambda _: FINISH_SECONDS + HANGING_SECONDS)
+    failures = run_in_parallel(works, lambda _: FINISH_SECONDS + HANGING_SECONDS)
     for sink, error in failures.items():
         if not isinstance(error, SteadytrainError | TimeoutError):
             raise error

@@ -14,7 +14,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.registry.versions import RUN, WEIGHTS
 from steadytrain.components.shared.tracking.connect import (
-    brisk,
+    short_timeouts,
     shown,
     tracking_errors,
 )
@@ -86,7 +86,7 @@ class LineageStore:
         """
         from mlflow.exceptions import MlflowException
 
-        with brisk(), tracking_errors(self.uri):
+        with short_timeouts(), tracking_errors(self.uri):
             try:
                 version = self.client.get_model_version_by_alias(name, alias)
             except MlflowException as error:
@@ -105,7 +105,7 @@ class LineageStore:
         Raises:
             BadInput: there is none.
         """
-        with brisk(), tracking_errors(self.uri):
+        with short_timeouts(), tracking_errors(self.uri):
             found = [self._lineage(item) for item in self._versions(fingerprint)]
         if not found:
             raise BadInput(

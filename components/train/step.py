@@ -28,7 +28,7 @@ from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
-from steadytrain.components.shared.tracking.together import together
+from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.checks import check_class_weights, check_task
 from steadytrain.components.train.failures import FailureClass
@@ -221,7 +221,7 @@ def _tracked(config: RunConfig, workspace: Workspace) -> Iterator[Sequence[Reade
         yield list(sinks.values())
     finally:
         linger = config.observability.prometheus_linger_seconds
-        failures = together(
+        failures = run_in_parallel(
             {name: sink.close for name, sink in sinks.items()},
             lambda name: CLOSE_SECONDS + (linger if name == PROMETHEUS else 0),
         )

@@ -19,8 +19,8 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
-    brisk,
     open_tracking,
+    short_timeouts,
     tracking_errors,
 )
 from steadytrain.components.shared.tracking.given import PARENT, given_id
@@ -123,7 +123,7 @@ class StudyTracker:
             "MLflow",
             self._workspace,
             self._open,
-            around=brisk,
+            around=short_timeouts,
             batch_seconds=every_seconds,
             promise="the study continues, and MLflow gets it later",
         )

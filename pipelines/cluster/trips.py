@@ -12,8 +12,8 @@ from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.components.shared.kubeflow.variables import HOST_VARIABLE
 from steadytrain.components.shared.storage import open_storage
 from steadytrain.components.shared.tracking.connect import (
-    brisk,
     import_mlflow,
+    short_timeouts,
     shown,
     tracking_errors,
 )
@@ -62,7 +62,7 @@ def try_tracking() -> Line:
     topic, uri = "MLflow", os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri:
         return unasked(topic, "MLFLOW_TRACKING_URI is not set", "set it to the server's address")
-    with brisk(), tracking_errors(uri):
+    with short_timeouts(), tracking_errors(uri):
         client = import_mlflow().MlflowClient(uri)
         experiment = client.create_experiment(f"steadytrain-doctor-{secrets.token_hex(4)}")
         try:

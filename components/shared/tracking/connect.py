@@ -28,8 +28,8 @@ from steadytrain.components.shared.redaction import (
     secrets_of_address,
 )
 from steadytrain.components.shared.tracking.given import given_run, stated_experiment
+from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.tracking.store import ensure_store, sqlite_uri
-from steadytrain.components.shared.tracking.together import together
 from steadytrain.components.shared.workspace import Workspace
 
 CHECK_SECONDS = 30.0
@@ -42,7 +42,7 @@ _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-_BRISK = {
+_TIMEOUTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -163,8 +163,8 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
     uri = resolve_uri(config, workspace)
     # Not timed: how long this takes depends on this machine, not on a server.
     _make_ready(uri, workspace)
-    with brisk():
-        failure = within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
+    with short_timeouts():
+        failure = error_within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
     if isinstance(failure, TimeoutError):
         raise TrackingError(
             f"the tracking store {shown(uri)} has not answered for {duration(CHECK_SECONDS)}",
@@ -214,7 +214,7 @@ def _has_it(answer: Any) -> bool:
     return rejected and bool(re.search(r"UNIQUE constraint|[Dd]uplicate", answer.text))
 
 
-class _Brisk:
+class _ShortTimeouts:
     """Number of threads that need short timeouts, and the variables set for them."""
 
     turn = threading.Lock()
@@ -223,23 +223,23 @@ class _Brisk:
 
 
 @contextlib.contextmanager
-def brisk() -> Iterator[None]:
+def short_timeouts() -> Iterator[None]:
     """Use short timeouts for MLflow's requests, unless the environment sets them.
 
     MLflow's defaults (120 s and 7 retries) would delay a run by minutes.
     """
-    with _Brisk.turn:
-        if not _Brisk.wanted:
-            _Brisk.added = tuple(name for name in _BRISK if name not in os.environ)
-            os.environ.update({name: _BRISK[name] for name in _Brisk.added})
-        _Brisk.wanted += 1
+    with _ShortTimeouts.turn:
+        if not _ShortTimeouts.wanted:
+            _ShortTimeouts.added = tuple(name for name in _TIMEOUTS if name not in os.environ)
+            os.environ.update({name: _TIMEOUTS[name] for name in _ShortTimeouts.added})
+        _ShortTimeouts.wanted += 1
     try:
         yield
     finally:
-        with _Brisk.turn:
-            _Brisk.wanted -= 1
-            if not _Brisk.wanted:
-                for name in _Brisk.added:
+        with _ShortTimeouts.turn:
+            _ShortTimeouts.wanted -= 1
+            if not _ShortTimeouts.wanted:
+                for name in _ShortTimeouts.added:
                     os.environ.pop(name, None)
 
 
@@ -393,6 +393,6 @@ def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
     return str(found.experiment_id)
 
 
-def within(seconds: float, work: Callable[[], object]) -> BaseException | None:
+def error_within(seconds: float, work: Callable[[], object]) -> BaseException | None:
     """Do the work in a thread that can be abandoned. Return its error, TimeoutError, or None."""
-    return together({"tracking-check": work}, lambda _: seconds).get("tracking-check")
+    return run_in_parallel({"tracking-check": work}, lambda _: seconds).get("tracking-check")

@@ -13,10 +13,10 @@ from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.tracking.batches import Batches
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
-    brisk,
+    error_within,
     open_tracking,
+    short_timeouts,
     tracking_errors,
-    within,
 )
 from steadytrain.components.shared.tracking.delivery import Delivery
 from steadytrain.components.shared.tracking.lineage import log_lineage
@@ -72,9 +72,9 @@ def finish_run(
         with tracking_errors(tracking.uri):
             finish(tracking, run_id)
 
-    with brisk():
+    with short_timeouts():
         # A store that sends a byte now and then never hits the timeout of a single request.
-        failure = within(FINISH_SECONDS, tell)
+        failure = error_within(FINISH_SECONDS, tell)
     if failure is None:
         return True
     if isinstance(failure, TimeoutError):

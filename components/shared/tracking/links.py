@@ -5,9 +5,9 @@ from __future__ import annotations
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.connect import (
-    brisk,
     open_tracking,
     resolve_uri,
+    short_timeouts,
     shown,
     tracking_errors,
 )
@@ -25,7 +25,7 @@ def run_links(config: RunConfig, workspace: Workspace) -> dict[str, str]:
     server = _server(config, workspace)
     if not server:
         return {"mlflow_run_id": run_id}
-    with brisk(), waiting(config.recovery.server_wait_seconds):
+    with short_timeouts(), waiting(config.recovery.server_wait_seconds):
         tracking = open_tracking(config, workspace)
         with tracking_errors(tracking.uri):
             experiment = tracking.client.get_run(run_id).info.experiment_id

@@ -12,9 +12,9 @@ from steadytrain.components.shared.digest import code_digest
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
-    brisk,
     import_mlflow,
     open_tracking,
+    short_timeouts,
     shown,
     tracking_errors,
 )
@@ -61,7 +61,7 @@ def parent_run(
         BadInput: if MLFLOW_RUN_ID is not an active run of this store.
         TrackingError: if the store cannot be used.
     """
-    with brisk():
+    with short_timeouts():
         tracking = open_tracking(config, workspace)
         run_id = continue_run(tracking, config, workspace)
         with tracking_errors(tracking.uri):

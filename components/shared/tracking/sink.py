@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.tracking.connect import brisk, open_tracking
+from steadytrain.components.shared.tracking.connect import open_tracking, short_timeouts
 from steadytrain.components.shared.tracking.delivery import Delivery
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
 from steadytrain.components.shared.tracking.run import continue_run
@@ -35,7 +35,7 @@ class MlflowSink(PullSink):
             "MLflow",
             workspace,
             deliver,
-            around=brisk,
+            around=short_timeouts,
             batch_seconds=batch_seconds,
             close_seconds=close_seconds,
         )

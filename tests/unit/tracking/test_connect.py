@@ -13,8 +13,8 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, TrackingError
 from steadytrain.components.shared.tracking import check_tracking, resolve_uri, use_tracking
 from steadytrain.components.shared.tracking.connect import (
-    brisk,
     import_mlflow,
+    short_timeouts,
     shown,
     tracking_errors,
 )
@@ -218,7 +218,7 @@ def test_long_reasons_are_cut_to_a_line() -> None:
 
 def test_timeouts_from_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    with brisk():
+    with short_timeouts():
         assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"

@@ -20,7 +20,7 @@ from steadytrain.components.shared.tracking import finish as finish_module
 from steadytrain.components.shared.tracking import notes as notes_module
 from steadytrain.components.shared.tracking import pull as pull_module
 from steadytrain.components.shared.tracking import spool as spool_module
-from steadytrain.components.shared.tracking.connect import brisk, open_tracking
+from steadytrain.components.shared.tracking.connect import open_tracking, short_timeouts
 from steadytrain.components.shared.tracking.notes import exclusive
 from steadytrain.components.shared.workspace import Workspace
 
@@ -220,7 +220,7 @@ def test_one_process_sends_at_a_time(story: Story, monkeypatch: pytest.MonkeyPat
 
 def test_short_timeouts_stay_while_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
-    first, second = brisk(), brisk()
+    first, second = short_timeouts(), short_timeouts()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

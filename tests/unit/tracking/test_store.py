@@ -42,17 +42,17 @@ def test_store_is_created_atomically_before_any_timeout_starts(
 ) -> None:
     """Two runs start at once. Any process that sees the file can use it."""
     path, sizes, limited, contents = new.tracking_store, set(), [], []
-    within, write = connect_module.within, store_module.LocalStorage.write
+    real, write = connect_module.error_within, store_module.LocalStorage.write
 
     def timed(seconds: float, work: Callable[[], object]) -> Exception | None:
         limited.append(path.is_file())
-        return within(seconds, work)
+        return real(seconds, work)
 
     def counted(storage: object, name: str, content: bytes, **how: bool) -> bool:
         contents.extend([content] if name == path.name else [])
         return write(storage, name, content, **how)
 
-    monkeypatch.setattr(connect_module, "within", timed)
+    monkeypatch.setattr(connect_module, "error_within", timed)
     monkeypatch.setattr(store_module.LocalStorage, "write", counted)
     runs = [threading.Thread(target=check_tracking, args=(config, new)) for _ in range(2)]
     for run in runs:

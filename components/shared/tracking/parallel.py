@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from steadytrain.components.shared.quantities import duration
 
 
-def together(
+def run_in_parallel(
     works: Mapping[str, Callable[[], object]], seconds: Callable[[str], float]
 ) -> dict[str, BaseException]:
     """Do all the work at the same time, each for at most its seconds.

@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.tracking.together import together
+from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train import step
 
@@ -29,7 +29,7 @@ def test_work_that_hangs_keeps_nothing_else_waiting(never):
 
     # One after the other, they would take longer than the test may.
     hanging = {f"hangs {number}": never.wait for number in range(200)}
-    failures = together({**hanging, "fails": fails, "works": lambda: None}, lambda _: 1.0)
+    failures = run_in_parallel({**hanging, "fails": fails, "works": lambda: None}, lambda _: 1.0)
     assert isinstance(failures.pop("fails"), SystemExit)
     assert failures.keys() == hanging.keys()
     assert {str(error) for error in failures.values()} == {"not done within 1 s"}
