@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kfp import dsl
 
-from steadytrain.components.detect_change.step import DataChange, run
+from steadytrain.components.detect_change.step import run
+from steadytrain.components.pages.html import html
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.data_check import DataCheck, keep
@@ -36,19 +36,13 @@ def detect_change(*, parameters: Mapping[str, Any], page: dsl.HTML) -> bool:
         raise
     keep(workspace, job, DataCheck(found=news.found, reason=news.reason))
     print(news.reason)
-    Path(page.path).write_text(_page(news), encoding="utf-8")
+    moves = [
+        (move.what, [move.measure, f"{move.value:.3f}", f"{move.limit:g}", f"{move.chance:.3f}"])
+        for move in news.moves
+    ]
+    text = html("sentence", kind="data", name=config.name, sentence=news.reason, moves=moves)
+    Path(page.path).write_text(text, encoding="utf-8")
     page.metadata.update(
         reason=news.reason, **{f"{move.what}_shift": round(move.value, 4) for move in news.moves}
     )
     return news.found
-
-
-def _page(news: DataChange) -> str:
-    rows = "".join(
-        f"<tr><td>{move.what}</td><td>{move.measure}</td><td>{move.value:.3f}</td>"
-        f"<td>{move.limit:g}</td><td>{move.chance:.3f}</td></tr>"
-        for move in news.moves
-    )
-    heads = "".join(f"<th>{name}</th>" for name in ("", "measure", "shift", "limit", "by chance"))
-    table = f"<table><tr>{heads}</tr>{rows}</table>" if rows else ""
-    return f"<p>{html.escape(news.reason)}</p>{table}"

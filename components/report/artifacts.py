@@ -6,7 +6,6 @@ again from the same parameters, which gives the same run.
 
 from __future__ import annotations
 
-import html
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from kfp import dsl
 
+from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.notify import notify
 from steadytrain.components.report.step import run
@@ -43,5 +43,6 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
 
 def tell(standing: RunSummary, page: dsl.HTML) -> None:
     """Write a page that is only the story of a run that has no folder, and print the story."""
-    Path(page.path).write_text(f"<p>{html.escape(standing.sentence)}</p>", encoding="utf-8")
+    text = html("sentence", kind="run", name="Report", sentence=standing.sentence, moves=[])
+    Path(page.path).write_text(text, encoding="utf-8")
     print(as_line(standing))

@@ -197,7 +197,7 @@ def test_page_of_the_step_shows_each_figure(champion, tmp_path):
     text = Path(page.path).read_text()
     assert page.metadata["words_shift"] > 0.1
     for figure in (page.metadata["words_shift"], page.metadata["lengths_shift"]):
-        assert f"<td>{figure:.3f}</td>" in text
+        assert f">{figure:.3f}</td>" in text
 
 
 @pytest.mark.parametrize("tag", [{}, {PROFILE: "written by another version"}])
