@@ -21,6 +21,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.shared.lease import Lease
+from steadytrain.components.shared.renewal import Pulse
 from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry, any_error
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
@@ -31,6 +32,8 @@ from steadytrain.components.train.recovery.times import pods_waited
 from steadytrain.components.train.signals import StopRequest
 
 POLL_SECONDS = 0.1
+DELETED_SECONDS = 10.0
+"""How long the run's events are gone before the attempt ends: nobody would see the rest of it."""
 _REJECTED_DELAYS = (1.0, 1.0)
 """Seconds between two tries to record what the ranks reported."""
 
@@ -88,11 +91,19 @@ class Watch:
 
         Raises:
             RunBusy: another supervisor has taken over the run.
+            StorageError: the folder of the run's events was deleted.
         """
+        there = Pulse()
         grace = self.supervisor.config.recovery.stop_grace_seconds
         lease, stopping, urgent = self.supervisor.lease, False, False
         while not ranks.poll():
             self._relay()
+            if there.silence(self._is_there()) > DELETED_SECONDS and not there.seen:
+                raise StorageError(
+                    f"{self.cursor.folder} was deleted while the run trained",
+                    remedy="start the run again; it continues if its folder has a checkpoint",
+                    lasting=True,
+                )
             if lease.lost:
                 lease.fence()
             if self.request.outcome and not stopping:
@@ -110,6 +121,16 @@ class Watch:
 
     def close(self) -> None:
         self.stream.close()
+
+    def _is_there(self) -> bool:
+        """Return whether the ranks' events can be read. A file system may be away for a while."""
+        try:
+            self.cursor.folder.stat()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def _relay(self) -> None:
         for event in self.cursor.new():

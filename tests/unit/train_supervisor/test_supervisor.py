@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.errors import BadInput, RunBusy
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -27,6 +27,7 @@ from steadytrain.components.shared.storage import LocalStorage, s3
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.recovery import watch
 from steadytrain.components.train.recovery.fallbacks import fallbacks_for
 
 from support.proxy import proxy_to
@@ -307,6 +308,24 @@ def test_callback_error_ends_the_ranks(supervisor, workspace):
     assert not processes_of(workspace.attempts)
     assert events(workspace, AttemptEnded)[-1].outcome == "stopped"
     assert supervisor("finish").run().attempts == 2
+
+
+def test_run_whose_folder_is_deleted_ends_with_a_clear_error(supervisor, workspace, monkeypatch):
+    """Its ranks trained on, and nobody saw it."""
+    monkeypatch.setattr(watch, "DELETED_SECONDS", 0.2)
+    running, folder = supervisor("wait"), workspace.attempts / "0001"
+
+    def delete():
+        while not (folder / "waiting-0").exists():
+            threading.Event().wait(0.05)
+        shutil.rmtree(workspace.folder, ignore_errors=True)
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    with pytest.raises(StorageError, match=f"{workspace.events} was deleted while"):
+        running.run()
+    thread.join()
+    assert not processes_of(folder)
 
 
 def test_failing_sink_is_dropped(supervisor, workspace):
