@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import IO
 
 from steadytrain.components.report.story import executions
@@ -87,7 +88,8 @@ class StepProcesses:
                 # It would block this process, too. The command still ends what is left.
                 os._exit(1)
         if status and not self._taken_over():
-            self._tell(name, status, news.new())
+            before = list(news.place)
+            self._tell(name, status, news.new(), [news.folder / file for file in before])
         return status
 
     def stop(self) -> None:
@@ -152,11 +154,12 @@ class StepProcesses:
             return 1
         return 0
 
-    def _tell(self, name: str, status: int, events: Sequence[Event]) -> None:
+    def _tell(self, name: str, status: int, events: Sequence[Event], files: Sequence[Path]) -> None:
         """Record how a step ended if it could not do so itself.
 
         Args:
             events: what the step and its processes have told.
+            files: where the steps before have told something.
         """
         if any(isinstance(event, StepFailed) for event in events):
             return
@@ -164,6 +167,9 @@ class StepProcesses:
         if self._stopped and not unfinished:
             return
         failed = died([name, *unfinished][-1], status)
+        if not all(file.exists() for file in files):
+            message = f"{self._workspace.folder} was deleted while the step ran"
+            failed = replace(failed, message=message)
         if self._stopped:
             failed = replace(failed, error="Stopped", message="killed, on request")
         with contextlib.closing(self._workspace.stream("pipeline")) as stream:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import StepStarted
 from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent import processes as killing
@@ -146,6 +147,15 @@ def test_exit_status_is_that_of_a_program(processes, capfd):
     dies = "import os\ndef probe():\n    os.kill(os.getpid(), 9)"
     assert processes.run(command(dies)) == -signal.SIGKILL
     assert "killed by SIGKILL" in failures(processes)[-1]
+
+
+def test_step_whose_run_was_deleted_says_so(processes, tmp_path):
+    workspace = processes._workspace
+    workspace.stream("begin").emit(StepStarted(stage="begin"))
+    body = f"import shutil; shutil.rmtree({str(workspace.folder)!r}); sys.exit(1)"
+    assert processes.run(command(f"def dies():\n    import sys; {body}", "dies")) == 1
+    (told,) = read_events(workspace.events)
+    assert told.message == f"{workspace.folder} was deleted while the step ran"
 
 
 def test_exit_handlers_run(processes, tmp_path):
