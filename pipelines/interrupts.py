@@ -1,10 +1,9 @@
-"""Stop signals to the command that runs a pipeline, and a terminal that goes away."""
+"""Stop signals to the command that runs the steps of a run, and a terminal that goes away."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -12,9 +11,8 @@ from typing import Self
 
 from steadytrain.components.shared.errors import Stopped
 from steadytrain.components.shared.events import Event, Sink
-from steadytrain.components.shared.lifeline import Lifeline
 from steadytrain.components.shared.stopping import stop_signals
-from steadytrain.pipelines.dag import END_NOW
+from steadytrain.pipelines.step_processes import StepProcesses
 
 _ONE_REQUEST_SECONDS = 1.0
 """Signals within this time count as one: `timeout` signals the process and then its group."""
@@ -30,7 +28,7 @@ class Interrupts:
         self.number: int | None = None
         self._times = 0
         self._last = float("-inf")
-        self._child: tuple[subprocess.Popen[bytes], Lifeline] | None = None
+        self._steps: StepProcesses | None = None
         self._held_off = False
         self._signals = stop_signals(self._note)
 
@@ -42,13 +40,13 @@ class Interrupts:
         self._signals.__exit__(None, None, None)
 
     @contextlib.contextmanager
-    def passed_to(self, child: subprocess.Popen[bytes], lifeline: Lifeline) -> Iterator[None]:
-        """Pass stop requests on to a child, including those that came before it started."""
-        self._child = child, lifeline
+    def passed_to(self, steps: StepProcesses) -> Iterator[None]:
+        """Pass stop requests on to the steps, including those that came before."""
+        self._steps = steps
         if self.number is not None:
-            lifeline.cut()
+            steps.stop()
         yield
-        self._child = None
+        self._steps = None
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[None]:
@@ -72,9 +70,8 @@ class Interrupts:
         else:
             self._held_off = True
             raise Stopped(self.number)
-        if self._child is not None:
-            child, lifeline = self._child
-            lifeline.cut() if self._times == 1 else child.send_signal(END_NOW)
+        if self._steps is not None:
+            self._steps.stop() if self._times == 1 else self._steps.end_now()
 
 
 class Display:

@@ -1,17 +1,12 @@
-"""Run the compiled pipeline on this machine, supervised by one process.
+"""Run the steps of the pipeline on this machine, one after another.
 
-The pipeline runs in a child process (dag.py), and its output goes to a log. What the user sees
-comes from the run's events, as on a cluster.
+Each step runs in its own process (`step_processes.py`), and its output goes to a log. What the user
+sees comes from the run's events, as on a cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -19,25 +14,25 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.config import RunConfig, to_parameters
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Cursor, Sink
 from steadytrain.components.shared.events.types import StepFailed, Warned
 from steadytrain.components.shared.lease import held
-from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
-from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.records import GateRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.agent.processes import end_processes, unreaped
 from steadytrain.components.train.agent.stacks import is_stopped
 from steadytrain.components.train.recovery.continuing import check_continues
-from steadytrain.pipelines.compile import compile_pipeline
-from steadytrain.pipelines.dag import LOCK_VARIABLE, TRAINS
 from steadytrain.pipelines.interrupts import Display, Interrupts
 from steadytrain.pipelines.lock import holder
-from steadytrain.pipelines.step_processes import died
+from steadytrain.pipelines.step_processes import StepProcesses, died
+from steadytrain.pipelines.step_template import CLOSING
 
+_STEPS = ("preprocess", "train", "evaluate", "register", "promote")
+_CONFIG = "config.yaml"
+"""The configuration as the steps read it. The run's folder has it only once the run has begun."""
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 
@@ -70,7 +65,7 @@ class LocalRun:
 
 
 def run_locally(config: RunConfig, lock: int, *, display: Sink) -> LocalRun:
-    """Compile the pipeline, run it with kfp.local, and show its events until it ends.
+    """Run the steps, and show the run's events until it ends.
 
     The first stop signal stops the running step. No other step starts, but the report is written.
     The second signal kills the running step at once, and the third kills every process.
@@ -91,28 +86,22 @@ def run_locally(config: RunConfig, lock: int, *, display: Sink) -> LocalRun:
         cursor = Cursor(workspace.events)
         cursor.skip_to_end()
         seen = _Seen(Display(display))
-        status = _execute(config, workspace, lock, interrupts, lambda: seen.take(cursor))
+        suspended = _Suspended(workspace)
+
+        def look() -> None:
+            suspended.check()
+            seen.take(cursor)
+
+        status = _execute(config, workspace, lock, interrupts, look)
+        seen.take(cursor)
         seen.display.close()
         failure = seen.failure or (_unexplained(workspace, status) if status else None)
-        if status < 0 and interrupts.number is None:
-            # Its steps stopped because of it, and report no more than that.
-            failure = died("pipeline", status)
-            _report_in_its_place(workspace)
         shown = not seen.display.given_up
         return LocalRun(workspace, status == 0, interrupts.number, failure, shown)
 
 
-def _report_in_its_place(workspace: Workspace) -> None:
-    """Write the report of a pipeline that was killed together with its exit handler."""
-    from steadytrain.components.report.step import write_page
-
-    # If the page does not fit on the disk, the command at least prints the failure.
-    with contextlib.suppress(StorageError):
-        write_page(workspace)
-
-
 def _unexplained(workspace: Workspace, status: int) -> StepFailed:
-    """Return the failure of a pipeline that reported none, for example on a full disk."""
+    """Return the failure of a run whose steps reported none, for example on a full disk."""
     with contextlib.suppress(StorageError):
         if held(LocalStorage(workspace.lease)):
             return StepFailed(
@@ -150,8 +139,8 @@ class _Seen:
 class _Suspended:
     """Warns of a run's processes that a signal stopped, for which the others would wait forever."""
 
-    def __init__(self, workspace: Workspace, child: psutil.Process) -> None:
-        self.workspace, self.child = workspace, child
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
         self._known, self._due = frozenset[int](), 0.0
 
     def check(self) -> None:
@@ -159,12 +148,11 @@ class _Suspended:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _LOOK_SECONDS
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = [self.child, *self.child.children(recursive=True)]
-            stopped = frozenset(item.pid for item in family if is_stopped(item))
-            if stopped - self._known:
-                self._warn(stopped)
-            self._known = stopped
+        family = psutil.Process().children(recursive=True)
+        stopped = frozenset(item.pid for item in family if is_stopped(item))
+        if stopped - self._known:
+            self._warn(stopped)
+        self._known = stopped
 
     def _warn(self, stopped: Collection[int]) -> None:
         pids = " ".join(map(str, sorted(stopped)))
@@ -180,63 +168,33 @@ def _execute(
     interrupts: Interrupts,
     look: Callable[[], object],
 ) -> int:
-    """Run the pipeline to its end. Return its process's exit status, or 1 if none was started."""
-    command = _command(config, workspace)
+    """Run the steps. Return the exit status of the first that failed, 1 after a stop, or 0."""
+    workspace.logs.mkdir(parents=True, exist_ok=True)
+    LocalStorage(workspace.logs).write(_CONFIG, config.to_saved())
+    trains = config.model.framework == "pytorch" and not workspace.record("train").exists()
     if interrupts.number is not None:
         return 1
-    with contextlib.closing(Lifeline()) as lifeline:
-        child = _start(command, workspace, lifeline, lock)
-        try:
-            with interrupts.passed_to(child, lifeline):
-                suspended = _Suspended(workspace, psutil.Process(child.pid))
-                while child.poll() is None:
-                    suspended.check()
-                    look()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(_POLL_SECONDS)
-        finally:
-            with interrupts.held_off():
-                child.kill()
-                end_processes(workspace.folder, root=unreaped(child))
-                child.wait()
-        look()
-    return child.returncode
+    # The steps hold the lock too. The run is free once the last of them has ended.
+    processes = StepProcesses(
+        workspace, workspace.logs / _CONFIG, also_hold=[lock], trains=trains, look=look
+    )
+    try:
+        with interrupts.passed_to(processes):
+            status = _run_steps(workspace, processes)
+            return processes.run(CLOSING) or status
+    finally:
+        with interrupts.held_off():
+            processes.close()
 
 
-def _command(config: RunConfig, workspace: Workspace) -> list[str]:
-    folder = workspace.logs
-    folder.mkdir(parents=True, exist_ok=True)
-    pipeline = compile_pipeline(folder / "pipeline.yaml", shape=config.pipeline)
-    parameters = folder / "parameters.json"
-    stated = to_parameters(config, run=workspace.run_id)
-    parameters.write_text(json.dumps(stated), encoding="utf-8")
-    program = [sys.executable, "-m", "steadytrain.pipelines.dag"]
-    trains = config.model.framework == "pytorch" and not workspace.record("train").exists()
-    options = [TRAINS] if trains else []
-    return [*program, str(pipeline), str(parameters), str(workspace.folder / "kfp"), *options]
-
-
-def _start(
-    command: list[str], workspace: Workspace, lifeline: Lifeline, lock: int
-) -> subprocess.Popen[bytes]:
-    # The child and its steps hold the lock too. The run is free once the last of them has ended.
-    told = {
-        VARIABLE: str(lifeline.descriptor),
-        LOCK_VARIABLE: str(lock),
-        # Unlike Python, a step's shell does not skip a folder that cannot be written.
-        "TMPDIR": tempfile.gettempdir(),
-    }
-    with os.fdopen(open_log(workspace.logs / "pipeline.log"), "ab") as log:
-        # In its own session, so that Ctrl-C in the terminal reaches only this process.
-        return subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **told},
-            pass_fds=(lifeline.descriptor, lock),
-            start_new_session=True,
-        )
+def _run_steps(workspace: Workspace, processes: StepProcesses) -> int:
+    for step in _STEPS:
+        if step == "promote" and not GateRecord.load(workspace.record("gate")).promoted:
+            return 0
+        status = processes.run(step)
+        if status != 0:
+            return 1 if status is None else status
+    return 0
 
 
 def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:

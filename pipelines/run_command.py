@@ -127,12 +127,10 @@ def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
     from steadytrain.components.shared.logs import Log
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
-    from steadytrain.pipelines.light_kfp import import_kfp
     from steadytrain.pipelines.local import LocalRun, run_locally
     from steadytrain.pipelines.outline import as_data, stopping, tell_ending
     from steadytrain.pipelines.progress import ProgressDisplay
 
-    import_kfp()
     json_lines = config.observability.logs == "json"
     display = Log(config.run_id, "json") if json_lines else ProgressDisplay()
     try:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
 import psutil
 
 from steadytrain.components.train.agent.processes import MARK, alive
-from steadytrain.pipelines.step_template import BEGUN, STATUS
+from steadytrain.pipelines.step_template import BEGUN, PROGRAM, STATUS
 
-_PROGRAM = "steadytrain.pipelines.step_template"
 _VARIABLES = {
-    # As KFP sets it for a step, which then loads neither the compiler nor clients.
-    "_KFP_RUNTIME": "true",
     # Both libraries would start threads on import, and a process with threads cannot be forked.
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -47,23 +45,25 @@ class StepTemplate:
 
     def __init__(self, process: _Program, channel: socket.socket) -> None:
         self._process, self._channel = process, channel
-        self._answers = channel.makefile("r")
-        self._ended: int | None = None
+        self._received = b""
 
     @classmethod
-    def start(cls, folder: Path, also_hold: Sequence[int]) -> Self:
+    def start(cls, folder: Path, log: int, also_hold: Sequence[int]) -> Self:
         """Start a template as a new program.
 
         Args:
             folder: the run's folder. It marks the program and the steps as processes of the run.
+            log: descriptor that the program's own output goes to.
             also_hold: descriptors that the program and every step inherit.
         """
         channel, theirs = socket.socketpair()
         with theirs:
             # In its own session, so that signals to the terminal's process group do not reach it.
             process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM, str(theirs.fileno())],
+                [sys.executable, "-m", PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, **_VARIABLES, MARK: str(folder)},
                 pass_fds=(theirs.fileno(), *also_hold),
                 start_new_session=True,
@@ -93,31 +93,40 @@ class StepTemplate:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    @contextlib.contextmanager
     def fork(
-        self, command: Sequence[str], environment: Mapping[str, str], lifeline: int
-    ) -> Iterator[tuple[int | None, IO[str]]]:
+        self, step: str, config: Path, environment: Mapping[str, str], lifeline: int
+    ) -> tuple[int | None, IO[str]]:
         """Start a step in its own session.
 
-        Yields:
+        Args:
+            config: file with the run's configuration.
+
+        Returns:
             The step's process id, or None if the step or the template is dead; and the step's
             output, which ends once the last process that holds it has ended.
         """
         reading, writing = os.pipe()
-        with os.fdopen(reading, encoding="utf-8", errors="replace") as output:
-            try:
-                request = {"command": list(command), "environment": dict(environment)}
-                self._ask(request, [writing, lifeline])
-            finally:
-                os.close(writing)
-            kind, number = self._answer()
-            self._ended = number if kind == STATUS else None
-            yield number if kind == BEGUN else None, output
+        output = os.fdopen(reading, encoding="utf-8", errors="replace")
+        request = {"step": step, "config": str(config), "environment": dict(environment)}
+        try:
+            self._ask(request, [writing, lifeline])
+        finally:
+            os.close(writing)
+        kind, number = self._answer()
+        if kind == STATUS:
+            # A step that is killed at once never reports that it started.
+            self._received = f"{kind} {number}\n".encode() + self._received
+        return number if kind == BEGUN else None, output
 
-    def status(self) -> int:
-        """Return the step's exit status once it has ended, or the template's if that died."""
-        # A step that is killed at once never reports that it started.
-        ended = self._answer()[1] if self._ended is None else self._ended
+    def status(self, seconds: float) -> int | None:
+        """Return the step's exit status, or the template's if that died; None if it still runs.
+
+        Args:
+            seconds: how long to wait for it.
+        """
+        if b"\n" not in self._received and not select.select([self._channel], [], [], seconds)[0]:
+            return None
+        _, ended = self._answer()
         # Without an answer, the template is dead: it never exits while it may get requests.
         return ended if ended is not None else self._process.wait() or 1
 
@@ -125,7 +134,6 @@ class StepTemplate:
         """Kill the template, but not its step."""
         self._process.kill()
         self._process.wait()
-        self._answers.close()
         self._channel.close()
 
     def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
@@ -136,11 +144,16 @@ class StepTemplate:
 
     def _answer(self) -> tuple[str, int | None]:
         """Return the next answer's kind and number; "" and None if the template is dead."""
-        with contextlib.suppress(ConnectionError):
-            if line := self._answers.readline():
-                kind, number = line.split()
-                return kind, int(number)
-        return "", None
+        while b"\n" not in self._received:
+            more = b""
+            with contextlib.suppress(ConnectionError):
+                more = self._channel.recv(4096)
+            if not more:
+                return "", None
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        kind, number = line.decode().split()
+        return kind, int(number)
 
 
 class _Fork:

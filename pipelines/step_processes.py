@@ -1,4 +1,4 @@
-"""The processes of the steps that kfp.local runs: start, stop, and clean up."""
+"""The processes of the steps of a local run: start, stop, and clean up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -17,121 +18,152 @@ from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.lifeline import Lifeline
+from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.shared.redaction import redact
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import KILL_SECONDS, MARK, end_processes
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.pipelines.step_forks import StepTemplate
+from steadytrain.pipelines.step_template import CLOSING
 from steadytrain.pipelines.unexpected import memory_limit
 
-_FUNCTION = "--function_to_execute"
-_EXIT_HANDLER = "report"
 _BEFORE_TRAINING = "preprocess"
 _WITH_TORCH = ("train", "evaluate", "register")
 _OUTPUT_SECONDS = 5.0
-_NOT_STARTED = 128 + signal.SIGTERM
+_POLL_SECONDS = 0.2
 _REMEDY = "the same command continues the run where it stopped"
 
 
 class StepProcesses:
-    """Runs one step at a time, in place of kfp.local's own function.
+    """Runs one step at a time.
 
     A lifeline ties each step to this process. If the lifeline is cut or this process dies, the
-    running step stops, and so does any step that starts too late to be seen here. The exit handler
+    running step stops, and so does any step that starts too late to be seen here. The closing step
     has its own lifeline, which only the death of this process cuts.
 
     Args:
         workspace: the run's; a step that was killed is recorded in its events.
+        config: file with the run's configuration.
         also_hold: descriptors that every step inherits.
         trains: whether to import what training needs while the data is prepared.
+        look: called again and again while a step runs.
     """
 
     def __init__(
-        self, workspace: Workspace, also_hold: Sequence[int] = (), *, trains: bool = False
+        self,
+        workspace: Workspace,
+        config: Path,
+        also_hold: Sequence[int] = (),
+        *,
+        trains: bool = False,
+        look: Callable[[], object] = lambda: None,
     ) -> None:
-        self._workspace, self._also_hold = workspace, tuple(also_hold)
+        self._workspace, self._config, self._also_hold = workspace, config, tuple(also_hold)
+        self._look = look
+        self._log_to = open_log(workspace.logs / "pipeline.log")
         self._steps, self._closing = Lifeline(), Lifeline()
-        self._template = StepTemplate.start(workspace.folder, self._also_hold)
+        self._template = self._new_template()
         self._trains = trains
         self._heavy: StepTemplate | None = None
         self._step: int | None = None
-        self._stopped = self._urgent = False
+        self._stopped = False
+        self._killed: float | None = None
         self._unkillable: list[int] = []
 
-    def run(self, full_command: list[str], env_vars: Mapping[str, str] | None = None) -> int:
-        """Run a step to its end, print its output, and return its exit status."""
-        name = full_command[full_command.index(_FUNCTION) + 1]
-        closing = name == _EXIT_HANDLER
+    def run(self, name: str) -> int | None:
+        """Run a step to its end, and write its output to the log.
+
+        Returns:
+            Its exit status, or None if it was not started because of a stop.
+        """
+        closing = name == CLOSING
         if self._stopped and not closing:
-            return _NOT_STARTED
+            return None
         # By position, because the clock may be set while the step runs.
         news = Cursor(self._workspace.events)
         news.skip_to_end()
         template = self._template_for(name)
         line = (self._closing if closing else self._steps).descriptor
-        environment = {**os.environ, **(env_vars or {}), MARK: str(self._workspace.folder)}
-        with template.fork(full_command, environment, line) as (step, output):
-            if not closing:
-                self._step = step
-            if self._urgent:
+        environment = {**os.environ, MARK: str(self._workspace.folder)}
+        step, output = template.fork(name, self._config, environment, line)
+        if not closing:
+            self._step = step
+            if self._killed is not None:
                 self.end_now()
-            shown = threading.Thread(target=_show, args=(output,), daemon=True)
-            shown.start()
-            status = template.status()
-            self._step = None
-            # Processes that a step leaves behind would keep its output open, and block this
-            # process.
-            status = self._end_leftovers(name) or status
-            shown.join(None if not self._unkillable else _OUTPUT_SECONDS)
-            if shown.is_alive():
-                # It would block this process, too. The command still ends what is left.
-                os._exit(1)
+        copying = threading.Thread(target=self._log, args=(output,), daemon=True)
+        copying.start()
+        status = self._wait(template)
+        self._step = None
+        # Processes that a step leaves behind would keep its output open.
+        status = self._end_leftovers(name) or status
+        copying.join(None if not self._unkillable else _OUTPUT_SECONDS)
         if status and not self._taken_over():
-            before = list(news.place)
-            self._tell(name, status, news.new(), [news.folder / file for file in before])
+            before = [news.folder / file for file in news.place]
+            self._record(name, status, news.new(), before)
+        return status
+
+    def _wait(self, template: StepTemplate) -> int:
+        """Return a step's exit status, or 1 if it was killed and does not end."""
+        while (status := template.status(_POLL_SECONDS)) is None:
+            self._look()
+            killed = self._killed if self._step is not None else None
+            if killed is not None and time.monotonic() - killed > KILL_SECONDS:
+                # Its template waits for it too. `_end_leftovers` reports what it is.
+                template.kill()
+                return 1
         return status
 
     def stop(self) -> None:
-        """Stop the running step, and start no other step except the exit handler."""
+        """Stop the running step, and start no other step except the closing one."""
         self._stopped = True
         self._steps.cut()
 
     def end_now(self) -> None:
-        """Kill the running step. The exit handler still gets its time."""
-        self._urgent = True
+        """Kill the running step. The closing step still gets its time."""
+        self._killed = time.monotonic()
         self.stop()
         if self._step is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._step, signal.SIGKILL)
-            # This process waits for the step, which may not end.
-            late = threading.Timer(KILL_SECONDS, self._give_up, [self._step])
-            late.daemon = True
-            late.start()
-
-    def _give_up(self, step: int) -> None:
-        """End this process if a killed step still runs. The command reports what does not end."""
-        if self._step == step:
-            os._exit(1)
 
     def close(self) -> None:
-        """End all processes, so that none is left behind."""
-        if self._heavy is not None:
-            self._heavy.kill()
-        self._template.kill()
-        end_processes(self._workspace.folder, spared=self._unkillable)
+        """End all processes, so that none is left behind.
+
+        Raises:
+            Unkillable: a process does not end.
+        """
+        for template in self._templates():
+            template.kill()
+        try:
+            end_processes(self._workspace.folder, spared=self._unkillable)
+        finally:
+            self._steps.close()
+            self._closing.close()
+            os.close(self._log_to)
+
+    def _new_template(self) -> StepTemplate:
+        return StepTemplate.start(self._workspace.folder, self._log_to, self._also_hold)
+
+    def _log(self, output: IO[str]) -> None:
+        with output:
+            for text in output:
+                # A full disk ends the log, not the step.
+                with contextlib.suppress(OSError):
+                    os.write(self._log_to, redact(text).encode())
 
     def _template_for(self, name: str) -> StepTemplate:
         if not self._template.alive:
-            self._template = StepTemplate.start(self._workspace.folder, self._also_hold)
+            self._template = self._new_template()
         if name == _BEFORE_TRAINING and self._trains:
             self._heavy = self._template.with_imports(RANK_IMPORTS)
         if name in _WITH_TORCH and self._heavy is not None and self._heavy.alive:
             return self._heavy
         return self._template
 
-    def _templates(self) -> list[int]:
-        return [item.pid for item in (self._template, self._heavy) if item is not None]
+    def _templates(self) -> list[StepTemplate]:
+        # The second one is a fork of the first, which reaps it.
+        return [item for item in (self._heavy, self._template) if item is not None]
 
     def _taken_over(self) -> bool:
         """Return whether another supervisor trains the run, and so will report on it."""
@@ -141,7 +173,7 @@ class StepProcesses:
 
     def _end_leftovers(self, name: str) -> int:
         """End what a step left behind. Return 1, and report it, if that cannot be killed."""
-        spared = [*self._templates(), *self._unkillable]
+        spared = [*(item.pid for item in self._templates()), *self._unkillable]
         try:
             end_processes(self._workspace.folder, spared=spared)
         except Unkillable as error:
@@ -154,12 +186,14 @@ class StepProcesses:
             return 1
         return 0
 
-    def _tell(self, name: str, status: int, events: Sequence[Event], files: Sequence[Path]) -> None:
+    def _record(
+        self, name: str, status: int, events: Sequence[Event], files: Sequence[Path]
+    ) -> None:
         """Record how a step ended if it could not do so itself.
 
         Args:
-            events: what the step and its processes have told.
-            files: where the steps before have told something.
+            events: what the step and its processes reported.
+            files: where the steps before reported.
         """
         if any(isinstance(event, StepFailed) for event in events):
             return
@@ -185,13 +219,6 @@ _CAUSES = {
     "SIGKILL": ", which the kernel sends when memory runs out",
     "SIGABRT": ", with which a library gives up, for example without memory; the log ends with why",
 }
-
-
-def _show(output: IO[str]) -> None:
-    for text in output:
-        # A full disk ends the log, not the step.
-        with contextlib.suppress(OSError):
-            print(redact(text), end="", flush=True)
 
 
 def _how(status: int) -> str:

@@ -1,9 +1,11 @@
 """Template that the steps of a local run are forked from: `python -m ...step_template CHANNEL`.
 
 It imports once what every step imports, MLflow above all, so that a step starts at once. A request
-on the channel is a line of JSON with the step's command and environment. Two descriptors come with
-it: the step's output and its lifeline. The answers are lines: BEGUN with the step's process id,
-once the step leads its own session, and then STATUS with its exit status.
+on the channel is a line of JSON with the step, the file with the run's configuration, and the
+step's environment. Two descriptors come with it: the step's output and its lifeline. The answers
+are lines: BEGUN with the step's process id, once the step leads its own session, and then STATUS
+with its exit status. If the channel ends, the command that runs the steps has died, and the
+template writes the report in its place.
 
 Another request is for a second template, a fork of this one that imports torch while the data is
 prepared. One descriptor comes with it: the second template's channel. The only answer is BEGUN.
@@ -11,6 +13,7 @@ prepared. One descriptor comes with it: the second template's channel. The only 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,23 +23,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 # Import nothing heavy here: processes that a step spawns import this module again.
-from steadytrain.components.shared.lifeline import VARIABLE
+from steadytrain.components.shared.lifeline import VARIABLE, die_with_parent
 
-EXECUTOR = "kfp.dsl.executor_main"
+PROGRAM: Final = "steadytrain.pipelines.step_template"
 BEGUN, STATUS = "begun", "status"
-_STEPS = ("preprocess", "train", "evaluate", "register", "report")
+CLOSING: Final = "report"
+"""The step that runs last, whatever happened before it."""
+_STEPS = ("steadytrain.pipelines.steps", "steadytrain.components.register.promote")
+_STEPS_OF = ("preprocess", "train", "evaluate", "register", "report")
 
 
 def main(channel: int) -> int:
     """Fork a step for each request until the channel ends. In a step, do that step's work."""
-    from steadytrain.components.shared.lifeline import die_with_parent
-
-    die_with_parent()
     prepared = _prepared()
-    requests = socket.socket(fileno=channel)
+    requests, second = socket.socket(fileno=channel), False
+    last: dict[str, Any] | None = None
     while (received := _receive(requests)) is not None:
         request, descriptors = received
         sys.stdout.flush()
@@ -44,7 +48,7 @@ def main(channel: int) -> int:
         if pid == 0 and "imports" in request:
             die_with_parent()
             requests.close()
-            requests = socket.socket(fileno=descriptors[0])
+            requests, second = socket.socket(fileno=descriptors[0]), True
             if not (prepared and _import_more(request["imports"])):
                 return 1
             continue
@@ -59,16 +63,32 @@ def main(channel: int) -> int:
         if "imports" in request:
             _answer(requests, BEGUN, pid)
         else:
+            last = request
             _answer(requests, STATUS, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    if last is not None and not second:
+        _close(last, prepared)
     return 0
+
+
+def _close(last: Mapping[str, Any], prepared: bool) -> None:
+    """Write the report, unless that was the last step, once the others have noticed the death."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    if last["step"] != CLOSING:
+        os.environ.update(last["environment"])
+        _run(CLOSING, last["config"], prepared)
 
 
 def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return the next request and the descriptors with it, or None once the channel ends."""
-    _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
-    with requests.makefile("rb") as lines:
-        line = lines.readline()
-    return (json.loads(line), descriptors) if line else None
+    # A command that dies before it reads an answer resets the connection.
+    with contextlib.suppress(ConnectionError):
+        _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
+        with requests.makefile("rb") as lines:
+            if line := lines.readline():
+                return json.loads(line), descriptors
+    return None
 
 
 def _prepared() -> bool:
@@ -105,27 +125,28 @@ def _import() -> None:
     # Needed only for a database, and not installed in the light image.
     if find_spec("sqlalchemy") is not None:
         import_module("mlflow.store.tracking.sqlalchemy_store")
-    for step in _STEPS:
-        import_module(f"steadytrain.components.{step}.artifacts")
-    import_module(EXECUTOR)
+    for module in (*_STEPS, *(f"steadytrain.components.{step}.step" for step in _STEPS_OF)):
+        import_module(module)
 
 
 def _answer(requests: socket.socket, kind: str, number: int) -> None:
-    requests.sendall(f"{kind} {number}\n".encode())
+    with contextlib.suppress(ConnectionError):
+        requests.sendall(f"{kind} {number}\n".encode())
 
 
 def _be_step(request: Mapping[str, Any], descriptors: Sequence[int], prepared: bool) -> int:
     from steadytrain.components.train.agent import forking
 
     _become(request["environment"], *descriptors)
+    step, config = request["step"], request["config"]
     if forking.possible():
         from steadytrain.components.train.launch.process import template_forked_early
 
         # Now, because soon this process will have other threads, and cannot be forked then.
         with template_forked_early():
-            _run(request["command"], prepared)
+            _run(step, config, prepared)
     else:
-        _run(request["command"], prepared)
+        _run(step, config, prepared)
     return 0
 
 
@@ -138,24 +159,24 @@ def _become(environment: Mapping[str, str], output: int, line: int) -> None:
     os.environ[VARIABLE] = str(line)
 
 
-def _run(command: list[str], prepared: bool) -> None:
-    """Run KFP's command for a step.
-
-    Runs it in this process if it has the usual form and the imports worked, or else by exec.
-    """
-    usual = tuple(command[:2]) == ("sh", "-ec") and EXECUTOR in command[2]
-    if not (usual and prepared):
-        os.execvp(command[0], command)
-    executor: Any = import_module(EXECUTOR)
-    source, *arguments = command[3:]
+def _run(step: str, config: str, prepared: bool) -> None:
+    """Run a step in this process, or in a new one if a fork is not as good."""
+    if not prepared:
+        os.execv(sys.executable, [sys.executable, "-m", PROGRAM, step, config])
     # Look again: the folder that was found when this process started may have been removed.
     tempfile.tempdir = None
-    with tempfile.TemporaryDirectory() as folder:
-        module = Path(folder) / "ephemeral_component.py"
-        module.write_text(source, encoding="utf-8")
-        sys.argv = [EXECUTOR, "--component_module_path", str(module), *arguments]
-        executor.executor_main()
+    _perform(step, config)
+
+
+def _perform(step: str, config: str) -> None:
+    from steadytrain.components.shared.config import load
+    from steadytrain.pipelines.steps import perform
+
+    perform(step, load(Path(config)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    if len(sys.argv) > 2:
+        _perform(*sys.argv[1:])
+    else:
+        sys.exit(main(int(sys.argv[1])))

@@ -44,7 +44,12 @@ def run_step(name: str, config: RunConfig) -> Written:
     workspace = Workspace.of(config)
     workspace.create()
     with run_lock(workspace, linger_seconds=_LINGER_SECONDS):
-        return _STEPS[name](config)
+        return perform(name, config)
+
+
+def perform(name: str, config: RunConfig) -> Written:
+    """Run one step for a process that holds the run's lock."""
+    return _STEPS[name](config)
 
 
 @contextlib.contextmanager
@@ -144,9 +149,13 @@ def _promote(config: RunConfig) -> Written:
 
 
 def _report(config: RunConfig) -> Written:
+    from steadytrain.components.report.notify import notify
     from steadytrain.components.report.step import run
 
-    return {"report": run(config)}
+    try:
+        return {"report": run(config)}
+    finally:
+        notify(Workspace.of(config))
 
 
 _STEPS: Mapping[str, Callable[[RunConfig], Written]] = {

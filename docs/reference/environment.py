@@ -60,7 +60,6 @@ INTERNAL: Final = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT",
     "STEADYTRAIN_ATTEMPT",
     "STEADYTRAIN_LIFELINE",
-    "STEADYTRAIN_RUN_LOCK",
 }
 """What the product sets for its own processes."""
 

@@ -36,8 +36,8 @@ class PipelineConfig(Section):
 
     fuse: bool = Field(
         False,
-        description="Run evaluate, gate, register and promote in one pod. This starts fewer pods, "
-        "but a failure repeats all of these steps.",
+        description="Run evaluate, gate, register and promote in one pod on a cluster. This starts "
+        "fewer pods, but a failure repeats all of these steps.",
     )
     resources: dict[StepName, StepResources] = Field(
         default={},

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from steadytrain.components.report.step import write_page
-from steadytrain.components.shared.config import RunConfig, from_parameters, load
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord, Subject
 from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.stopping import STOP_SIGNALS
@@ -30,42 +28,42 @@ SUBJECT = Subject(
 )
 
 
-def preprocess(*, parameters: Mapping[str, Any], resolved: Any, **_: Any) -> None:
-    config = from_parameters(**parameters)
+def perform(name: str, config: RunConfig) -> None:
+    _STEPS[name](config)
+
+
+def preprocess(config: RunConfig) -> None:
     with stage(config, "begin") as current:
         workspace = current.workspace
         LocalStorage(workspace.folder).write(workspace.config.name, config.to_yaml().encode())
-    shutil.copyfile(workspace.config, resolved.path)
     with stage(config, "preprocess") as current:
         work(current)
 
 
-def train(*, resolved: Any, **_: Any) -> None:
-    with stage(load(Path(resolved.path)), "train") as current, helper():
+def train(config: RunConfig) -> None:
+    with stage(config, "train") as current, helper():
         work(current)
 
 
-def evaluate(*, resolved: Any, **_: Any) -> bool:
-    with stage(load(Path(resolved.path)), "evaluate") as current:
+def evaluate(config: RunConfig) -> None:
+    with stage(config, "evaluate") as current:
         work(current)
         gate = GateRecord(
             promoted=True, reason="quick", metric="loss", greater_is_better=False,
             candidate=1.0, margin=0.0, subject=SUBJECT,
         )  # fmt: skip
         write(current.workspace, "gate", gate)
-    return True
 
 
-def register(*, resolved: Any, **_: Any) -> None:
-    note(load(Path(resolved.path)), "register", champion=False)
+def register(config: RunConfig) -> None:
+    note(config, "register", champion=False)
 
 
-def promote(*, resolved: Any, **_: Any) -> None:
-    note(load(Path(resolved.path)), "promote", champion=True)
+def promote(config: RunConfig) -> None:
+    note(config, "promote", champion=True)
 
 
-def report(*, parameters: Mapping[str, Any], **_: Any) -> None:
-    config = from_parameters(**parameters)
+def report(config: RunConfig) -> None:
     if not Workspace.of(config).events.exists():
         return
     with stage(config, "report") as current:
@@ -113,3 +111,6 @@ def helper() -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+_STEPS = {step.__name__: step for step in (preprocess, train, evaluate, register, promote, report)}

@@ -15,7 +15,7 @@ import typer.main
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines import light_kfp, local
+from steadytrain.pipelines import local
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.local import LocalRun
 
@@ -104,7 +104,6 @@ def test_run_ends_with_the_keys_that_the_guide_lists(folder, monkeypatch):
     config = load(folder / "my.yaml")
     failure = StepFailed(stage="train", error="TrainingFailed", message="m", remedy="r")
     ended = LocalRun(Workspace.of(config), False, None, failure)
-    monkeypatch.setattr(light_kfp, "import_kfp", lambda: None)
     monkeypatch.setattr(local, "run_locally", lambda *_, **__: ended)
     for command, arguments in (("run", ["my.yaml"]), ("resume", ["tiny", "-o", "out"])):
         told = printed(folder, command, *arguments, code=1)

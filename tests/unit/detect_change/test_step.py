@@ -16,6 +16,8 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.pipelines.compile import compile_pipeline
 
+from support import kfp_local
+
 
 def add_data(config, text="another text\n"):
     Path(config.data.source[0], "b.txt").write_text(text)
@@ -89,10 +91,8 @@ def retrain(config, tmp_path):
 
     def run(name):
         parameters.write_text(json.dumps(to_parameters(config, run=name)))
-        program = [sys.executable, "-m", "steadytrain.pipelines.dag"]
-        done = subprocess.run(
-            [*program, path, parameters, tmp_path / "kfp"], capture_output=True, text=True
-        )
+        program = [sys.executable, kfp_local.__file__, path, parameters, tmp_path / "kfp"]
+        done = subprocess.run(program, capture_output=True, text=True)
         runs = sorted(item.name for item in Path(config.output).glob("runs/*"))
         return done.returncode, done.stdout, runs
 

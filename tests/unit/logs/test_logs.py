@@ -33,7 +33,7 @@ from steadytrain.components.shared.logs import Log
 from steadytrain.components.shared.logs.conclusions import CONCLUSIONS
 from steadytrain.components.shared.logs.lines import STANDARD
 from steadytrain.components.shared.stage import stage
-from steadytrain.pipelines import light_kfp, local
+from steadytrain.pipelines import local
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.local import LocalRun
 
@@ -246,7 +246,6 @@ def test_run_prints_json_lines_and_nothing_else(tmp_path, monkeypatch, capfd):
         workspace = local.Workspace.of(config)
         return LocalRun(workspace, succeeded=False, stopped=2, failure=None)
 
-    monkeypatch.setattr(light_kfp, "import_kfp", lambda: None)
     monkeypatch.setattr(local, "run_locally", ran)
     data = tmp_path / "data.jsonl"
     data.write_text('{"text": "one"}\n')

@@ -7,12 +7,11 @@ import shutil
 import signal
 import subprocess
 
-import psutil
 import pytest
 
 from steadytrain.components.shared.errors import BadInput, Stopped
 from steadytrain.components.shared.events import read_events
-from steadytrain.pipelines import addresses, light_kfp, local, plugin_checks
+from steadytrain.pipelines import addresses, local, plugin_checks
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.lock import holder
 
@@ -25,7 +24,6 @@ def test_third_signal_leaves_nothing_behind(make_run, monkeypatch, capfd):
     def killed(*_, **__):
         raise Stopped(signal.SIGINT)
 
-    monkeypatch.setattr(light_kfp, "import_kfp", lambda: None)
     monkeypatch.setattr(local, "run_locally", killed)
     arguments = ["resume", "tiny", "-o", str(run.workspace.output)]
     with pytest.raises(Stopped) as stopped:
@@ -50,7 +48,7 @@ def test_process_that_a_signal_stopped_is_named_once(make_run, monkeypatch):
         process.send_signal(number)
         os.waitpid(process.pid, os.WUNTRACED | os.WCONTINUED)
 
-    suspended = local._Suspended(workspace, psutil.Process())
+    suspended = local._Suspended(workspace)
     with subprocess.Popen(["sleep", "60"]) as process:
         assert told() == []
         send(signal.SIGSTOP)
@@ -80,9 +78,9 @@ def test_stop_finds_a_command_that_still_prepares(make_run, monkeypatch, command
     """It said "not running", and the command trained."""
     run = make_run()
     run.workspace.config.write_text(run.config.to_yaml())
-    first = {"run": (light_kfp, "import_kfp"), "resume": (plugin_checks, "check_plugins")}[command]
+    first = {"run": (local, "run_locally"), "resume": (plugin_checks, "check_plugins")}[command]
 
-    def preparing(*_):
+    def preparing(*_, **__):
         assert holder(run.workspace).pid == os.getpid()
         raise Stopped(signal.SIGTERM)
 

@@ -122,22 +122,24 @@ def test_process_of_another_host_or_boot_is_not_stopped(workspace, bystander, ch
     assert bystander.poll() is None
 
 
-@pytest.mark.slow
-def test_run_that_another_supervisor_took_over_reports_nothing(workspace):
+@pytest.fixture
+def broken(workspace):
+    """The steps of a run whose configuration cannot be read, so that each ends with status 1."""
     workspace.create()
-    processes = StepProcesses(workspace)
-    step = ["sh", "-c", "exit 1", "--function_to_execute"]
+    workspace.logs.mkdir()
+    processes = StepProcesses(workspace, workspace.folder / "none.yaml")
+    yield processes
+    processes.close()
+
+
+@pytest.mark.slow
+def test_run_that_another_supervisor_took_over_reports_nothing(workspace, broken):
     with hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60):
-        assert processes.run([*step, "train"]) == 1
+        assert broken.run("train") == 1
     assert read_events(workspace.events) == []
-    processes.close()
 
 
 @pytest.mark.slow
-def test_step_that_died_without_an_error_message_is_reported(workspace):
-    workspace.create()
-    processes = StepProcesses(workspace)
-    step = ["sh", "-c", "exit 1", "--function_to_execute"]
-    assert processes.run([*step, "train"]) == 1
+def test_step_that_died_without_an_error_message_is_reported(workspace, broken):
+    assert broken.run("train") == 1
     assert [event.stage for event in read_events(workspace.events)] == ["train"]
-    processes.close()
