@@ -173,11 +173,13 @@ class Candidate:
         Returns:
             "" if training started from scratch.
         """
-        base, packager = self.config.model.base, self.task.packager
+        base = self.config.model.base
         if not base:
             return ""
         if self.task.is_compared_with_base:
             return "the loss of this task is a comparison with it already"
+        # Imports torch, which a finished run that is started again does not need.
+        packager = self.task.packager
         if not hasattr(packager, "load_base"):
             return f"data.task {self.config.data.task} does not load it"
         # An address that cannot be read is an error. Below, it is the model that does not fit.

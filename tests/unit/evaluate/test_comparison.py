@@ -52,7 +52,11 @@ class Known:
 
     def __init__(self, scores, base=None):
         self.scores, self.base = scores, base
-        self.scorer = self.packager = self
+        self.scorer = self
+
+    @property
+    def packager(self):
+        return self
 
     def load_base(self):
         if isinstance(self.base, Exception):
@@ -117,6 +121,12 @@ def test_comparable_champion_is_scored_again_and_beaten(decide):
     assert decision.promoted
     assert decision.improvement.value == pytest.approx(0.5)
     assert told == [COUNT]
+
+
+def test_first_model_from_scratch_is_decided_without_its_packager(decide, monkeypatch):
+    """It imports torch, which a finished run that is started again does not need."""
+    monkeypatch.delattr(Known, "packager")
+    assert decide(table(1.0), first=True)[0].promoted
 
 
 @pytest.mark.parametrize("first", [False, True])
