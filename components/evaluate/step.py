@@ -292,7 +292,7 @@ def _summary(evaluation: EvaluationRecord, decision: GateRecord) -> str:
     known = [name for name in evaluation.baselines if name in evaluation.metrics]
     if not known:
         return decision.reason
-    name = known[0]
+    name = decision.metric if decision.metric in known else known[0]
     return (
         f"{name} {evaluation.metrics[name].value:.4g}, of the baseline "
         f"{evaluation.baselines[name]:.4g}; {decision.reason}"

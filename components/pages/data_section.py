@@ -108,6 +108,8 @@ def data_section(
     used = sum(side.documents for side in data.sides.values())
     sides = {name: card.sides.get(name, SideCard()) for name in _SIDES if name in data.sides}
     labels = _total(side.labels for side in sides.values())
+    # A record may have several labels, or none.
+    labeled = used if any(side.label_counts for side in sides.values()) else labels.total()
     meanings = DEFECTS | SET_ASIDE
     return {
         "fingerprint": data.fingerprint,
@@ -131,7 +133,7 @@ def data_section(
                 label,
                 [
                     *(number(side.labels.get(label, 0)) for side in sides.values()),
-                    percent(count / labels.total()),
+                    percent(count / max(1, labeled)),
                 ],
                 count,
             )

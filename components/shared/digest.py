@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -18,6 +19,8 @@ JUDGING_CODE = ("evaluate", "tasks", "shared")
 
 BASE_FILE = "base.json"
 """Describes the base model of adapters that are stored without it."""
+THRESHOLDS = "steadytrain_thresholds"
+"""Field of config.json: from which probability on a model predicts each label."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 MODEL_FILES = (*_WEIGHTS, "config.json")
 """The files that a model's outputs depend on."""
@@ -39,13 +42,19 @@ def stream_digest(handle: BinaryIO) -> str:
 def weights_digest(model: Path) -> str:
     """Return the digest of an exported model's weights, including the note about its base model.
 
-    If no file is known to hold weights, because another framework wrote them, all files count. A
-    file is read again only if its size, times or location changed since this process read it.
+    Thresholds in its configuration count too: with others, the model predicts other labels. If no
+    file is known to hold weights, because another framework wrote them, all files count. A file is
+    read again only if its size, times or location changed since this process read it.
     """
     found = [path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern)]
     found = found or [path for path in model.rglob("*") if path.is_file()]
     digests = {path.relative_to(model): _digest_as_of(path, _state(path)) for path in found}
-    return value_digest({path.as_posix(): digest for path, digest in digests.items()})
+    known: dict[str, Any] = {path.as_posix(): digest for path, digest in digests.items()}
+    for path in model.rglob("config.json"):
+        with contextlib.suppress(ValueError, AttributeError):
+            if thresholds := json.loads(path.read_bytes()).get(THRESHOLDS):
+                known[THRESHOLDS] = thresholds
+    return value_digest(known)
 
 
 def files_digest(folder: Path, patterns: Sequence[str]) -> str:

@@ -96,10 +96,10 @@ class MultiLabelPackager(ClassifierPackager):
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         super().export(model, folder)
-        if self.config.training.label_thresholds == "tuned":
+        if self.config.training.label_thresholds != "half":
             path = _config_file(folder)
             content = json.loads(path.read_text(encoding="utf-8"))
-            content[FIELD] = self._tuned(model)
+            content[FIELD] = self._best(model)
             path.write_text(f"{json.dumps(content, indent=2, sort_keys=True)}\n", encoding="utf-8")
 
     def load_exported(self, folder: Path) -> Components:
@@ -117,7 +117,7 @@ class MultiLabelPackager(ClassifierPackager):
         noted = {**metadata, "thresholds": json.dumps(found)}
         return super().log_model(folder, name=name, records=records, metadata=noted)
 
-    def _tuned(self, model: torch.nn.Module) -> dict[str, float]:
+    def _best(self, model: torch.nn.Module) -> dict[str, float]:
         """Return the best threshold of each label on the validation side."""
         training, device = self.training(self.config, self.data), next(model.parameters()).device
         truth, probabilities = list[Any](), list[Any]()
@@ -133,7 +133,8 @@ class MultiLabelPackager(ClassifierPackager):
                     size = self.config.evaluation.batch_size
                     probabilities += batched(answers, rows, size, training.cost)
                     truth.append(training.collate(rows)["targets"].numpy() > 0)
-        found = best_thresholds(np.concatenate(truth), np.stack(probabilities))
+        shared = self.config.training.label_thresholds == "shared"
+        found = best_thresholds(np.concatenate(truth), np.stack(probabilities), shared=shared)
         return dict(zip(self.data.labels, found, strict=True))
 
 

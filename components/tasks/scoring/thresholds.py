@@ -1,7 +1,9 @@
 """From which probability on a model predicts a label, if a text can have several.
 
-The threshold of a label is the one with the best F1 on the validation side. The exported model has
-them in its config.json, so that each model is scored with its own.
+For micro F1, the best predictions of a model have one threshold for all labels, and for macro F1
+one for each label (Koyejo et al., Consistent Multilabel Classification, NIPS 2015). They are chosen
+on the validation side. The exported model has them in its config.json, so that each model is scored
+with its own.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from torch.nn import functional
 
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.digest import THRESHOLDS
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.scoring.class_balance import class_counts
 
-FIELD: Final = "steadytrain_thresholds"
+FIELD: Final = THRESHOLDS
 """In config.json: the threshold of each label. Without it, all are HALF."""
 HALF: Final = 0.5
 LEAST: Final = 10
@@ -40,13 +43,16 @@ def label_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def best_thresholds(
-    truth: npt.NDArray[np.bool_], probabilities: npt.NDArray[np.float64]
+    truth: npt.NDArray[np.bool_], probabilities: npt.NDArray[np.float64], *, shared: bool
 ) -> list[float]:
     """Return the threshold of each label with the best F1; HALF for a label with few records.
 
     Args:
         truth, probabilities: (records, labels).
+        shared: return the same threshold for all labels, the one with the best micro F1.
     """
+    if shared:
+        return [_best_threshold(truth.ravel(), probabilities.ravel())] * truth.shape[1]
     return [
         _best_threshold(mine, chances) if mine.sum() >= LEAST else HALF
         for mine, chances in zip(truth.T, probabilities.T, strict=True)
@@ -90,7 +96,7 @@ def without_thresholds(model: torch.nn.Module) -> torch.nn.Module:
 
 def fixed_labels(training: TrainingConfig, data: DataRecord) -> str:
     """Return which labels have too few validation records to choose a threshold, or ""."""
-    if training.label_thresholds != "tuned":
+    if training.label_thresholds != "per_label":
         return ""
     few = np.flatnonzero(class_counts(data, "validation") < LEAST)
     if not len(few):

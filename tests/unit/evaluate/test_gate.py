@@ -10,8 +10,14 @@ from steadytrain.components.evaluate.gate import Gate, TestSide
 from steadytrain.components.evaluate.measure import metrics
 from steadytrain.components.evaluate.pairs import Pair, Rival
 from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.step import _summary
 from steadytrain.components.shared.config import GateConfig
-from steadytrain.components.shared.records import Subject
+from steadytrain.components.shared.records import (
+    EvaluationRecord,
+    GateRecord,
+    Interval,
+    Subject,
+)
 
 from support.evaluating import class_table
 from support.means import DIRECTIONS, Means
@@ -379,3 +385,18 @@ def test_part_that_is_not_shown_to_be_as_good_counts_as_worse():
 def test_part_with_few_examples_is_not_shown_to_be_as_good():
     decision = decide_parts(accuracy_pair(), max_slice_regression=0.02, min_slice_examples=41)
     assert "part 'mood' has 40 test examples, too few to tell (41 needed)" in decision.reason
+
+
+def test_summary_of_the_step_names_the_metric_of_the_gate():
+    metrics = {name: Interval(value=value, low=0, high=9) for name, value in (("a", 1), ("b", 2))}
+    evaluation = EvaluationRecord(
+        task="shapes", weights_digest="mine", examples=9, metrics=metrics, scores="",
+        baselines={"a": 3.0, "b": 4.0},
+    )  # fmt: skip
+    decision = GateRecord(
+        subject=SUBJECT, promoted=False, reason="why", metric="b", greater_is_better=True,
+        candidate=2.0, margin=0.0,
+    )  # fmt: skip
+    assert _summary(evaluation, decision) == "b 2, of the baseline 4; why"
+    other = decision.model_copy(update={"metric": "c"})
+    assert _summary(evaluation, other) == "a 1, of the baseline 3; why"

@@ -59,7 +59,8 @@ def test_text_of_a_page_is_only_text() -> None:
         landscape_missing=f"{HOSTILE} \x1b[31m{SECRET}",
         scores="",
     )
-    scores = pa.table({"id": [HOSTILE], "loss": [1.0], "targets": [1], "slice": [HOSTILE]})
+    columns = {"id": [HOSTILE], "loss": [1.0], "targets": [1], "slice": [HOSTILE]}
+    scores = pa.table({**columns, "label": [0], "prediction": [0]})
     # The secret is longer than what is left of the excerpt.
     texts = pa.table({"text": [f"{HOSTILE} {'.' * 130} {SECRET}"]})
     page = evaluation_page(record, scores, texts, title=HOSTILE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import re
 from collections import Counter
 
 import datasets
@@ -17,6 +19,7 @@ from steadytrain.components.preprocess.strata import stratify
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.quantities import percent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, Defect, labels_of
 from steadytrain.pipelines.sources import find_task, for_task
@@ -71,6 +74,9 @@ def test_every_label_is_learned_counted_and_tested(tmp_path, configure):
     assert said in warned(config)
     assert said in card["warnings"]
     page = record.path("card.html").read_text(encoding="utf-8")
+    # A label's share is that of the records that have it.
+    ((label, records),) = Counter(itertools.chain(*truth.values())).most_common(1)
+    assert re.search(rf">{label}</th>.*?>{percent(records / len(truth))}</td>", page, re.DOTALL)
     assert f"{card['sides']['train']['label_counts']['0']} records with no labels" in page
 
 

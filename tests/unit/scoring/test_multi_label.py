@@ -113,6 +113,11 @@ def test_each_label_has_its_values_and_its_threshold():
     page = evaluation_page(evaluation, table, records, title="x")
     assert ">threshold</th>" in page
     assert ">0.4000</td>" in page
+    worst = page.partition("Worst examples")[2]
+    first = int(np.argmax(np.asarray(table["loss"])))
+    for flags in (truth, predicted):
+        expected_names = ", ".join(np.array(NAMES)[flags[first] > 0]) or "no label"
+        assert f">{expected_names}</td>" in worst.partition("</tr>")[2].partition("</tr>")[0]
 
 
 def test_other_labels_of_the_examples_are_not_paired():

@@ -127,7 +127,7 @@ def test_worst_predictions_are_on_the_page(judged):
         task="sequence_regression", weights_digest="0", examples=9, metrics={}, scores=""
     )
     page = evaluation_page(record, table, records, title="a run")
-    assert re.search(">target</th>.*>predicted</th>", page)
+    assert re.search(">True</th>.*>Predicted</th>", page)
     worst = page.partition("Worst examples")[2].partition('<tr><th scope="row">')[2]
     assert worst.startswith(f"{np.argmax(table['loss'])}<")
 

@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.model_losses import ineffective_fields
@@ -109,7 +110,7 @@ def test_thresholds_have_the_best_f1_of_all():
     rng = np.random.default_rng(0)
     truth = rng.random((200, 4)) < (0.5, 0.2, 0.1, 0.01)
     probabilities = np.round(np.clip(rng.random((200, 4)) * 0.6 + 0.3 * truth, 0, 1), 2)
-    found = best_thresholds(truth, probabilities)
+    found = best_thresholds(truth, probabilities, shared=False)
     for label in range(3):
         of = [
             f1_score(truth[:, label], probabilities[:, label] >= cut)
@@ -121,7 +122,36 @@ def test_thresholds_have_the_best_f1_of_all():
     assert truth[:, 3].sum() < LEAST
     assert found[3] == HALF
     # Nothing is better than to predict a label for all: the threshold is below every probability.
-    assert best_thresholds(np.ones((20, 1), bool), np.full((20, 1), 1e-6))[0] < 1e-6
+    certain = np.ones((20, 1), bool)
+    assert best_thresholds(certain, np.full((20, 1), 1e-6), shared=False)[0] < 1e-6
+
+
+def test_shared_threshold_has_the_best_micro_f1_of_all():
+    rng = np.random.default_rng(0)
+    truth = rng.random((200, 4)) < (0.5, 0.2, 0.1, 0.01)
+    # The last two are learned badly: alone, each would best be predicted for almost all records.
+    learned = truth * (0.4, 0.3, 0.02, 0.0)
+    probabilities = np.round(np.clip(rng.random((200, 4)) * 0.5 + learned, 0, 1), 2)
+    found = best_thresholds(truth, probabilities, shared=True)
+    assert len({*found}) == 1
+
+    def micro(cuts):
+        return f1_score(truth, probabilities >= np.array(cuts), average="micro")
+
+    assert micro(found) == pytest.approx(max(map(micro, np.arange(0.005, 1, 0.005))))
+    assert micro(found) > micro(best_thresholds(truth, probabilities, shared=False)) + 0.05
+
+
+def test_model_with_other_thresholds_is_another_model(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    digests = []
+    for thresholds in (None, {"a": 0.5}, {"a": 0.4}):
+        content = {} if thresholds is None else {FIELD: thresholds}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        digests.append(weights_digest(tmp_path))
+    assert len({*digests}) == 3
+    (tmp_path / "config.json").unlink()
+    assert weights_digest(tmp_path) == digests[0]
 
 
 def test_the_exported_model_has_its_thresholds_and_is_served_with_all_scores(
@@ -182,8 +212,10 @@ def test_half_leaves_the_thresholds_out(tmp_path, data):
     model = MultiLabelClassification(config, data).build_model()
     MultiLabelPackager(config, data).export(model, tmp_path)
     assert FIELD not in json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    tuned = MultiLabelClassification(configure(), data).ready(model)
-    assert "fewer than 10 validation records have the labels a, b, c: the thresh" in tuned[-1]
+    each = configure(training={"label_thresholds": "per_label"})
+    told = MultiLabelClassification(each, data).ready(model)
+    assert "fewer than 10 validation records have the labels a, b, c: the thresh" in told[-1]
+    assert not MultiLabelClassification(configure(), data).ready(model)
     assert not MultiLabelClassification(config, data).ready(model)
 
 
