@@ -19,6 +19,8 @@ from steadytrain.components.tune.trials.held_out import LABELS
 from steadytrain.components.tune.trials.place import TrialFolder
 
 _CLASSES: Final = ("label", "prediction")
+_NAMES: Final = pa.list_(pa.string())
+_LABEL_SETS: Final = ("labels", "predictions")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ def _named(fold: Fold) -> pa.Table:
         "fold": pa.array([fold.fold] * count, pa.int64()),
     }
     for name in table.column_names:
-        column = table.column(name)
-        columns[name] = pa.array(labels).take(column) if labels and name in _CLASSES else column
+        columns[name] = column = table.column(name)
+        if labels and name in _CLASSES:
+            columns[name] = pa.array(labels).take(column)
+        elif labels and name in _LABEL_SETS:
+            sets: list[Any] = column.to_pylist()
+            columns[name] = pa.array([[labels[one] for one in row] for row in sets], _NAMES)
     return pa.table(columns)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -19,6 +22,8 @@ from steadytrain.components.shared.records import EvaluationRecord, Interval
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.scoring.multi_label import constant_labels, label_flags
 from steadytrain.components.tasks.scoring.table import score_table
+from steadytrain.components.tune.cross_validation.folds import Fold, predictions
+from steadytrain.components.tune.trials import held_out
 
 from support.data import side_rows
 from support.declared import assert_declared
@@ -180,3 +185,14 @@ def test_the_baseline_is_the_best_constant_of_the_training_side(data, metric):
 def test_a_label_that_the_model_lacks_is_an_error():
     with pytest.raises(DataError, match="'z' is not one of a, b, c"):
         label_flags(pa.table({"label": [["a"], ["z"]]}), LABELS)
+
+
+def test_out_of_fold_predictions_name_the_labels():
+    table, truth, *_ = example_scores()
+    stored = table.replace_schema_metadata({held_out.LABELS: json.dumps(list(NAMES))})
+    found = predictions([Fold("plain", 0, {}, stored)]).to_pylist()
+    by_id = dict(zip(table["id"].to_pylist(), truth, strict=True))
+    assert [row["labels"] for row in found] == [
+        [name for name, has in zip(NAMES, by_id[row["id"]], strict=True) if has] for row in found
+    ]
+    assert {*itertools.chain(*(row["predictions"] for row in found))} <= {*NAMES}
