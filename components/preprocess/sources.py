@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Final, cast
 
 from steadytrain.components.preprocess.local_files import Source, open_regular, require_data
 from steadytrain.components.shared.digest import stream_digest, value_digest
@@ -29,6 +29,8 @@ from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.shared.paths import below, local_path
 from steadytrain.components.shared.storage import S3Storage
 
+_LONGEST_NAME: Final = 255
+"""Bytes in a file name, on all common file systems."""
 _MAGIC = "*?["
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _COMPRESSIONS = {".gz", ".zst"}
@@ -228,7 +230,7 @@ def check_source(address: str) -> None:
     scheme, _, rest = address.partition(":")
     if scheme in ("s3", "hub"):
         return
-    path = _package_start(rest)[1] if scheme == "package" else local_path(address)
+    path = _package_start(rest)[1] if scheme == "package" else _path(address)
     found = False
     # A path that cannot be a file's has nothing.
     with contextlib.suppress(OSError, ValueError):
@@ -244,8 +246,19 @@ def _nothing(address: str, detail: str = "") -> BadInput:
     )
 
 
-def _local_files(address: str, left_out: Counter[str]) -> list[SourceFile]:
+def _path(address: str) -> Path:
     path = local_path(address)
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise BadInput(
+            f"data.source = '{address[:80]}...': a part of this path has more than {_LONGEST_NAME} "
+            "bytes, which no file name has",
+            remedy="give the path of a file or folder that exists",
+        )
+    return path
+
+
+def _local_files(address: str, left_out: Counter[str]) -> list[SourceFile]:
+    path = _path(address)
     if path.is_dir():
         return list(_walk(path, path, left_out))
     if path.exists():

@@ -49,6 +49,7 @@ def kept_quarantine(config: Any, error: SteadytrainError) -> list[str]:
     [
         ("nowhere/at-all.jsonl", "no file found there"),
         ("nowhere/*.jsonl", "no file found there"),
+        ("folder/" + "x" * 300, "has more than 255 bytes"),
         ("package:no_such_package", "no Python package"),
         ("hub:no/such?colour=red", "unknown option colour"),
         ("hub:no/such:name:at:all", "cannot be loaded"),
