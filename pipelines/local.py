@@ -88,11 +88,11 @@ def run_locally(config: RunConfig, lock: int, *, display: Sink) -> LocalRun:
         seen = _Seen(Display(display))
         suspended = _Suspended(workspace)
 
-        def look() -> None:
+        def on_poll() -> None:
             suspended.check()
             seen.take(cursor)
 
-        status = _execute(config, workspace, lock, interrupts, look)
+        status = _execute(config, workspace, lock, interrupts, on_poll)
         seen.take(cursor)
         seen.display.close()
         failure = seen.failure or (_unexplained(workspace, status) if status else None)
@@ -166,7 +166,7 @@ def _execute(
     workspace: Workspace,
     lock: int,
     interrupts: Interrupts,
-    look: Callable[[], object],
+    on_poll: Callable[[], object],
 ) -> int:
     """Run the steps. Return the exit status of the first that failed, 1 after a stop, or 0."""
     workspace.logs.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def _execute(
         return 1
     # The steps hold the lock too. The run is free once the last of them has ended.
     processes = StepProcesses(
-        workspace, workspace.logs / _CONFIG, also_hold=[lock], trains=trains, look=look
+        workspace, workspace.logs / _CONFIG, also_hold=[lock], trains=trains, on_poll=on_poll
     )
     try:
         with interrupts.passed_to(processes):

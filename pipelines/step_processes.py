@@ -47,7 +47,7 @@ class StepProcesses:
         config: file with the run's configuration.
         also_hold: descriptors that every step inherits.
         trains: whether to import what training needs while the data is prepared.
-        look: called again and again while a step runs.
+        on_poll: called again and again while a step runs.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class StepProcesses:
         also_hold: Sequence[int] = (),
         *,
         trains: bool = False,
-        look: Callable[[], object] = lambda: None,
+        on_poll: Callable[[], object] = lambda: None,
     ) -> None:
         self._workspace, self._config, self._also_hold = workspace, config, tuple(also_hold)
-        self._look = look
+        self._on_poll = on_poll
         self._log_to = open_log(workspace.logs / "pipeline.log")
         self._steps, self._closing = Lifeline(), Lifeline()
         self._template = self._new_template()
@@ -106,7 +106,7 @@ class StepProcesses:
     def _wait(self, template: StepTemplate) -> int:
         """Return a step's exit status, or 1 if it was killed and does not end."""
         while (status := template.status(_POLL_SECONDS)) is None:
-            self._look()
+            self._on_poll()
             killed = self._killed if self._step is not None else None
             if killed is not None and time.monotonic() - killed > KILL_SECONDS:
                 # Its template waits for it too. `_end_leftovers` reports what it is.

@@ -32,14 +32,23 @@ PROGRAM: Final = "steadytrain.pipelines.step_template"
 BEGUN, STATUS = "begun", "status"
 CLOSING: Final = "report"
 """The step that runs last, whatever happened before it."""
-_STEPS = ("steadytrain.pipelines.steps", "steadytrain.components.register.promote")
-_STEPS_OF = ("preprocess", "train", "evaluate", "register", "report")
+_MODULES: Final = (
+    "steadytrain.pipelines.steps",
+    "steadytrain.components.preprocess.step",
+    "steadytrain.components.train.step",
+    "steadytrain.components.evaluate.step",
+    "steadytrain.components.register.step",
+    "steadytrain.components.register.promote",
+    "steadytrain.components.report.step",
+)
+"""What the steps run."""
 
 
 def main(channel: int) -> int:
     """Fork a step for each request until the channel ends. In a step, do that step's work."""
     prepared = _prepared()
     requests, second = socket.socket(fileno=channel), False
+    # Of the newest step, until the report is written.
     last: dict[str, Any] | None = None
     while (received := _receive(requests)) is not None:
         request, descriptors = received
@@ -63,21 +72,21 @@ def main(channel: int) -> int:
         if "imports" in request:
             _answer(requests, BEGUN, pid)
         else:
-            last = request
-            _answer(requests, STATUS, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            last = None if request["step"] == CLOSING and status == 0 else request
+            _answer(requests, STATUS, status)
     if last is not None and not second:
         _close(last, prepared)
     return 0
 
 
 def _close(last: Mapping[str, Any], prepared: bool) -> None:
-    """Write the report, unless that was the last step, once the others have noticed the death."""
+    """Write the report in place of a dead command, once the running step has noticed the death."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
-    if last["step"] != CLOSING:
-        os.environ.update(last["environment"])
-        _run(CLOSING, last["config"], prepared)
+    os.environ.update(last["environment"])
+    _run(CLOSING, last["config"], prepared)
 
 
 def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -125,7 +134,7 @@ def _import() -> None:
     # Needed only for a database, and not installed in the light image.
     if find_spec("sqlalchemy") is not None:
         import_module("mlflow.store.tracking.sqlalchemy_store")
-    for module in (*_STEPS, *(f"steadytrain.components.{step}.step" for step in _STEPS_OF)):
+    for module in _MODULES:
         import_module(module)
 
 

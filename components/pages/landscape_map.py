@@ -92,8 +92,8 @@ def landscape_words(found: LandscapeRecord) -> str:
     return ", ".join(said)
 
 
-def _place(column: float, row: float, size: float) -> Point:
-    """Return the pixels of the lower left corner of a square."""
+def _lower_left(column: float, row: float, size: float) -> Point:
+    """Return the pixels of a square's corner."""
     return _LEFT + column * size, _TOP + _SIDE - row * size
 
 
@@ -101,7 +101,7 @@ def _squares(found: LandscapeRecord, shades: Shades) -> Iterator[Markup]:
     size = _SIDE / len(found.steps)
     for row, (second, line) in enumerate(zip(found.steps, found.losses, strict=True)):
         for column, (first, loss) in enumerate(zip(found.steps, line, strict=True)):
-            x, y = _place(column, row + 1, size)
+            x, y = _lower_left(column, row + 1, size)
             at = f"{number(first)}, {number(second)}"
             if loss is None:
                 path = f"M{x:.1f} {y:.1f} l{size:.1f} {size:.1f} m0 {-size:.1f} "
@@ -136,7 +136,7 @@ def _contours(found: LandscapeRecord, shades: Shades) -> Iterator[Markup]:
         path = ""
         for piece in crossings(shares, level):
             for command, (column, row) in zip("ML", piece, strict=True):
-                x, y = _place(column + 0.5, row + 0.5, size)
+                x, y = _lower_left(column + 0.5, row + 0.5, size)
                 path += f"{command}{x:.1f} {y:.1f} "
         if path:
             color = "#ffffff" if level < 0.55 else "#1c2024"
@@ -198,7 +198,7 @@ def _axes(found: LandscapeRecord) -> Iterator[Markup]:
 def _bar() -> Iterator[Markup]:
     height = _SIDE / _BAR_PIECES
     for index in range(_BAR_PIECES):
-        share, (_, y) = (index + 0.5) / _BAR_PIECES, _place(0, index + 1, height)
+        share, (_, y) = (index + 0.5) / _BAR_PIECES, _lower_left(0, index + 1, height)
         yield _square(_BAR, y, _BAR_WIDTH, height, share, "")
 
 

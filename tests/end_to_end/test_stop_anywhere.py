@@ -230,6 +230,14 @@ def test_command_and_template_are_killed(start):
     assert "register" not in {event.stage for event in running.events(StepStarted)}
 
 
+def test_command_that_is_killed_while_the_report_is_written_leaves_a_report(start):
+    running = start()
+    running.until(EVENTS + 1)
+    moment = stop(running, signal.SIGKILL)
+    assert running.events(StepStarted)[-1].stage == "report"
+    assert_stopped(running, signal.SIGKILL, moment)
+
+
 def test_only_the_template_is_killed(start):
     running = start()
     running.until(7)
