@@ -14,8 +14,8 @@ from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import Report, Scoring, place, score
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import Interval
+from steadytrain.components.tasks.augmentation import generator_of, with_typos
 from steadytrain.components.tasks.encoding.labeled_text import PAIR
-from steadytrain.components.tasks.noise import generator_of, with_typos
 from steadytrain.components.tasks.registry import OpenTask
 
 

@@ -103,7 +103,7 @@ def score_candidate(
         DataError: no record has anything to predict.
         OutOfMemory: one record alone does not fit in memory.
     """
-    from steadytrain.components.tasks.splits import splits_of
+    from steadytrain.components.tasks.model_fields import splits_of
 
     components = place(task.packager.load_exported(folder), config)
     scores = score("the candidate", task.scorer.score, components, records, report)

@@ -24,8 +24,7 @@ from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.fused_head import FusedHead
-from steadytrain.components.tasks.loss_request import LossRequest, head_request
+from steadytrain.components.tasks.fused_head import FusedHead, LossRequest, head_request
 
 _LAYERS: Final = 12
 """Maximum number of traced layers. Patterns within a model, such as kinds of attention, repeat

@@ -31,7 +31,7 @@ from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.time_cost import Span, Speed, together
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.device import to_device
+from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.packing import collate_packed, collate_rows
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.sequence_classification import collate_padded

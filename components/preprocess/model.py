@@ -17,7 +17,7 @@ from steadytrain.components.shared.remote_code import check_code
 from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.layer_pairs import layer_pairs
-from steadytrain.components.tasks.model_losses import ineffective_fields
+from steadytrain.components.tasks.model_fields import ineffective_fields
 from steadytrain.components.tasks.registry import load_task
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")

@@ -10,7 +10,7 @@ import torch
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.frozen_parts import lighten, tied_tables
-from steadytrain.components.tasks.loaded import new_modules
+from steadytrain.components.tasks.loaded_weights import new_modules
 
 
 def attach(module: torch.nn.Module, adapter: AdapterConfig) -> torch.nn.Module:

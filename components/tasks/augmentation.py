@@ -6,6 +6,7 @@ for Boosting Performance on Text Classification Tasks". Typing errors: `noise.wi
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -13,7 +14,43 @@ from typing import Final
 import numpy as np
 
 from steadytrain.components.shared.config.augmentation import AugmentationConfig
-from steadytrain.components.tasks.noise import with_typos
+
+# Typing errors: seeded character noise, as in Belinkov and Bisk 2018, "Synthetic and Natural Noise
+# Both Break Neural Machine Translation".
+
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+
+
+def generator_of(seed: int, identity: str) -> np.random.Generator:
+    """Return the generator of one text, whatever the texts around it."""
+    digest = hashlib.sha256(identity.encode()).digest()
+    return np.random.default_rng([seed, int.from_bytes(digest[:8])])
+
+
+def with_typos(text: str, share: float, random: np.random.Generator) -> str:
+    """Return the text with errors: a character is left out, replaced, or swapped with the next.
+
+    The last character of a word has none to be swapped with, and is left out instead.
+
+    Args:
+        share: of the characters that get an error. Spaces stay.
+    """
+    found, position = [], 0
+    while position < len(text):
+        here = text[position]
+        following = text[position + 1 : position + 2]
+        position += 1
+        if here.isspace() or random.random() >= share:
+            found.append(here)
+            continue
+        kind = random.integers(3)
+        if kind == 0 and following.strip():
+            found.append(following + here)
+            position += 1
+        elif kind == 1:
+            found.append(_LETTERS[random.integers(len(_LETTERS))])
+    return "".join(found)
+
 
 _SPACES: Final = re.compile(r"(\s+)")
 

@@ -12,11 +12,11 @@ from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.denoised_text import DenoisedTextEncoder
 from steadytrain.components.tasks.encoding.labeled_text import (
     LabeledTextEncoder,
+    MultiLabelEncoder,
     NumberedTextEncoder,
+    PartTextEncoder,
 )
 from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
-from steadytrain.components.tasks.encoding.multi_label_text import MultiLabelEncoder
-from steadytrain.components.tasks.encoding.part_text import PartTextEncoder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
 from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
@@ -98,7 +98,7 @@ SUPERVISED_FINETUNING: Final = replace(CAUSAL_LM, encoder=ChatEncoder, cuttable=
 DENOISING: Final = replace(
     CAUSAL_LM,
     encoder=DenoisedTextEncoder,
-    training=late(f"{_TASKS}.denoising:Denoising", metrics=_language_metrics),
+    training=late(f"{_TASKS}.causal_lm:Denoising", metrics=_language_metrics),
     scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer", metrics=_only_loss),
     objectives=CAUSAL_LM.objectives | {"denoising"},
     cuttable=False,
@@ -191,7 +191,7 @@ MULTI_LABEL_CLASSIFICATION: Final = Task(
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,
     training=late(f"{_TASKS}.multi_task:MultiTaskClassification", metrics=_part_metrics),
-    scorer=late(f"{_TASKS}.scoring.multi_task:MultiTaskScorer", metrics=_tested_class_metrics),
+    scorer=late(f"{_TASKS}.scoring.classification:MultiTaskScorer", metrics=_tested_class_metrics),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
     objectives=frozenset(
         {"multi_task", "r_drop", "focal_loss", "class_weights", "adversarial", "augmentation"}

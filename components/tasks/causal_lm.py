@@ -16,22 +16,21 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.answer_ends import stop_at
-from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.contrastive import document_spans
+from steadytrain.components.tasks.contrastive_tokens import document_spans
 from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
-from steadytrain.components.tasks.distillation import Teaching, taught_loss
+from steadytrain.components.tasks.distillation import (
+    COLUMNS,
+    Teaching,
+    collate_answers,
+    taught_loss,
+)
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
-from steadytrain.components.tasks.drops import R_DROP, check_drops
-from steadytrain.components.tasks.hidden_states import (
-    attach_comparison,
-    comparing,
-    comparing_part,
-)
+from steadytrain.components.tasks.fused_head import Contrast, request_loss
+from steadytrain.components.tasks.hidden_states import attach_comparison, comparing, comparing_part
 from steadytrain.components.tasks.likelihoods import likelihoods_of
-from steadytrain.components.tasks.loss_request import Contrast, request_loss
+from steadytrain.components.tasks.masking import SpanCorruption
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.packing import (
@@ -42,14 +41,32 @@ from steadytrain.components.tasks.packing import (
     keeps_documents_apart,
 )
 from steadytrain.components.tasks.router_loss import router_coefficient, router_loss
-from steadytrain.components.tasks.stored_answers import COLUMNS, collate_answers
 from steadytrain.components.tasks.teacher import (
     FIELD,
+    AnsweringTeacher,
     Teacher,
     check_vocabulary,
     stored_teaching,
 )
-from steadytrain.components.tasks.text import TextTraining
+from steadytrain.components.tasks.text import R_DROP, TextTraining, check_drops
+
+
+def stop_at(model: Any, tokens: Sequence[int]) -> list[int]:
+    """Add tokens to those that end the model's answers, in its generation configuration.
+
+    Returns:
+        Those that were not among them.
+    """
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        return []
+    known = settings.eos_token_id
+    known = [] if known is None else list(known) if isinstance(known, list) else [known]
+    added = [token for token in tokens if token not in known]
+    if added:
+        settings.eos_token_id = [*known, *added]
+    return added
+
 
 _NOT_FOR_MODELS: Final = ("targets", "lengths", "spans", "counts", *COLUMNS)
 """Entries of a micro-batch that the model does not get."""
@@ -308,3 +325,24 @@ def _loss_of_logits(
         reduction="sum",
         label_smoothing=smoothing,
     )
+
+
+class Denoising(CausalLanguageModel):
+    """Predict the hidden spans of each row. What is drawn from a row is one document."""
+
+    task = "denoising"
+    padded = "input_ids"
+
+    @cached_property
+    def corruption(self) -> SpanCorruption:
+        return SpanCorruption.by(self.tokenizer, self.config.training.denoising)
+
+    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+        # Validation hides the same spans for every seed of training.
+        seed = (1, self.config.training.seed, place) if training else (0, place)
+        found = self.corruption.apply(row["input_ids"], self.data.sequence_length, *seed)
+        return {
+            "input_ids": found.input_ids,
+            "targets": found.targets,
+            "lengths": [len(found.input_ids)],
+        }

@@ -19,8 +19,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.plugins import METRICS, is_ours
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
 from steadytrain.components.tasks.encoding.base import has_label_sets
-from steadytrain.components.tasks.model_fields import refusal, unknown_fields
-from steadytrain.components.tasks.model_losses import ineffective_fields
+from steadytrain.components.tasks.model_fields import ineffective_fields, refusal, unknown_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
 
 _FROM_SCRATCH: Final = (

@@ -12,7 +12,7 @@ import torch
 from steadytrain.components.shared.class_names import folded, listed, named, places_of
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.parts import have_parts
-from steadytrain.components.tasks.loaded import new_weights, resized_weights
+from steadytrain.components.tasks.loaded_weights import new_weights, resized_weights
 
 
 def class_head(model: Any) -> tuple[str, torch.nn.Linear]:

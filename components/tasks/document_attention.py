@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.product_type import product_type
+from steadytrain.components.tasks.quantized import product_type
 
 _SHORT: Final = 256
 """Longest documents, in tokens, for which the CPU kernel's backward runs in 32 bits.

@@ -10,14 +10,78 @@ import math
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.auxiliary import Auxiliary
 from steadytrain.components.tasks.chunks import check_head_width
-from steadytrain.components.tasks.frozen_head import FrozenHead
-from steadytrain.components.tasks.host_embedding import HostEmbedding
-from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.tasks.quantized import Bits, QuantizedMatrix, product_type
+
+
+class FrozenHead(torch.nn.Module):
+    """Replaces a linear layer. It returns logits, and gradients of its input only.
+
+    Args:
+        device: device of the quantized head. The layer may still be in host memory.
+    """
+
+    def __init__(self, head: torch.nn.Linear, bits: Bits, device: torch.device) -> None:
+        super().__init__()
+        self.matrix = QuantizedMatrix(head.weight, bits, device)
+        bias = None if head.bias is None else head.bias.detach().to(device)
+        self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as a linear layer has it
+        dtype = product_type(input.device, self.matrix.dtype)
+        logits: torch.Tensor = _Product.apply(input, self.matrix, dtype)
+        return logits if self.bias is None else logits + self.bias.to(dtype)
+
+
+class _Product(torch.autograd.Function):
+    """Unpacks the matrix again in backward, instead of keeping it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, matrix: QuantizedMatrix, dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.matrix, ctx.like = matrix, (hidden.shape, hidden.dtype)
+        found = matrix.product(hidden.flatten(0, -2).to(dtype))
+        return found.view(*hidden.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        shape, dtype = ctx.like
+        found = ctx.matrix.transposed_product(outputs[0].flatten(0, -2))
+        return found.view(shape).to(dtype), None, None
+
+
+# A frozen embedding table in host memory.
+#
+# The device holds only the rows of a micro-batch, not the table
+# (`model.adapter.frozen_embeddings`).
+
+
+class HostEmbedding(torch.nn.Module):
+    """Replaces an embedding layer, with the same values.
+
+    The table is not a parameter. Moving the module doesn't move it, ranks don't synchronize it, and
+    it is not in the module's state dict.
+
+    shape: (words, width). embedding_dim: the width, as an embedding has it.
+    """
+
+    def __init__(self, embedding: torch.nn.Embedding) -> None:
+        super().__init__()
+        self.table = embedding.weight.detach().cpu()
+        self.shape = self.table.shape
+        self.embedding_dim = self.shape[1]
+
+    # A lookup on a different device breaks a compiled graph anyway.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  as an embedding has it
+        return functional.embedding(input.cpu(), self.table).to(input.device)
+
 
 _ON_HOST: Final = "model.adapter.frozen_embeddings = 'host'"
 

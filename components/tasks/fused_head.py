@@ -1,19 +1,197 @@
-"""A language model's head that computes the loss itself, within the model's forward pass.
-
-It works there, rather than after the model, because FSDP and ZeRO-3 gather the full weights only in
-the forward pass. To everything else the head stays the same: same parameters, same names, tied or
-not. Without targets, it returns logits.
-"""
+"""A language model's head that computes the loss itself, and how callers request it."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import torch
 
-from steadytrain.components.tasks.eval_mode import eval_mode
-from steadytrain.components.tasks.frozen_head import FrozenHead
-from steadytrain.components.tasks.loss_request import head_request, request_loss
+from steadytrain.components.shared.config import ContrastiveConfig
+from steadytrain.components.tasks.contrastive_tokens import Span, similarity_loss
+from steadytrain.components.tasks.criterion import Criterion
+from steadytrain.components.tasks.distillation import Teaching
+from steadytrain.components.tasks.frozen_parts import FrozenHead
+from steadytrain.components.tasks.fused_likelihood import Comparison, likelihood_loss, likelihoods
+from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.inference import eval_mode
+from steadytrain.components.tasks.quantized import QuantizedMatrix
+
+# Request the loss, or its own input, from a model's head instead of logits: see fused_head.py.
+#
+# This is a separate module because fused_head.py keeps heads out of compiled graphs, and the
+# import for that takes seconds.
+
+
+class HeadRequest(Protocol):
+    """What a fused head computes instead of logits."""
+
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return what the head returns.
+
+        Args:
+            hidden: (rows, length, width), the head's input.
+            weight: (vocabulary, width).
+        """
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A contrastive loss to add: the documents of the micro-batch, and how to compute it."""
+
+    spans: Sequence[Span]
+    settings: ContrastiveConfig
+
+
+class LossRequest:
+    """A request for a loss.
+
+    targets: (rows, length), int64. smoothing: share of each target that is spread over all classes.
+    teaching: what a teacher says about these rows; None without a teacher.
+    contrast: what to add; None without a contrastive loss.
+    criterion: another loss of the logits; None for cross-entropy.
+    loss: the head's answer. None means that the model has no such head.
+    """
+
+    def __init__(
+        self,
+        targets: torch.Tensor,
+        smoothing: float,
+        teaching: Teaching | None = None,
+        contrast: Contrast | None = None,
+        criterion: Criterion | None = None,
+    ) -> None:
+        self.targets, self.smoothing = targets, smoothing
+        self.teaching, self.contrast, self.criterion = teaching, contrast, criterion
+        self.loss: torch.Tensor | None = None
+
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        how = (self.smoothing, self.teaching, self.criterion)
+        self.loss = summed_loss(hidden, weight, bias, self.targets, *how)
+        if self.contrast is not None:
+            settings = self.contrast.settings
+            added = similarity_loss(hidden, self.contrast.spans, settings)
+            self.loss = self.loss + settings.weight * added
+        return self.loss
+
+
+class LikelihoodRequest:
+    """A request for the log-likelihood of each document, or for a loss that compares them.
+
+    targets: (rows, length), int64. counts: number of targets of each document.
+    comparison: returns the loss; None asks for the likelihoods themselves.
+    found: the head's answer. None means that the model has no such head.
+    """
+
+    def __init__(
+        self, targets: torch.Tensor, counts: Sequence[int], comparison: Comparison | None
+    ) -> None:
+        self.targets, self.counts, self.comparison = targets, counts, comparison
+        self.found: torch.Tensor | None = None
+
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        given = (hidden, weight, bias, self.targets, self.counts)
+        if self.comparison is None:
+            self.found = likelihoods(*given)
+        else:
+            self.found = likelihood_loss(*given, self.comparison)
+        return self.found
+
+
+class StatesRequest:
+    """A request for the head's input and its own tensors.
+
+    hidden: (rows, length, width). None means that the model has no such head.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: torch.Tensor | None = None
+        self.weight: torch.Tensor
+        self.bias: torch.Tensor | None
+
+    def answer(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        assert isinstance(weight, torch.Tensor), "only a trained model's head is quantized"
+        self.hidden, self.weight, self.bias = hidden, weight, bias
+        return hidden
+
+
+_request: ContextVar[HeadRequest | None] = ContextVar("_request", default=None)
+
+
+@contextlib.contextmanager
+def request_loss(
+    targets: torch.Tensor,
+    smoothing: float = 0.0,
+    teaching: Teaching | None = None,
+    contrast: Contrast | None = None,
+    criterion: Criterion | None = None,
+) -> Iterator[LossRequest]:
+    """Within this context, a fused head returns the summed loss instead of logits."""
+    request = LossRequest(targets, smoothing, teaching, contrast, criterion)
+    with _requested(request):
+        yield request
+
+
+@contextlib.contextmanager
+def request_likelihoods(
+    targets: torch.Tensor, counts: Sequence[int], comparison: Comparison | None = None
+) -> Iterator[LikelihoodRequest]:
+    """Within this context, a fused head returns likelihoods, or their loss, instead of logits."""
+    request = LikelihoodRequest(targets, counts, comparison)
+    with _requested(request):
+        yield request
+
+
+@contextlib.contextmanager
+def request_states() -> Iterator[StatesRequest]:
+    """Within this context, a fused head returns its input instead of logits."""
+    request = StatesRequest()
+    with _requested(request):
+        yield request
+
+
+@contextlib.contextmanager
+def _requested(request: HeadRequest) -> Iterator[None]:
+    token = _request.set(request)
+    try:
+        yield
+    finally:
+        _request.reset(token)
+
+
+def head_request() -> HeadRequest | None:
+    """Return the current request to the head. None means that logits are wanted."""
+    return _request.get()
+
+
+# A language model's head that computes the loss itself, within the model's forward pass.
+#
+# It works there, rather than after the model, because FSDP and ZeRO-3 gather the full weights only
+# in the forward pass. To everything else the head stays the same: same parameters, same names,
+# tied or not. Without targets, it returns logits.
 
 
 class FusedHead(torch.nn.Linear):

@@ -21,8 +21,7 @@ from steadytrain.components.tasks.fused_loss import (
     head_logits,
     kept_rows,
 )
-from steadytrain.components.tasks.product_type import product_type
-from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.tasks.quantized import QuantizedMatrix, product_type
 
 Comparison = Callable[[torch.Tensor], torch.Tensor]
 """Returns a loss, a scalar, from the log-likelihood of each document, (documents,) in float64."""

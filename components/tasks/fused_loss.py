@@ -20,8 +20,7 @@ from steadytrain.components.tasks.criterion import Criterion, in_pairs
 from steadytrain.components.tasks.distillation import Teaching, turn_into_gradient
 from steadytrain.components.tasks.liger import has_kernel_for, liger_loss
 from steadytrain.components.tasks.packing import IGNORED
-from steadytrain.components.tasks.product_type import product_type
-from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.tasks.quantized import QuantizedMatrix, product_type
 
 
 def summed_loss(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from steadytrain.components.tasks.fused_head import request_likelihoods
 from steadytrain.components.tasks.fused_likelihood import Comparison, summed_by_document
-from steadytrain.components.tasks.loss_request import request_likelihoods
 from steadytrain.components.tasks.packing import IGNORED
 
 

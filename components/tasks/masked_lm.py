@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
+from steadytrain.components.tasks.fused_head import request_loss
 from steadytrain.components.tasks.likelihoods import likelihoods_of
-from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.masking import Masking
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager

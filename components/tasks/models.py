@@ -7,7 +7,7 @@ training loop handles precision.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,93 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
-from steadytrain.components.tasks.added_tokens import add_tokens
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.frozen_parts import lighten
-from steadytrain.components.tasks.host_parts import leave_on_the_host, places
-from steadytrain.components.tasks.loaded import note_dtype, note_new_weights
-from steadytrain.components.tasks.model_fields import unknown_fields
-from steadytrain.components.tasks.splits import add_split
-from steadytrain.components.tasks.weights import check_whole
+from steadytrain.components.tasks.loaded_weights import check_whole, note_dtype, note_new_weights
+from steadytrain.components.tasks.model_fields import add_split, unknown_fields
+
+
+@torch.no_grad()
+def add_tokens(model: Any, tokenizer: Any, tokens: Sequence[str]) -> None:
+    """Give a model rows for new tokens: each is the mean of all tokens that it had before.
+
+    So the other tokens stay almost as likely as they were (Hewitt 2021, "Initializing New Word
+    Embeddings for Pretrained Language Models"). Random rows could take all of the probability.
+
+    A model may have more rows than its tokenizer has tokens. New tokens then take some of these.
+    """
+    new = tokenizer.convert_tokens_to_ids(list(tokens))
+    if max(new) >= model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(max(new) + 1, mean_resizing=False)
+    head = model.get_output_embeddings()
+    tables = [model.get_input_embeddings().weight]
+    if head is not None:
+        tables += [head.weight, *([] if head.bias is None else [head.bias])]
+    for table in tables:
+        table[new] = table[: min(new)].float().mean(0).to(table.dtype)
+
+
+# Choose the parts of a base model to load into host memory instead of the GPU.
+#
+# A 4-bit base model is quantized on the GPU while it is loaded. Parts that stay on the host, or
+# that are quantized later, would need memory there that a small GPU does not have.
+
+Device = int | str
+Places = dict[str, Device]
+"""Devices of modules and parameters by name, as Transformers expects them. "" is the full model."""
+
+
+def places(
+    auto: Any, folder: Path, adapter: AdapterConfig, device: Device, *, run_code: bool
+) -> Places:
+    """Return the device to load each part of the model to.
+
+    Args:
+        auto: Transformers' auto class for the kind of model.
+        device: device of everything that does not stay on the host.
+        run_code: whether Python code next to the model may run.
+    """
+    host, quantized = adapter.frozen_embeddings == "host", adapter.frozen_head != "as_loaded"
+    if not (host or quantized):
+        return {"": device}
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=run_code)
+    with torch.device("meta"):
+        model = auto.from_config(config, trust_remote_code=run_code)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    kept = [embedding] if host else []
+    if quantized and head is not None and (host or head.weight is not embedding.weight):
+        kept.append(head)
+    return _places(model, "", kept, device)
+
+
+def _places(module: Any, name: str, kept: list[Any], device: Device) -> Places:
+    """Return the fewest names that separate the kept parts from the rest.
+
+    accelerate places everything under a name.
+    """
+    if any(module is part for part in kept):
+        return {name: "cpu"}
+    if not any(inner is part for inner in module.modules() for part in kept):
+        return {name: device}
+    before = f"{name}." if name else ""
+    found: Places = {f"{before}{own}": device for own, _ in module.named_parameters(recurse=False)}
+    for inner, child in module.named_children():
+        found |= _places(child, f"{before}{inner}", kept, device)
+    return found
+
+
+def leave_on_the_host(model: Any, device: Device) -> None:
+    """Stop moving the parts on the host to the GPU in each forward pass.
+
+    Args:
+        device: device of all other parts.
+    """
+    from accelerate.hooks import remove_hook_from_module
+
+    remove_hook_from_module(model, recurse=True)
+    # accelerate and Transformers use this to recognize models that are spread over devices.
+    model.hf_device_map = {"": device}
+
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 

@@ -14,9 +14,8 @@ import torch
 from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
-from steadytrain.components.tasks.device import to_device
-from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fitting import batched
+from steadytrain.components.tasks.inference import eval_mode, to_device
 from steadytrain.components.tasks.packaging import ADAPTERS, MODEL_CONFIG
 from steadytrain.components.tasks.scoring.thresholds import (
     FIELD,

@@ -15,7 +15,7 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.class_head import class_head
-from steadytrain.components.tasks.scoring.numbers import training_numbers
+from steadytrain.components.tasks.scoring.table import training_numbers
 
 _SCALE: Final = "_steadytrain_scale"
 """Attribute of a model whose head returns targets."""

@@ -15,7 +15,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.loaded import dtype_of_files, note_dtype
+from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
 from steadytrain.components.tasks.saving import never_wrapped, save_model
 from steadytrain.components.tasks.text import TextTraining
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.eval_mode import eval_mode
+from steadytrain.components.tasks.inference import eval_mode
 
 IGNORED = -100
 """Target where nothing is predicted, as in PyTorch's cross-entropy."""

@@ -15,9 +15,9 @@ from steadytrain.components.shared.parts import have_parts, in_part, part_indice
 from steadytrain.components.shared.storage.local import follow_umask, room_for
 from steadytrain.components.tasks.class_head import class_head
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.loaded_weights import check_whole
 from steadytrain.components.tasks.packaging import ADAPTERS
 from steadytrain.components.tasks.saving import never_wrapped, system_errors
-from steadytrain.components.tasks.weights import check_whole
 
 
 def extract_part(source: Path, part: str, target: Path) -> list[str]:

@@ -18,8 +18,8 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel, token_logits
 from steadytrain.components.tasks.documents import attend_by_document
-from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fused_likelihood import Comparison
+from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.models import load_frozen
 

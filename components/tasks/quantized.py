@@ -120,3 +120,10 @@ def _unpack_8_bits(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
     blocks = (codes.shape[0], -1, QUANTIZED_BLOCK)
     torch.mul(codes.view(blocks), scales.unsqueeze(2), out=found.view(blocks))
     return found
+
+
+def product_type(device: torch.device, otherwise: torch.dtype) -> torch.dtype:
+    """Return autocast's dtype if autocast is on for the device, otherwise `otherwise`."""
+    # The meta device has no autocast.
+    half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if half else otherwise

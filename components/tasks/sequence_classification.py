@@ -10,13 +10,11 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.model_source import resolve_config
-from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.batch_contrastive import pooled, supervised_contrastive_loss
 from steadytrain.components.tasks.class_head import class_names, fit_head, order_rows
+from steadytrain.components.tasks.contrastive_texts import pooled, supervised_contrastive_loss
 from steadytrain.components.tasks.criterion import Criterion, Mixed, in_pairs, twice
-from steadytrain.components.tasks.distillation import taught_loss
-from steadytrain.components.tasks.drops import R_DROP, check_drops
+from steadytrain.components.tasks.distillation import collate_answers, taught_loss
 from steadytrain.components.tasks.hidden_states import (
     attach_comparison,
     comparing,
@@ -25,8 +23,14 @@ from steadytrain.components.tasks.hidden_states import (
 from steadytrain.components.tasks.mixup import PARTNER, SHARE, mixed_batch, mixing
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.class_balance import class_weights
-from steadytrain.components.tasks.stored_answers import collate_answers
-from steadytrain.components.tasks.teacher import FIELD, Teacher, check_labels, stored_teaching
+from steadytrain.components.tasks.teacher import (
+    FIELD,
+    AnsweringTeacher,
+    Teacher,
+    check_labels,
+    stored_teaching,
+)
+from steadytrain.components.tasks.text import R_DROP, check_drops
 from steadytrain.components.tasks.text_head import (
     TextHead,
     head_logits,

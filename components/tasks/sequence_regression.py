@@ -11,7 +11,7 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.class_head import has_new_head
-from steadytrain.components.tasks.loaded import dtype_of_files, resized_weights
+from steadytrain.components.tasks.loaded_weights import dtype_of_files, resized_weights
 from steadytrain.components.tasks.number_head import (
     Scale,
     far_off,

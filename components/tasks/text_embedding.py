@@ -16,14 +16,19 @@ import torch
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.drops import drops
-from steadytrain.components.tasks.embeddings import embedded, without_pooler
+from steadytrain.components.tasks.contrastive_texts import (
+    Compared,
+    alike,
+    compare,
+    embedded,
+    numbered,
+    without_pooler,
+)
 from steadytrain.components.tasks.encoding.text_pairs import halves
-from steadytrain.components.tasks.in_batch_negatives import Compared, alike, compare, numbered
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.table import pad, read_batches
-from steadytrain.components.tasks.text import TextTraining
+from steadytrain.components.tasks.text import TextTraining, drops
 
 
 class TextEmbedding(TextTraining):

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from steadytrain.components.shared.added_columns import TEXT
-from steadytrain.components.tasks.augmentation import augmented
+from steadytrain.components.tasks.augmentation import augmented, generator_of
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.scoring.table import token_types
 from steadytrain.components.tasks.text import TextTraining
 

@@ -16,7 +16,7 @@ import torch
 
 from steadytrain.components.shared.config.objectives import KtoConfig
 from steadytrain.components.tasks.base import MEASURED, Batch, LossSum, Row
-from steadytrain.components.tasks.eval_mode import eval_mode
+from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.mixup import PARTNER
 from steadytrain.components.tasks.preference import PreferenceTraining, document_likelihoods
 

@@ -28,17 +28,15 @@ from steadytrain.components.shared.config import (
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
 from steadytrain.components.tasks.chunks import answer_bytes
-from steadytrain.components.tasks.contrastive import document_spans
-from steadytrain.components.tasks.distillation import Teaching
-from steadytrain.components.tasks.fused_head import fuse_head
+from steadytrain.components.tasks.contrastive_tokens import document_spans
+from steadytrain.components.tasks.distillation import Teaching, top_answers
+from steadytrain.components.tasks.fused_head import Contrast, fuse_head
 from steadytrain.components.tasks.hidden_states import attach_comparison, comparing_part
-from steadytrain.components.tasks.loss_request import Contrast
 from steadytrain.components.tasks.preference import (
     document_likelihoods,
     dpo_loss,
     reward_margins,
 )
-from steadytrain.components.tasks.stored_answers import top_answers
 from steadytrain.components.tasks.teacher import Teacher
 
 from support.costs import in_turns, peak_beside

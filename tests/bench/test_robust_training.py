@@ -26,10 +26,9 @@ from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.time_cost import flops_per_token
-from steadytrain.components.tasks.augmentation import augmented
+from steadytrain.components.tasks.augmentation import augmented, generator_of
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.mixup import mixed_batch
-from steadytrain.components.tasks.noise import generator_of
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
 

@@ -23,10 +23,10 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from steadytrain.components.tasks.answering import AnsweringTeacher
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.built_in import CAUSAL_LM
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel, LanguageModelPackager
+from steadytrain.components.tasks.teacher import AnsweringTeacher
 from steadytrain.components.train.loop import row_losses
 
 from support.limits import address_space, limited, return_freed_memory

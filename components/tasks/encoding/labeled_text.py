@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.parts import label_in
 from steadytrain.components.tasks.encoding.base import (
     Content,
     EncodedRecord,
@@ -20,7 +23,13 @@ from steadytrain.components.tasks.encoding.base import (
     Fitted,
     TokenizerSettings,
 )
-from steadytrain.components.tasks.encoding.fields import Defect, class_of, number_of, text_of
+from steadytrain.components.tasks.encoding.fields import (
+    Defect,
+    class_of,
+    labels_of,
+    number_of,
+    text_of,
+)
 from steadytrain.components.tasks.encoding.plain_text import whole_text
 from steadytrain.components.tasks.encoding.text_pairs import texts_of, two_texts, written
 from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
@@ -267,3 +276,71 @@ def pair_tokens(
     )
     ids = encoded["input_ids"]
     return [*zip(ids, encoded.get(TYPES) or [[0] * len(row) for row in ids], strict=True)]
+
+
+class PartTextEncoder(LabeledTextEncoder):
+    """Records with a text and its class. The class names its part, so rows need no column for it.
+
+    It reads records with the settings of one part (`DataConfig.by_part`).
+    """
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        content = super().read(row)
+        return Content(content.text, label_in(self.data.part, str(content.label)))
+
+
+_REPEATED: Final = "name a label twice, which counts once"
+
+
+class MultiLabelEncoder(TargetedTextEncoder):
+    """Records with a text, or two, and a set of labels. A row has the index of each of them."""
+
+    labeled = True
+    target = pa.list_(pa.int32())
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        content = super().read(row)
+        labels = self.classes_in(str(content.label))
+        once = sorted({*labels})
+        if len(once) == len(labels):
+            return content
+        return replace(content, label=_written(once), noticed=_REPEATED)
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        data = self.data
+        found = labels_of(row, data.columns.label, data.labels, data.label_separator)
+        return _written(sorted(found))
+
+    def classes_in(self, label: str) -> Sequence[str]:
+        found: list[str] = json.loads(label)
+        return found
+
+    def target_of(self, fitted: Fitted) -> Target:
+        indices = {label: index for index, label in enumerate(fitted.labels)}
+        return LabelIndices({label: indices[label] for label in indices if label in fitted.trained})
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        labels: list[Any] = records["label"].to_pylist()
+        sets = [self.classes_in(label) for label in labels]
+        return {**super().test_columns(records), "label": pa.array(sets, pa.list_(pa.string()))}
+
+
+@dataclass(frozen=True)
+class LabelIndices:
+    """Returns the indices of a record's labels, in ascending order.
+
+    indices: of the labels on the training side.
+    """
+
+    indices: Mapping[str, int]
+
+    def __call__(self, record: Content) -> NDArray[np.int32] | Defect:
+        labels: list[str] = json.loads(str(record.label))
+        for label in labels:
+            if label not in self.indices:
+                return Defect("label_unseen_in_training", f"one label is {label[:80]!r}")
+        return np.array(sorted(self.indices[label] for label in labels), np.int32)
+
+
+def _written(labels: Sequence[str]) -> str:
+    return json.dumps(labels, ensure_ascii=False)

@@ -13,9 +13,9 @@ import pyarrow as pa
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.encoding.denoised_text import plain_windows
-from steadytrain.components.tasks.encoding.sentinels import LEAST
+from steadytrain.components.tasks.encoding.denoised_text import LEAST, plain_windows
 from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer
+from steadytrain.components.tasks.masking import SpanCorruption
 from steadytrain.components.tasks.scoring.language import document_losses, scored_tokens
 from steadytrain.components.tasks.scoring.table import (
     longest,
@@ -23,7 +23,6 @@ from steadytrain.components.tasks.scoring.table import (
     read_batches,
     score_pieces,
 )
-from steadytrain.components.tasks.span_corruption import SpanCorruption
 
 _SAMPLE: Final = 2000
 """Training rows whose targets the baseline counts."""

@@ -2,11 +2,13 @@
 
 Only the text is scored. The end token that encoding appends is steadytrain's own and adds no loss.
 Therefore the summed losses of two models with different tokenizers cover identical bytes and are
-comparable per byte. Text that a tokenizer loses is added at 8 bits per byte (see lost_text.py).
+comparable per byte. Text that a tokenizer loses is added at 8 bits per byte (see below).
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import add
 from typing import Any
@@ -27,10 +29,10 @@ from steadytrain.components.tasks.encoding.tokens import (
     encode_texts,
     load_tokenizer,
     scored_bytes,
+    scored_text,
     windows,
 )
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.scoring.lost_text import lost_nats
 from steadytrain.components.tasks.scoring.table import (
     longest,
     pad,
@@ -38,6 +40,32 @@ from steadytrain.components.tasks.scoring.table import (
     read_batches,
     score_table,
 )
+
+# What a tokenizer loses of a text, and what that costs a model.
+#
+# Unknown tokens, and normalizers that drop or change characters, make a text easier to predict by
+# discarding information. Without a cost for that, a model that knows one word and "unknown" would
+# win every comparison in bits per byte. Therefore each byte that is missing from the tokens costs
+# 8 bits, the cost of sending it as is.
+
+NATS_A_BYTE = math.log(256)
+
+
+def lost_nats(tokenizer: Any, record: Mapping[str, Any], encoded: Encoded) -> float:
+    """Return the cost of the text that a record's scored tokens lose. It is 0 for most tokenizers.
+
+    Characters are counted, not aligned. That gives a lower bound in time linear in the text.
+    """
+    text = scored_text(record)
+    pairs = zip(encoded.input_ids, encoded.targets, strict=True)
+    known = [token for token, scored in pairs if scored and token != tokenizer.unk_token_id]
+    decoded = tokenizer.decode(known, clean_up_tokenization_spaces=False)
+    if decoded == text:
+        return 0.0
+    missing = Counter(text) - Counter(decoded)
+    lost = sum(count * len(character.encode()) for character, count in missing.items())
+    return lost * NATS_A_BYTE
+
 
 _RECORDS_AT_ONCE = 512  # encoded and sorted by length together; limits memory
 

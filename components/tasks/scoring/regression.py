@@ -13,8 +13,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.scoring.numbers import training_numbers
-from steadytrain.components.tasks.scoring.table import score_table
+from steadytrain.components.tasks.scoring.table import score_table, training_numbers
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 from steadytrain.components.shared.arrow_files import open_batches
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.labeled_text import TYPES
 
@@ -121,3 +123,20 @@ def read_batches(data: DataRecord, side: Side, columns: Sequence[str]) -> Iterat
     for shard in data.sides[side].shards:
         for stored in open_batches(data.path(shard)):
             yield stored.checked().select(list(columns))
+
+
+def training_numbers(data: DataRecord) -> npt.NDArray[np.float64]:
+    """Return the numbers of the training side, in the order of its rows.
+
+    Raises:
+        DataError: they are all the same.
+    """
+    parts = [batch.column("label").to_numpy() for batch in read_batches(data, "train", ["label"])]
+    found: npt.NDArray[np.float64] = np.concatenate(parts)
+    if (found == found[0]).all():
+        raise DataError(
+            f"each record of the training side has the number {found[0]:g}, so that there is "
+            "nothing to learn",
+            remedy="give records with different numbers, or check data.columns.label",
+        )
+    return found

@@ -28,8 +28,8 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.tasks.chunks import SCORED_TOKENS
-from steadytrain.components.tasks.device import to_device
 from steadytrain.components.tasks.fitting import fitted, splitting
+from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.registry import OpenTask, task_code
 from steadytrain.components.train.loop.data import Rows, drawn, share
 from steadytrain.components.train.loop.exchange import gather_objects

@@ -33,8 +33,8 @@ from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import answers_beside
 from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
 from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
+from steadytrain.components.tasks.distillation import CLASSES, LIKELY, REST
 from steadytrain.components.tasks.fitting import fitted, splitting
-from steadytrain.components.tasks.stored_answers import CLASSES, LIKELY, REST
 from steadytrain.components.tasks.teacher import FIELD
 from steadytrain.components.train.loop.data import Rows, drawn
 from steadytrain.components.train.loop.exchange import gather_objects

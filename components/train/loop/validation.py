@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from steadytrain.components.tasks.device import to_device
+from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.train.loop.best import best_metric
 from steadytrain.components.train.loop.data import drawn, share

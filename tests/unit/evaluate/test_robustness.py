@@ -15,10 +15,12 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.adversarial import AttackConfig
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, Interval
+from steadytrain.components.tasks.augmentation import generator_of, with_typos
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.noise import generator_of, with_typos
-from steadytrain.components.tasks.scoring.classification import ClassificationScorer
-from steadytrain.components.tasks.scoring.multi_task import MultiTaskScorer
+from steadytrain.components.tasks.scoring.classification import (
+    ClassificationScorer,
+    MultiTaskScorer,
+)
 
 from support.tiny import TEXTS, make_classifier, make_tokenizer
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.components.tasks.prefix_tree import calls, tree_rows
+from steadytrain.components.tasks.prefix_attention import calls, tree_rows
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from steadytrain.components.tasks.scoring.token_targets import TokenTargets, judge
+from steadytrain.components.tasks.scoring.continuations import TokenTargets, judge
 
 WORDS, PLACES = 3000, 700
 """More than one block of each."""

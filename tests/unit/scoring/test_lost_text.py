@@ -7,8 +7,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from unit.scoring.test_language import CHAT, chat_records, score, text_records
 
-from steadytrain.components.tasks.scoring.language import scored_documents
-from steadytrain.components.tasks.scoring.lost_text import NATS_A_BYTE, lost_nats
+from steadytrain.components.tasks.scoring.language import NATS_A_BYTE, lost_nats, scored_documents
 
 from support.tiny import TEXTS, make_language_model
 

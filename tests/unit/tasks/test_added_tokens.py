@@ -20,8 +20,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.added_tokens import add_tokens
-from steadytrain.components.tasks.models import load_frozen
+from steadytrain.components.tasks.models import add_tokens, load_frozen
 
 from support.data import sentence, write_jsonl
 from support.tiny import make_language_model, make_tokenizer

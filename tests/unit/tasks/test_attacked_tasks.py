@@ -20,7 +20,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
 from steadytrain.components.tasks.attack import ascended, perturbed, search, texts_of
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
-from steadytrain.components.tasks.host_embedding import HostEmbedding
+from steadytrain.components.tasks.frozen_parts import HostEmbedding
 from steadytrain.components.tasks.masked_lm import MaskedLanguageModel
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
 from steadytrain.components.tasks.packing import IGNORED

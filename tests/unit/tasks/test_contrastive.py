@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.config import ContrastiveConfig
-from steadytrain.components.tasks import contrastive
-from steadytrain.components.tasks.contrastive import Span, document_spans, similarity_loss
+from steadytrain.components.tasks import contrastive_tokens
+from steadytrain.components.tasks.contrastive_tokens import Span, document_spans, similarity_loss
 from steadytrain.components.tasks.packing import collate_apart, collate_packed, collate_rows
 
 from support.training import packed_row
@@ -21,7 +21,7 @@ SPANS = [Span(0, 7, 5), Span(9, 11, 1)]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(contrastive, "similarity_rows", lambda length: 3)
+    monkeypatch.setattr(contrastive_tokens, "similarity_rows", lambda length: 3)
 
 
 def settings(**fields):

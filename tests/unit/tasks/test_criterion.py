@@ -12,10 +12,10 @@ from steadytrain.components.shared.config.regularization import ClassWeightsConf
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks import criterion, fused_loss
 from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
-from steadytrain.components.tasks.drops import check_drops
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.class_balance import class_weights
+from steadytrain.components.tasks.text import check_drops
 
 from support.training import CLASSES, class_rows, write_data
 

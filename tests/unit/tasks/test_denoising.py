@@ -13,15 +13,18 @@ from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.preprocess.tokenizer import train_tokenizer
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tasks.causal_lm import Denoising
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.denoising import Denoising
 from steadytrain.components.tasks.encoding.base import Content, Fitted
-from steadytrain.components.tasks.encoding.denoised_text import DenoisedTextEncoder
-from steadytrain.components.tasks.encoding.sentinels import SENTINELS, sentinels_of
+from steadytrain.components.tasks.encoding.denoised_text import (
+    SENTINELS,
+    DenoisedTextEncoder,
+    sentinels_of,
+)
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.masking import SpanCorruption
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.denoising import DenoisingScorer
-from steadytrain.components.tasks.span_corruption import SpanCorruption
 
 from support.declared import assert_declared
 from support.training import LLAMA, VOCABULARY, write_data, write_shard, write_tokenizer

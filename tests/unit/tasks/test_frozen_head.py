@@ -10,10 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.tasks import quantized
 from steadytrain.components.tasks.chunks import HEAD_BITS
-from steadytrain.components.tasks.frozen_head import FrozenHead
-from steadytrain.components.tasks.fused_head import fuse_head
+from steadytrain.components.tasks.frozen_parts import FrozenHead
+from steadytrain.components.tasks.fused_head import fuse_head, request_loss
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.loss_request import request_loss
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.quantized import QuantizedMatrix
 

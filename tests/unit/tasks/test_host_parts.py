@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.tasks import models
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.frozen_head import FrozenHead
-from steadytrain.components.tasks.host_parts import leave_on_the_host, places
+from steadytrain.components.tasks.frozen_parts import FrozenHead
+from steadytrain.components.tasks.models import leave_on_the_host, places
 
 from support.training import LLAMA, VOCABULARY, language_rows, write_data
 

@@ -14,9 +14,8 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.load import preset_names
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.model_fields import unknown_fields
+from steadytrain.components.tasks.model_fields import splits_of, unknown_fields
 from steadytrain.components.tasks.registry import OpenTask
-from steadytrain.components.tasks.splits import splits_of
 
 from support.training import (
     CLASSES,

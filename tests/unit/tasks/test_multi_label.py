@@ -16,7 +16,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.model_losses import ineffective_fields
+from steadytrain.components.tasks.model_fields import ineffective_fields
 from steadytrain.components.tasks.multi_label import MultiLabelClassification, MultiLabelPackager
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.scoring.thresholds import (

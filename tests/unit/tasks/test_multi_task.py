@@ -15,7 +15,7 @@ from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
 from steadytrain.components.tasks.scoring import class_balance, classification
-from steadytrain.components.tasks.scoring.multi_task import MultiTaskScorer
+from steadytrain.components.tasks.scoring.classification import MultiTaskScorer
 
 from support.declared import assert_declared
 from support.weight_digests import BERT

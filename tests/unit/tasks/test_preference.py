@@ -14,9 +14,9 @@ from steadytrain.components.tasks import fused_likelihood
 from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import token_logits
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.eval_mode import eval_mode
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.fused_likelihood import likelihood_loss, likelihoods
+from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.preference import (
     PreferenceTraining,

@@ -8,15 +8,16 @@ from torch.nn import functional
 
 from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.tasks import distillation, fused_loss
-from steadytrain.components.tasks.distillation import Teaching, taught_loss
-from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.packing import IGNORED
-from steadytrain.components.tasks.stored_answers import (
+from steadytrain.components.tasks.distillation import (
     COLUMNS,
+    Teaching,
     answers_in,
     collate_answers,
+    taught_loss,
     top_answers,
 )
+from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.tasks.packing import IGNORED
 
 ROWS, WORDS, WIDTH = 13, 23, 8
 DIVERGENCES = pytest.mark.parametrize("divergence", ["forward", "reverse"])

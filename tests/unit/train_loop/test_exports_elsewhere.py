@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from steadytrain.components.tasks.embeddings import embedded
+from steadytrain.components.tasks.contrastive_texts import embedded
 from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
 from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer
 

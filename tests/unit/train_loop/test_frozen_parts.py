@@ -12,9 +12,12 @@ from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
-from steadytrain.components.tasks.frozen_head import FrozenHead
-from steadytrain.components.tasks.frozen_parts import lighten, parameter_count
-from steadytrain.components.tasks.host_embedding import HostEmbedding
+from steadytrain.components.tasks.frozen_parts import (
+    FrozenHead,
+    HostEmbedding,
+    lighten,
+    parameter_count,
+)
 from steadytrain.components.train.loop.optim import OptimizerBuilder
 from steadytrain.components.train.loop.setup import build_module, recompute_activations
 

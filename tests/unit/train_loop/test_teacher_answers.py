@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError
 from steadytrain.components.tasks import causal_lm, chunks, models
-from steadytrain.components.tasks.answering import AnsweringTeacher
+from steadytrain.components.tasks.teacher import AnsweringTeacher
 from steadytrain.components.train.loop import teacher_answers
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.data import Rows

@@ -1,4 +1,4 @@
-"""Run a model temporarily in evaluation mode."""
+"""Run a model without training it: in evaluation mode, on micro-batches on its device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+
+from steadytrain.components.tasks.base import Batch
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with its tensors on the device. Other values stay the same."""
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
 
 
 @contextlib.contextmanager

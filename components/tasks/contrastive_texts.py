@@ -1,18 +1,22 @@
-"""The loss and the ranks of a text's counterpart among other texts.
-
-From Henderson et al. 2017, "Efficient Natural Language Response Suggestion for Smart Reply",
-section 4.4: the counterparts of the other texts are the negatives. With cosine similarities and a
-temperature, it is the InfoNCE loss of Gao et al. 2021, "SimCSE", equation 1, and the multiple
-negatives ranking loss of sentence-transformers. All of it is in 32 bits.
-"""
+"""Contrastive losses of texts: against the others of a micro-batch, or by class."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
+
+from steadytrain.components.tasks.base import Batch
+
+# The loss and the ranks of a text's counterpart among other texts.
+#
+# From Henderson et al. 2017, "Efficient Natural Language Response Suggestion for Smart Reply",
+# section 4.4: the counterparts of the other texts are the negatives. With cosine similarities and
+# a temperature, it is the InfoNCE loss of Gao et al. 2021, "SimCSE", equation 1, and the multiple
+# negatives ranking loss of sentence-transformers. All of it is in 32 bits.
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,58 @@ def numbered(texts: Sequence[Hashable]) -> torch.Tensor:
     """Return a number for each text, (texts,), int64: equal texts have equal numbers."""
     known: dict[Hashable, int] = {}
     return torch.tensor([known.setdefault(text, len(known)) for text in texts])
+
+
+# The supervised contrastive loss of a micro-batch: rows of one class should have similar states.
+#
+# From Khosla et al. 2020, "Supervised Contrastive Learning", equation 2; for fine-tuning encoders:
+# Gunel et al. 2021. All of it is in 32 bits.
+
+
+def pooled(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean state of each row's tokens, (rows, width), float32.
+
+    Args:
+        states: (rows, length, width).
+        mask: (rows, length), 1 for tokens and 0 for padding.
+    """
+    kept = mask.unsqueeze(2).float()
+    return (states.float() * kept).sum(1) / kept.sum(1).clamp_min(1)
+
+
+def supervised_contrastive_loss(
+    rows: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """Return the loss summed over the rows. A row that is alone in its class has none.
+
+    Args:
+        rows: (rows, width), float32, of any length.
+        labels: (rows), int64.
+    """
+    with torch.autocast(rows.device.type, enabled=False):
+        directions = functional.normalize(rows, dim=1)
+        similar = directions @ directions.T / temperature
+    itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    chances = similar.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    positive = (labels.unsqueeze(0) == labels.unsqueeze(1)) & ~itself
+    counts = positive.sum(1)
+    # One row has no other row, and its sum over none is minus infinity.
+    each = torch.where(positive, chances - similar, 0.0).sum(1) / counts.clamp_min(1)
+    return each.sum()
+
+
+def embedded(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the embedding of each text of a micro-batch, (texts, width), float32."""
+    states = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    return pooled(states.last_hidden_state, batch["attention_mask"])
+
+
+def without_pooler(model: Any) -> torch.nn.Module:
+    """Return the model without the layer after the first token's state, which nothing here uses.
+
+    It would get no gradients, and ranks could not exchange them.
+    """
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    found: torch.nn.Module = model
+    return found
