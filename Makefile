@@ -97,7 +97,7 @@ soak: setup ## Inject faults for half an hour, again while memory runs out, and 
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s -o timeout=5000 tests/end_to_end/test_combinations.py
 
 monitoring: setup ## Write the alert rules and the dashboards again, after a change in components/observe.
-	$(BIN)/python -m steadytrain.components.observe.manifests manifests/components/monitoring
+	$(BIN)/python -m steadytrain.components.observe.dashboards manifests/components/monitoring
 
 setup: .venv/.installed
 

@@ -10,9 +10,8 @@ import typer
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import json_output
-from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
+from steadytrain.pipelines.options import Overrides, RunOutput, Source, check_extra, given
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.stopping import stoppable
@@ -15,26 +16,72 @@ from steadytrain.pipelines import (
     config_commands,
     cross_validate_command,
     doctor_command,
-    extract_command,
     init_command,
     json_output,
-    lineage_command,
+    model_commands,
     plan_command,
     profile_command,
-    recovery_commands,
     run_command,
     runs_commands,
     schedule_commands,
-    show_data_command,
     submit_command,
     trigger_commands,
     tune_command,
     unexpected,
-    view_commands,
 )
 from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.lessons import Lessons
 from steadytrain.pipelines.options import Overrides, Pipeline, Run, RunOutput, Source, given
+
+LESSONS: Final = {
+    "Begin": (
+        "init",
+        "validate",
+        "plan",
+        "run",
+        "show-data",
+        "profile",
+        "tune",
+        "ablate",
+        "cross-validate",
+    ),
+    "Follow and continue": (
+        "list",
+        "top",
+        "ui",
+        "explain",
+        "report",
+        "compare",
+        "lineage",
+        "extract",
+        "stop",
+        "resume",
+        "gc",
+    ),
+    "On a cluster": ("doctor", "submit", "schedule", "trigger", "watch", "compile"),
+    "Look up": ("presets", "schema", "step"),
+}
+
+
+class Lessons(TyperGroup):
+    """A group that lists its commands under headings."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands in the order of the lessons."""
+        known = super().list_commands(ctx)
+        ordered = [name for names in LESSONS.values() for name in names]
+        return sorted(known, key=ordered.index)
+
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        """Write one list of commands for each heading."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for heading, names in LESSONS.items():
+            found = [(name, self.commands[name]) for name in names if name in self.commands]
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(width)) for name, command in found],
+                    col_max=max(map(len, self.commands)),
+                )
+
 
 app = typer.Typer(
     cls=Lessons,
@@ -128,7 +175,7 @@ def step(
 
 app.command()(init_command.init)
 app.command()(config_commands.validate)
-app.command("show-data")(show_data_command.show_data)
+app.command("show-data")(model_commands.show_data)
 app.command()(plan_command.plan)
 app.command()(profile_command.profile)
 app.command()(run_command.run)
@@ -136,16 +183,16 @@ app.command()(tune_command.tune)
 app.command()(ablate_command.ablate)
 app.command()(cross_validate_command.cross_validate)
 app.command("list")(runs_commands.list_)
-app.command()(view_commands.top)
-app.command()(view_commands.ui)
-app.command()(recovery_commands.explain)
+app.command()(runs_commands.top)
+app.command()(runs_commands.ui)
+app.command()(runs_commands.explain)
 app.command()(runs_commands.report)
 app.command()(runs_commands.compare)
-app.command()(lineage_command.lineage)
-app.command()(extract_command.extract)
+app.command()(model_commands.lineage)
+app.command()(model_commands.extract)
 app.command()(runs_commands.stop)
 app.command()(run_command.resume)
-app.command()(recovery_commands.gc)
+app.command()(runs_commands.gc)
 app.command("compile")(compile_)
 app.command()(submit_command.submit)
 app.command()(trigger_commands.trigger)

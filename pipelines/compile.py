@@ -14,8 +14,8 @@ from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.written import write_asked
+from steadytrain.pipelines.attached import USUAL, shaped
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
-from steadytrain.pipelines.shape import USUAL, shaped
 
 Pipeline = Literal["finetune", "retrain", "tune", "cross-validate"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines import completion, json_output
+from steadytrain.pipelines import json_output, options
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
 
@@ -28,7 +28,7 @@ def validate(
         str,
         typer.Option(
             metavar="FIELD",
-            autocompletion=completion.fields,
+            autocompletion=options.fields,
             help="Explain a field or a section: type, values, default, its value here and where "
             "that comes from, and what a change affects.",
         ),

@@ -10,10 +10,9 @@ from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.register.component import evaluate_and_register, promote, register
 from steadytrain.components.report.component import report
 from steadytrain.components.train.component import train
-from steadytrain.pipelines.attachments import attach
+from steadytrain.pipelines.attached import current
 from steadytrain.pipelines.parameters import with_parameters
-from steadytrain.pipelines.resources import limit
-from steadytrain.pipelines.shape import current
+from steadytrain.pipelines.pods import attach, limit
 
 
 def step(task: dsl.PipelineTask, title: str, volume: str) -> dsl.PipelineTask:

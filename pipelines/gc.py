@@ -18,9 +18,7 @@ from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.lease import Lease, held, hold
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.garbage import Garbage
-from steadytrain.pipelines.gc_data import unneeded_data
-from steadytrain.pipelines.gc_studies import unneeded_by_studies
+from steadytrain.pipelines.gc_data import Garbage, unneeded_by_studies, unneeded_data
 from steadytrain.pipelines.lock import holder, run_lock
 from steadytrain.pipelines.runs import find_run, run_folders
 

@@ -17,8 +17,8 @@ from steadytrain.components.shared.records import (
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.components.train.recovery.replay import check_callback
-from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.options import check_extra
 from steadytrain.pipelines.plugin_checks import check_plugins
 
 if TYPE_CHECKING:

@@ -1,16 +1,52 @@
-"""Options that several commands share, and the configuration that they describe."""
+"""Options and checks that several commands share, and the configuration that they describe."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines import completion
+
+
+def runs(context: typer.Context, incomplete: str) -> list[str]:
+    """Return names of runs in the output folder that start with the text typed so far."""
+    from steadytrain.pipelines.runs import run_folders
+
+    names = [path.name for path in run_folders(Path(context.params["output"]))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def sources(incomplete: str) -> list[str]:
+    """Return presets, YAML files and folders that start with the text typed so far."""
+    from steadytrain.components.shared.config import preset_names
+
+    folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        found = []
+    files = [f"{path}/" if path.is_dir() else str(path) for path in found]
+    known = [name for name in files if name.endswith(("/", ".yaml", ".yml"))]
+    return [name for name in [*preset_names(), *known] if name.startswith(incomplete)]
+
+
+def overrides(incomplete: str) -> list[str]:
+    """Return fields of the configuration, as FIELD=, that start with the text typed so far."""
+    return [f"{name}=" for name in fields(incomplete)]
+
+
+def fields(incomplete: str) -> list[str]:
+    """Return fields of the configuration that start with the text typed so far."""
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.config.fields import leaves
+
+    return [item.name for item in leaves(RunConfig) if item.name.startswith(incomplete)]
+
 
 DEFAULT_OUTPUT = Path("steadytrain-output")
 
@@ -72,15 +108,11 @@ Place = Annotated[
 ]
 RunName = Annotated[
     str,
-    typer.Argument(
-        help="A run's name, as `steadytrain list` shows it.", autocompletion=completion.runs
-    ),
+    typer.Argument(help="A run's name, as `steadytrain list` shows it.", autocompletion=runs),
 ]
 Source = Annotated[
     str,
-    typer.Argument(
-        help="A preset's name or the path of a YAML file.", autocompletion=completion.sources
-    ),
+    typer.Argument(help="A preset's name or the path of a YAML file.", autocompletion=sources),
 ]
 DataSource = Annotated[
     str,
@@ -88,7 +120,7 @@ DataSource = Annotated[
         metavar="SOURCE",
         help="A preset's name, the path of a YAML file, or data: a file, a folder, a glob, s3://, "
         "hub:NAME or package:NAME.",
-        autocompletion=completion.sources,
+        autocompletion=sources,
     ),
 ]
 Run = Annotated[
@@ -106,7 +138,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        autocompletion=completion.overrides,
+        autocompletion=overrides,
         help="Override a field, for example training.max_steps=100. Can be repeated.",
     ),
 ]
@@ -135,3 +167,32 @@ def given(overrides: Sequence[str], **options: str | int | None) -> list[str | t
     """
     stated = ((field, value) for field, value in options.items() if value not in (None, 0))
     return [*overrides, *stated]
+
+
+Extra = Literal["data", "train"]
+
+_DATA: Final = ("mlflow", "numpy", "pyarrow", "tokenizers", "transformers", "zstandard")
+_MODULES: Final = {
+    "data": _DATA,
+    "train": (
+        *_DATA,
+        *("accelerate", "optuna", "peft", "safetensors", "scipy", "sklearn", "sqlalchemy", "torch"),
+    ),
+}
+"""By extra, modules without which nothing of it works. Others, such as deepspeed, are only needed
+for the settings that name them."""
+
+
+def check_extra(extra: Extra, command: str) -> None:
+    """Check that an extra is installed, without importing anything.
+
+    Raises:
+        BadInput: a package is missing. The fix is the command that installs the extra.
+    """
+    missing = [name for name in _MODULES[extra] if find_spec(name) is None]
+    if missing:
+        needs = ", ".join(missing)
+        raise BadInput(
+            f"{command} needs packages that are not installed here: {needs}",
+            remedy=f"pip install 'steadytrain[{extra}]'",
+        )

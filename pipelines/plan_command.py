@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.pipelines import json_output
-from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, at_most, given
+from steadytrain.pipelines.options import (
+    DataSource,
+    Overrides,
+    Run,
+    RunOutput,
+    at_most,
+    check_extra,
+    given,
+)
 
 if TYPE_CHECKING:
     from steadytrain.components.memory.peak import Memory

@@ -63,7 +63,7 @@ def _of_the_cluster(
     config: RunConfig, gpus: Sequence[Gpu], wanted: Gpu | None
 ) -> tuple[Sequence[Gpu], Hosts]:
     """Return the GPU kinds in the cluster, and its nodes."""
-    from steadytrain.pipelines.cluster.hosts import cluster_hosts
+    from steadytrain.pipelines.cluster.nodes import cluster_hosts
 
     hosts, remarks = cluster_hosts(config, gpus)
     for remark in remarks:

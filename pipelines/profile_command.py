@@ -9,9 +9,8 @@ import typer
 
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.pipelines import json_output
-from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
+from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, check_extra, given
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.workspace import Workspace

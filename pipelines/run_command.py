@@ -9,7 +9,6 @@ import typer
 
 from steadytrain.components.shared.errors import Stopped
 from steadytrain.pipelines import json_output
-from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
@@ -19,6 +18,7 @@ from steadytrain.pipelines.options import (
     Run,
     RunName,
     RunOutput,
+    check_extra,
     given,
 )
 

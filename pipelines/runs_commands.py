@@ -1,17 +1,18 @@
-"""The commands that look at runs or stop one: list, stop, report, compare."""
+"""Commands about runs that exist: list, stop, report, compare, explain, gc, top, ui."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from steadytrain.components.shared.errors import BadInput, RunBusy
 from steadytrain.components.shared.written import write_asked
-from steadytrain.pipelines import json_output
+from steadytrain.pipelines import json_output, options
 from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, RunName, at_most
+from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, Place, RunName, at_most
 
 
 def list_(output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
@@ -114,3 +115,152 @@ def compare(
         json_output.show({**found.as_data(), "page": str(html) if html else None})
     else:
         typer.echo("\n".join([*lines(found), *([f"page: {html}"] if html else [])]))
+
+
+def top(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run's name, to show only this run, in detail.",
+            autocompletion=options.runs,
+        ),
+    ] = None,
+    output: Place = str(DEFAULT_OUTPUT),
+    sort: Annotated[
+        Literal["active", "run", "state", "step", "loss", "speed", "memory", "attempts"],
+        typer.Option(help="Order of the runs. active: the one with the newest event first."),
+    ] = "active",
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="How many runs to show at most.")
+    ] = 100,
+    as_json: Json = False,
+) -> None:
+    """Show runs live in the terminal: loss curves, throughput, memory, attempts and decisions.
+
+    Shows the runs of an output folder, or of its copy on S3. Press s to change the order, and q to
+    quit. If standard output is not a terminal, it prints once.
+    """
+    from rich.console import Console
+
+    from steadytrain.pipelines.view.library import Library
+    from steadytrain.pipelines.view.source import open_source
+    from steadytrain.pipelines.view.top import show_run, show_runs
+
+    library = Library(open_source(output))
+    board = library.board
+    if as_json:
+        chosen = board.rows(sort)[:limit] if name is None else [library.open(name).row.run]
+        json_output.show({"runs": [board.row(run).as_data() for run in chosen]})
+    elif name is None:
+        show_runs(board, sort, limit, Console())
+    else:
+        show_run(library, name, Console())
+
+
+def ui(
+    output: Place = str(DEFAULT_OUTPUT),
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Any other than this machine's own needs a token in "
+            "STEADYTRAIN_UI_TOKEN."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")
+    ] = 8484,
+) -> None:
+    """Show all runs on a local web page that updates itself.
+
+    It lists the runs of an output folder, or of its copy on S3, and shows of each run its curves,
+    attempts, timeline, logs by rank, predicted and measured memory and speed, and configuration.
+    Select up to ten runs to compare their curves, results and configurations.
+
+    It reads files and writes none, and loads nothing from other hosts. For runs on another machine,
+    forward the port: `ssh -L 8484:127.0.0.1:8484 HOST steadytrain ui`.
+    """
+    from steadytrain.pipelines.view.source import open_source
+
+    try:
+        from steadytrain.pipelines.view import serve as server
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"steadytrain ui needs the package {error.name}",
+            remedy="pip install 'steadytrain[ui]'",
+        ) from error
+    token = os.environ.get(server.TOKEN_VARIABLE, "")
+    server.check_token(host, token)
+    source = open_source(output)
+    listener = server.listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"http://{shown}:{listener.getsockname()[1]} shows {source.uri}; Ctrl-C ends it")
+    server.serve(source, listener, hosts=server.accepted_hosts(host), token=token)
+
+
+def explain(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
+    """Show in ten lines what happened in a run and what to do.
+
+    Shows the training attempts, how each failure happened, what was decided and changed, the newest
+    checkpoint, and where the time went. Also works on an active run.
+    """
+    from steadytrain.components.report.explain import as_data
+    from steadytrain.components.report.explain import explain as explained
+    from steadytrain.pipelines.runs import find_workspace, is_running
+
+    workspace = find_workspace(output, name)
+    running = is_running(workspace)
+    if as_json:
+        json_output.show(as_data(workspace, running=running))
+    else:
+        typer.echo("\n".join(explained(workspace, running=running)))
+
+
+def gc(
+    output: Output = DEFAULT_OUTPUT,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be removed, but remove nothing.")
+    ] = False,
+    idle_hours: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            callback=at_most(YEAR / 3600),
+            help="Keep runs that were active within this many hours.",
+        ),
+    ] = 24,
+    as_json: Json = False,
+) -> None:
+    """Remove what ended runs no longer need.
+
+    That is checkpoints, data, and unpromoted model versions. A finished run loses all its
+    checkpoints, since its model is stored separately. If you train it further, or train it again,
+    it starts at step 0. A run that can be resumed keeps its newest verified checkpoint, newer ones,
+    and the best one. A model version is removed if its run registered it as a candidate, it was
+    never champion, and no alias points to it now. Prepared data are removed once every run that
+    used them is finished; a later run prepares them again. A study loses what its ended trials left
+    and, once none is paused, its data. It keeps active runs, runs that were
+    active recently (even if recovery.checkpoints is elsewhere), and past and present champions.
+    """
+    from steadytrain.components.shared.quantities import size
+    from steadytrain.pipelines.gc import garbage
+
+    found: list[dict[str, str | int]] = []
+    for item in garbage(output, idle_seconds=idle_hours * 3600):
+        if not dry_run and not item.remove():
+            if not as_json:
+                typer.echo(f"kept {item.what}: it is in use again")
+            continue
+        found.append({"what": item.what, "bytes": item.bytes})
+        if not as_json:
+            done = "would remove" if dry_run else "removed"
+            typer.echo(f"{done} {item.what}, {size(item.bytes)}")
+    total = sum(int(item["bytes"]) for item in found)
+    if as_json:
+        json_output.show({"dry_run": dry_run, "removed": found, "bytes": total})
+    elif not found:
+        typer.echo(f"nothing to remove in {output}")
+    else:
+        typer.echo(
+            f"{size(total)} in all{'; run it without --dry-run to remove them' if dry_run else ''}"
+        )

@@ -104,7 +104,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
 
     from steadytrain.components.shared import quantities
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.differences import described
+    from steadytrain.pipelines.server.applying import described
     from steadytrain.pipelines.server.schedules import present
 
     found = present(connect(host, namespace))
@@ -170,7 +170,7 @@ def _switch(name: str, host: str, namespace: str, *, on: bool) -> None:
 
 
 def _show(changes: list[Change], *, as_json: bool) -> None:
-    from steadytrain.pipelines.server.differences import differences
+    from steadytrain.pipelines.server.applying import differences
 
     if as_json:
         told = [

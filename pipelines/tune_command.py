@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steadytrain.pipelines import json_output
-from steadytrain.pipelines.extras import check_extra
 from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import Overrides, RunOutput, Source, given
+from steadytrain.pipelines.options import Overrides, RunOutput, Source, check_extra, given
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from steadytrain.components.observe.series import Series
+from steadytrain.components.observe.samples import Series
 from steadytrain.components.shared.logs.conclusions import (
     GPU_UTIL_LOW,
     LOW_UTILIZATION,

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import threading
+import time
 
-from steadytrain.components.observe.present import add_present
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.samples import Samples
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.tracking.spool import waiting
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import counted
 from steadytrain.components.train.recovery.ledger import Ledger
+
+
+def add_present(samples: Samples, config: RunConfig, workspace: Workspace) -> None:
+    """Add the budget, and what MLflow lacks now."""
+    budget = config.observability.budget_usd
+    if budget is not None:
+        samples.set("cost_budget_usd", budget)
+    if "mlflow" in config.tracking.sinks:
+        waits = waiting(workspace)
+        samples.set("sink_queue_bytes", waits.bytes)
+        oldest = waits.oldest
+        samples.set("sink_lag_seconds", max(0.0, time.time() - oldest) if oldest else 0.0)
 
 
 class LiveMetrics:

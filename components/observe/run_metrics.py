@@ -18,8 +18,7 @@ from steadytrain.components.observe.registry import (
     METRICS,
     VALIDATION_PREFIX,
 )
-from steadytrain.components.observe.samples import Samples
-from steadytrain.components.observe.utilization import flops_utilization
+from steadytrain.components.observe.samples import Samples, flops_utilization
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,

@@ -10,7 +10,7 @@ from typing import Final
 from steadytrain.components.observe.alerts import ALERTS, Alert
 from steadytrain.components.observe.background import Background
 from steadytrain.components.observe.live import LiveMetrics
-from steadytrain.components.observe.series import Series
+from steadytrain.components.observe.samples import Series
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact

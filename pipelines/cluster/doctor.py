@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from steadytrain.components.shared.cluster import Refused, connect
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.pipelines.cluster.access import check_connection, open_cluster, reason
-from steadytrain.pipelines.cluster.fits import misfit
-from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
+from steadytrain.pipelines.cluster.access import (
+    Line,
+    check_connection,
+    failed,
+    open_cluster,
+    passed,
+    reason,
+    unasked,
+)
+from steadytrain.pipelines.cluster.installation import check_permissions, wait_for_rollouts
+from steadytrain.pipelines.cluster.nodes import misfit
 from steadytrain.pipelines.cluster.offers import (
     check_gpus,
     check_kinds,
@@ -19,8 +27,6 @@ from steadytrain.pipelines.cluster.offers import (
     check_runtime,
     check_volume,
 )
-from steadytrain.pipelines.cluster.permissions import check_permissions
-from steadytrain.pipelines.cluster.rollouts import wait_for_rollouts
 from steadytrain.pipelines.cluster.trial import try_compiler, try_image, try_tracking_in_pod
 from steadytrain.pipelines.cluster.trips import try_pipelines, try_storage, try_tracking
 

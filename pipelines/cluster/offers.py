@@ -14,9 +14,19 @@ from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.trainjob import TRAINING_RUNTIME, TrainJob
 from steadytrain.pipelines.attached import NAME
-from steadytrain.pipelines.cluster.access import SECONDS, Cluster, all_items, reason, status_of
-from steadytrain.pipelines.cluster.gpus import gpu_nodes
-from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
+from steadytrain.pipelines.cluster.access import (
+    APPLY,
+    SECONDS,
+    Cluster,
+    Line,
+    all_items,
+    failed,
+    passed,
+    reason,
+    status_of,
+    unasked,
+)
+from steadytrain.pipelines.cluster.nodes import gpu_nodes
 
 _TRAINER = "trainer.kubeflow.org"
 _INSTALL_TRAINER = (

@@ -14,8 +14,17 @@ from steadytrain.components.shared.cluster import NOT_YET
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.toolchain import REMEDY
 from steadytrain.pipelines.attached import NAME, TRACKING
-from steadytrain.pipelines.cluster.access import SECONDS, Cluster, reason, status_of
-from steadytrain.pipelines.cluster.line import APPLY, Line, failed, passed, unasked
+from steadytrain.pipelines.cluster.access import (
+    APPLY,
+    SECONDS,
+    Cluster,
+    Line,
+    failed,
+    passed,
+    reason,
+    status_of,
+    unasked,
+)
 
 ACCOUNT: Final = "steadytrain-trainer"
 """The service account that training runs under (manifests/base/accounts.yaml)."""

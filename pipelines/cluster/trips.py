@@ -17,7 +17,7 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
-from steadytrain.pipelines.cluster.line import Line, failed, passed, unasked
+from steadytrain.pipelines.cluster.access import Line, failed, passed, unasked
 
 _PROBE_BYTES = 1 << 20
 

@@ -24,7 +24,7 @@ from steadytrain.components.tune.fold_design import as_cross_validation, check_f
 from steadytrain.components.tune.study import check_space, study_name
 from steadytrain.pipelines.addresses import check_submitted
 from steadytrain.pipelines.attached import MOUNT_PATH
-from steadytrain.pipelines.cluster.fits import misfit
+from steadytrain.pipelines.cluster.nodes import misfit
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.plugin_checks import check_plugins

@@ -24,7 +24,7 @@ from steadytrain.pipelines.view import pages
 from steadytrain.pipelines.view.access import Guard
 from steadytrain.pipelines.view.board import Sort
 from steadytrain.pipelines.view.library import MOST_RUNS, Library
-from steadytrain.pipelines.view.rank_logs import log_files, log_text
+from steadytrain.pipelines.view.pages import log_files, log_text
 from steadytrain.pipelines.view.source import Source
 
 _STATIC: Final = {

@@ -21,8 +21,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 from steadytrain.pipelines.json_output import moment
-from steadytrain.pipelines.view.event_log import BRIEF
-from steadytrain.pipelines.view.reader import RunReader, brief
+from steadytrain.pipelines.view.reader import BRIEF, RunReader, brief
 from steadytrain.pipelines.view.source import Source, Stamp
 
 Sort = Literal["active", "run", "state", "step", "loss", "speed", "memory", "attempts"]

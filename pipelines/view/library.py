@@ -13,8 +13,7 @@ from steadytrain.components.report.facts import Facts
 from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.view.board import Board, Row
-from steadytrain.pipelines.view.event_log import FULL
-from steadytrain.pipelines.view.reader import RunReader, full
+from steadytrain.pipelines.view.reader import FULL, RunReader, full
 from steadytrain.pipelines.view.source import Source
 
 MOST_RUNS: Final = 10

@@ -1,26 +1,137 @@
-"""What each page of the application shows."""
+"""The logs of a run's ranks and agents."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
 from typing import Final
 from urllib.parse import urlencode
 
 from steadytrain.components.pages.charts import spark_picture
 from steadytrain.components.pages.html import html
-from steadytrain.components.report.compare.side_by_side import (
-    differences,
-    results,
-)
+from steadytrain.components.report.compare.side_by_side import differences, results
+from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.figures import compared_figures
 from steadytrain.components.report.report_page import content
 from steadytrain.components.report.sentences import describe
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.controls import without_controls
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events.types import AttemptStarted, TrainingStep
+from steadytrain.components.shared.quantities import amount, size
+from steadytrain.components.sizing.batch import BatchPlan
+from steadytrain.components.sizing.start import Estimate, estimate
 from steadytrain.pipelines import json_output
 from steadytrain.pipelines.view.board import Row, Sort
 from steadytrain.pipelines.view.library import MOST_RUNS, Opened
-from steadytrain.pipelines.view.measures import predicted_and_measured
-from steadytrain.pipelines.view.rank_logs import LogFile
+from steadytrain.pipelines.view.source import Source
+
+SHOWN_BYTES: Final = 128 << 10
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One log: its name in the run's folder, a title for people, and its size in bytes."""
+
+    name: str
+    title: str
+    size: int
+
+
+def log_files(source: Source, run: str) -> list[LogFile]:
+    """Return the logs of a run, the newest attempt first."""
+    found = [LogFile(name, _title(name), stamp.size) for name, stamp in source.logs(run).items()]
+    return sorted(found, key=lambda item: (-_attempt(item.name), item.title))
+
+
+def log_text(source: Source, run: str, name: str) -> tuple[str, bool]:
+    """Return the end of a log, and whether it has more before that.
+
+    Raises:
+        BadInput: the run has no such log.
+    """
+    stamp = source.logs(run).get(name)
+    if stamp is None:
+        raise BadInput(f"run {run!r} has no log {name!r}", remedy="choose one on the run's page")
+    start = max(0, stamp.size - SHOWN_BYTES)
+    text = source.read(run, name, start, stamp.size).decode("utf-8", "replace")
+    if start:
+        text = text.partition("\n")[2]
+    return without_controls(text), start > 0
+
+
+def _attempt(name: str) -> int:
+    return int(name.split("/")[1])
+
+
+def _title(name: str) -> str:
+    _, attempt, *rest = name.split("/")
+    return f"attempt {attempt}, {rest[0].removesuffix('.log').replace('-', ' ')}"
+
+
+_NEWEST_STEPS: Final = 50
+"""How many of the newest training reports the measured speed is the median of."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prediction beside its measurement, in words."""
+
+    name: str
+    predicted: str
+    measured: str
+    difference: str
+
+
+def predicted_and_measured(facts: Facts) -> list[Comparison]:
+    """Return memory and speed of the newest attempt; "" stands for what is unknown."""
+    attempts = facts.of(AttemptStarted)
+    if not attempts:
+        return []
+    number = attempts[-1].attempt
+    steps = [event for event in facts.of(TrainingStep) if event.attempt == number]
+    # A page must not import the module that a run's configuration names.
+    named = ":" in str(facts.setting("data.task"))
+    expected = None if named else _expected(facts.config_text, attempts[-1])
+    return list(_compared(expected, steps))
+
+
+def _compared(expected: Estimate | None, steps: list[TrainingStep]) -> Iterator[Comparison]:
+    peak = max((event.gpu_memory_peak for event in steps), default=0)
+    yield Comparison(
+        "GPU memory of a rank",
+        size(expected.memory) if expected else "",
+        size(peak) if peak else "",
+        f"{peak / expected.memory - 1:+.0%}" if expected and peak else "",
+    )
+    speeds = [event.tokens_per_second for event in steps[-_NEWEST_STEPS:]]
+    speeds = [speed for speed in speeds if math.isfinite(speed)]
+    measured = median(speeds) if speeds else 0.0
+    span = expected.tokens_per_second if expected else None
+    yield Comparison(
+        "Tokens per second",
+        f"{amount(span.low)} to {amount(span.high)}" if span else "",
+        amount(measured) if measured else "",
+        f"{measured / span.middle - 1:+.0%}" if span and measured else "",
+    )
+
+
+# A page is drawn again with every step, but the prediction changes with the attempt.
+@lru_cache(maxsize=64)
+def _predicted(text: str, device: str, nodes: int, plan: BatchPlan) -> Estimate | None:
+    try:
+        return estimate(load(text + "\n"), device, nodes, 0, plan)
+    except BadInput:
+        return None
+
+
+def _expected(text: str, started: AttemptStarted) -> Estimate | None:
+    batch = BatchPlan(started.batch, started.gradient_accumulation_steps, started.world_size)
+    return _predicted(text, started.device, started.nodes, batch) if text else None
+
 
 ROWS: Final = 50
 """Rows of a page of the list."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from steadytrain.components.observe.diagnosis.sink import DiagnosisSink
+from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
 from steadytrain.components.observe.prometheus import PrometheusSink
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.webhook import AlertSink

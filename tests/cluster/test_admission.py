@@ -22,7 +22,7 @@ from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pytorchjob import PYTORCH_JOB, PyTorchJob
 from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.pipelines.attached import NAME
-from steadytrain.pipelines.cluster.permissions import PYTORCHJOB_RIGHTS
+from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS
 
 from support.manifests import build
 from support.namespaces import (

@@ -1,6 +1,5 @@
 """Rules that find problems of a training run in its events."""
 
-from steadytrain.components.observe.diagnosis.findings import Finding, findings
-from steadytrain.components.observe.diagnosis.rules import RULES
+from steadytrain.components.observe.diagnosis.findings import RULES, Finding, findings
 
 __all__ = ["RULES", "Finding", "findings"]

@@ -1,10 +1,11 @@
-"""What the diagnosis rules need to know about a training run, read from its events."""
+"""What a rule of the diagnosis is."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any, Final
 
@@ -157,3 +158,21 @@ class Course:
     @add.register
     def _(self, event: ProblemFound) -> None:
         self.found.setdefault(event.rule, event)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One problem that the diagnosis looks for.
+
+    check: returns the evidence in a course, as a clause with numbers; "" if there is no problem or
+        the events do not show it.
+    meaning: what is wrong.
+    remedy: what to do.
+    source: paper or documentation that the rule follows.
+    """
+
+    name: str
+    check: Callable[[Course], str]
+    meaning: str
+    remedy: str
+    source: str

@@ -1,14 +1,23 @@
-"""The problems of a run."""
+"""Every rule of the diagnosis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from steadytrain.components.observe.diagnosis.course import Course
-from steadytrain.components.observe.diagnosis.rules import RULES
-from steadytrain.components.shared.events import Event
+from steadytrain.components.observe.background import Background
+from steadytrain.components.observe.diagnosis.course import Course, Rule
+from steadytrain.components.observe.diagnosis.learning import LEARNING
+from steadytrain.components.observe.diagnosis.resources import RESOURCES
+from steadytrain.components.observe.diagnosis.speed import SPEED
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import ProblemFound
+from steadytrain.components.shared.workspace import Workspace
+
+RULES: Final[Mapping[str, Rule]] = {rule.name: rule for rule in (*LEARNING, *SPEED, *RESOURCES)}
+"""By name, in display order."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +76,31 @@ def new_problems(course: Course) -> list[ProblemFound]:
         for rule, evidence in checked
         if evidence
     ]
+
+
+EVERY_SECONDS = 5.0
+
+
+class DiagnosisSink(Background):
+    """Looks for problems every few seconds while a run trains.
+
+    It reads the run's events from their start, with the problems that are reported already. So the
+    next supervisor reports none of them again.
+    """
+
+    def __init__(
+        self, config: RunConfig, workspace: Workspace, *, every: float = EVERY_SECONDS
+    ) -> None:
+        del config
+        self._course, self._cursor = Course(), Cursor(workspace.events)
+        super().__init__("diagnosis", workspace, every=every)
+
+    def work(self) -> None:
+        """Read the new events, and report the problems that are new."""
+        for item in self._cursor.read():
+            self._course.add(item.event)
+        if self._cursor.ack() and (problems := new_problems(self._course)):
+            for problem in problems:
+                # Its own file is read in the next round.
+                self._course.add(problem)
+            self.tell(*problems)

@@ -6,8 +6,7 @@ import math
 from statistics import correlation, linear_regression
 from typing import Final
 
-from steadytrain.components.observe.diagnosis.course import Course
-from steadytrain.components.observe.diagnosis.rule import Rule
+from steadytrain.components.observe.diagnosis.course import Course, Rule
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.left_out import much_left_out
 from steadytrain.components.shared.quantities import size

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Final
 
-from steadytrain.components.observe.diagnosis.course import Course
-from steadytrain.components.observe.diagnosis.rule import Rule
+from steadytrain.components.observe.diagnosis.course import Course, Rule
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.logs.conclusions import (
     GPU_UTIL_LOW,

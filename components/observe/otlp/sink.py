@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import Final
 
+from steadytrain.components.observe.live import add_present
 from steadytrain.components.observe.otlp.collector import Collector
 from steadytrain.components.observe.otlp.outbox import Outbox
-from steadytrain.components.observe.otlp.reader import SpanReader
 from steadytrain.components.observe.otlp.snapshots import Snapshot, SnapshotReader
 from steadytrain.components.observe.otlp.spans import Span
-from steadytrain.components.observe.present import add_present
+from steadytrain.components.observe.otlp.traces import SpanReader
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.tracking.extras import check_package
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
@@ -59,7 +59,7 @@ class OtlpDelivery:
 
     @cached_property
     def _metrics(self) -> Outbox[Snapshot]:
-        from steadytrain.components.observe.otlp.metrics import send_snapshots
+        from steadytrain.components.observe.otlp.snapshots import send_snapshots
 
         reader = SnapshotReader(
             self.workspace.events,

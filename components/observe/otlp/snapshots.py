@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from opentelemetry.sdk.metrics import export
+
+from steadytrain.components.observe.otlp.collector import Collector
+from steadytrain.components.observe.registry import COMMON_LABELS, METRICS, Metric
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.samples import Samples
 from steadytrain.components.shared.events import Cursor
@@ -69,3 +73,69 @@ class SnapshotReader:
     def _snapshot(self) -> Snapshot:
         began = self._metrics.history.attempts[0].started.time
         return Snapshot(self._newest, began, self._metrics.current())
+
+
+Points = list[export.NumberDataPoint]
+
+
+def send_snapshots(collector: Collector, snapshots: Sequence[Snapshot]) -> None:
+    """Send a run's metrics.
+
+    Raises:
+        TrackingError: the collector does not accept them.
+    """
+    values = (collector.config.run_id, collector.config.model_name)
+    common = dict(zip(COMMON_LABELS, values, strict=True))
+    metrics = [
+        # No unit: databases would append it to the name.
+        export.Metric(metric.name, f"{metric.help} Unit: {metric.unit or 'none'}.", "", data)
+        for metric in METRICS.values()
+        if (data := _data(metric, snapshots, common)).data_points
+    ]
+    scope = export.ScopeMetrics(collector.scope, metrics, "")
+    of_run = export.ResourceMetrics(collector.resource, [scope], "")
+    collector.send_metrics(export.MetricsData([of_run]))
+
+
+def _data(
+    metric: Metric, snapshots: Sequence[Snapshot], common: Mapping[str, str]
+) -> export.Sum | export.Gauge | export.Histogram:
+    total = export.AggregationTemporality.CUMULATIVE
+    if metric.kind == "histogram":
+        return export.Histogram(list(_distributions(metric, snapshots, common)), total)
+    points = list(_numbers(metric, snapshots, common))
+    return export.Sum(points, total, True) if metric.kind == "counter" else export.Gauge(points)
+
+
+def _numbers(
+    metric: Metric, snapshots: Sequence[Snapshot], common: Mapping[str, str]
+) -> Iterator[export.NumberDataPoint]:
+    for moment, began, samples in snapshots:
+        for (name, label), value in samples.values.items():
+            if name == metric.name:
+                own = {metric.label: label} if metric.label else {}
+                start, end = _nanoseconds(began), _nanoseconds(moment)
+                yield export.NumberDataPoint({**common, **own}, start, end, float(value))
+
+
+def _distributions(
+    metric: Metric, snapshots: Sequence[Snapshot], common: Mapping[str, str]
+) -> Iterator[export.HistogramDataPoint]:
+    for moment, began, samples in snapshots:
+        if found := samples.distributions.get(metric.name):
+            yield export.HistogramDataPoint(
+                attributes=dict(common),
+                start_time_unix_nano=_nanoseconds(began),
+                time_unix_nano=_nanoseconds(moment),
+                count=sum(found.counts),
+                sum=found.sum,
+                bucket_counts=found.counts,
+                explicit_bounds=found.bounds,
+                # Unknown. The message leaves them out then.
+                min=None,  # type: ignore[arg-type]
+                max=None,  # type: ignore[arg-type]
+            )
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from steadytrain.components.preprocess.rendering import Document, Piece
-from steadytrain.pipelines.show_data_command import _marked
+from steadytrain.pipelines.model_commands import _marked
 
 from support.odd import call
 

@@ -6,7 +6,7 @@ import pytest
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines.cluster.fits import misfit_among
+from steadytrain.pipelines.cluster.nodes import misfit_among
 
 from support.kubernetes_server import node
 

@@ -19,7 +19,7 @@ from steadytrain.pipelines.attached import (
     SCRAPE_ANNOTATIONS,
     STEP_LABELS,
 )
-from steadytrain.pipelines.cluster.permissions import PYTORCHJOB_RIGHTS, RIGHTS, Right
+from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS, RIGHTS, Right
 from steadytrain.pipelines.cluster.trial import LABELS as TRIAL_LABELS
 
 from support.manifests import COMPONENTS, MANIFESTS, OF_THE_CLUSTER, OVERLAYS, build, pods

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from steadytrain.components.observe.alerts import ALERTS
-from steadytrain.components.observe.manifests import groups
+from steadytrain.components.observe.dashboards import groups
 from steadytrain.components.observe.registry import COMMON_LABELS, SERIES
-from steadytrain.components.observe.samples import Samples
-from steadytrain.components.observe.series import Series
+from steadytrain.components.observe.samples import Samples, Series
 from steadytrain.components.observe.webhook import AlertState
 from steadytrain.components.shared.config.fields import leaves
 from steadytrain.components.shared.config.run import RunConfig

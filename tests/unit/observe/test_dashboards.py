@@ -8,8 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from steadytrain.components.observe.dashboards import DASHBOARDS, RUN, as_json
-from steadytrain.components.observe.manifests import files
+from steadytrain.components.observe.dashboards import DASHBOARDS, RUN, as_json, files
 from steadytrain.components.observe.registry import METRICS, SERIES
 
 from support.manifests import MANIFESTS

@@ -14,8 +14,8 @@ import pytest
 
 from steadytrain.components.observe.otlp import collector as collector_module
 from steadytrain.components.observe.otlp import snapshots as snapshots_module
-from steadytrain.components.observe.otlp.reader import SpanReader
 from steadytrain.components.observe.otlp.sink import OtlpSink
+from steadytrain.components.observe.otlp.traces import SpanReader
 from steadytrain.components.observe.rest import send_rest
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared.events import read_events

@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tasks.registry import load_task
-from steadytrain.pipelines import doctor, extras
+from steadytrain.pipelines import doctor, options
 from steadytrain.pipelines.addresses import check_here
 from steadytrain.pipelines.steps import as_text
 
@@ -36,8 +36,8 @@ COMMANDS = [
 @pytest.fixture
 def base_install(monkeypatch):
     """The modules of the extras cannot be found, as in an installation without any."""
-    missing, find = set(extras._MODULES["train"]), importlib.util.find_spec
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in missing else find(name))
+    missing, find = set(options._MODULES["train"]), importlib.util.find_spec
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name in missing else find(name))
 
 
 @pytest.fixture

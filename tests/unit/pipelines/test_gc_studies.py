@@ -14,7 +14,7 @@ from steadytrain.components.tune.driver import drive, driving, study_folder
 from steadytrain.components.tune.log import encode
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.place import TrialFolder
-from steadytrain.pipelines.gc_studies import unneeded_by_studies
+from steadytrain.pipelines.gc_data import unneeded_by_studies
 
 from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
 

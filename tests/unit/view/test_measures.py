@@ -6,9 +6,8 @@ import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import AttemptStarted, TrainingStep
-from steadytrain.pipelines.view.event_log import FULL
-from steadytrain.pipelines.view.measures import predicted_and_measured
-from steadytrain.pipelines.view.reader import RunReader, full
+from steadytrain.pipelines.view.pages import predicted_and_measured
+from steadytrain.pipelines.view.reader import FULL, RunReader, full
 
 SHAPE = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
