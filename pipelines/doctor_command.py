@@ -71,7 +71,7 @@ def doctor(
     if not cluster:
         _this_machine(source, output, as_json=as_json)
         return
-    from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
+    from steadytrain.components.shared.environment import STEP_IMAGE, TRAIN_IMAGE
     from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
 
     questions = Questions(

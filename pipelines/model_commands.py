@@ -25,7 +25,7 @@ from steadytrain.pipelines.options import (
 )
 
 if TYPE_CHECKING:
-    from steadytrain.components.preprocess.rendering import Document
+    from steadytrain.components.preprocess.shown import Document
 
 
 def lineage(

@@ -10,14 +10,14 @@ from typing import Final
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
-from steadytrain.components.shared.tracking.extras import check_package
+from steadytrain.components.shared.tracking.parallel import check_package
 
 _LOADERS: Final = {
     plugins.TASKS: "steadytrain.components.tasks.registry:load_task",
     plugins.TRAINERS: "steadytrain.components.train.step:load_trainer",
     plugins.ORDERS: "steadytrain.components.train.loop.order:load_order",
     plugins.SINKS: "steadytrain.components.train.step:load_sink",
-    plugins.METRICS: "steadytrain.components.evaluate.measure:load_metric",
+    plugins.METRICS: "steadytrain.components.evaluate.metric:load_metric",
 }
 """What loads and checks a plugin, by group. These modules are slow, and imported only if another
 package adds something there."""

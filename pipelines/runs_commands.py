@@ -100,8 +100,7 @@ def compare(
     each metric is real.
     """
     from steadytrain.components.report.compare.comparison import compare as compare_runs
-    from steadytrain.components.report.compare.comparison_page import render
-    from steadytrain.components.report.compare.text import lines
+    from steadytrain.components.report.compare.text import lines, render
     from steadytrain.components.report.facts import gather
     from steadytrain.pipelines.runs import find_run
 

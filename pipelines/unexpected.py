@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.errors import SteadytrainError, with_fix
-from steadytrain.components.shared.out_of_memory import NOT_MAPPED, ran_out
+from steadytrain.components.shared.foreign import NOT_MAPPED, ran_out
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.redaction import redact, traceback_of
 from steadytrain.pipelines import json_output

@@ -1,19 +1,23 @@
-"""Seeded percentile bootstrap, vectorized: resamples are matrices of weights.
-
-Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. It resamples units:
-single examples, or complete groups of examples that belong together, because examples of one group
-are not independent evidence.
-"""
+"""Confidence intervals: the percentile bootstrap, and the studentized one of a difference."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from steadytrain.components.shared.records import Interval
+
+# Seeded percentile bootstrap, vectorized: resamples are matrices of weights.
+#
+# Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. It resamples units:
+# single examples, or complete groups of examples that belong together, because examples of one
+# group are not independent evidence.
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -21,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 Statistic = Callable[[FloatArray], Mapping[str, FloatArray]]
 """Weights (resamples, examples) -> values (resamples,) by name; NaN if undefined."""
 
-_CELLS = 4_000_000  # weights in memory at a time: 32 MB
+_CELLS: Final = 4_000_000  # weights in memory at a time: 32 MB
 
 
 @dataclass(frozen=True)
@@ -86,3 +90,150 @@ def _weights(units: IntArray, how: Resampling) -> Iterator[FloatArray]:
         drawn = random.integers(count, size=(rows, count)) + np.arange(rows)[:, None] * count
         times = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
         yield times[:, units].astype(np.float64)
+
+
+# The interval of a difference between two models that decides whether it can be chance.
+#
+# The percentile bootstrap and BCa are too narrow for few units: with 30, they call noise an
+# improvement in 3 to 6 % of the comparisons instead of 2.5 %. Student's t keeps its level for
+# heavy tails. For skewed differences it does not, so each end is the farther one of Student's t
+# and of the same corrected for skewness (Hall, On the Removal of Skewness by Transformation,
+# 1992). A sample that misses the long tail looks less skewed than it is, so the skewness counts as
+# one standard error worse. Small levels need no more work than large ones.
+#
+# Any metric becomes a mean over units by the jackknife: a unit's pseudo-value says how much it
+# moves the metric (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). For
+# a mean, the pseudo-values are the values themselves. One unit says little about a median, so the
+# standard error is at least the one that random halves of the units give, which is right for
+# quantiles as well (Shao and Wu, A General Theory for Jackknife Variance Estimation, 1989).
+
+_BLOCKS: Final = 1000
+"""Most values of a jackknife. More units than this are left out in blocks of several."""
+_SYMMETRIC: Final = 1e-6
+"""Skewness below which the correction is rounding."""
+_HALVES: Final = 1000
+_LUCK: Final = 1.1
+"""How much larger the standard error of halves must be to count: several times its own error."""
+_LEAST_CHANCE: Final = 2.0**-53
+"""1 minus the largest number below 1. A level that rounds to 1 counts as that number."""
+
+
+def fewest_units(confidence: float) -> int:
+    """Return the number of units below which even a unanimous result can be chance.
+
+    With fewer, a sign test could not reach this confidence.
+    """
+    return math.ceil(math.log2(2 / _chance(confidence)))
+
+
+def count_units(units: IntArray) -> int:
+    """Return the number of units, without the negative ones, which `studentized` skips too."""
+    return len(np.unique(units[units >= 0]))
+
+
+def studentized(statistic: Statistic, units: IntArray, confidence: float) -> dict[str, Interval]:
+    """Return the value of each statistic over all examples, with its interval.
+
+    The ends are NaN with fewer than two units, if a value is infinite, or if a statistic is
+    undefined without one of the units, because it then rests on that unit.
+
+    Args:
+        statistic: of weights (rows, examples), as for the bootstrap.
+        units: (examples,), the unit of each example. Examples with a negative one are in every
+            sample and are no evidence.
+        confidence: level of the interval, such as 0.95.
+    """
+    without, halves = _values(statistic, _left_out(units)), _values(statistic, _halves(units))
+    return {
+        name: _interval(values[0], values[1:], halves[name], confidence)
+        for name, values in without.items()
+    }
+
+
+def _values(statistic: Statistic, weights: Iterator[FloatArray]) -> dict[str, FloatArray]:
+    parts = [statistic(rows) for rows in weights]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def infinite_for_one(one: FloatArray, other: FloatArray, compared: FloatArray) -> FloatArray:
+    """Return a comparison of two models that is infinite where only one of them has a value.
+
+    Args:
+        one, other: (rows,), each model's metric; NaN if it is undefined.
+        compared: (rows,), the comparison.
+    """
+    found: FloatArray = np.where(np.isnan(one) ^ np.isnan(other), np.inf, compared)
+    return found
+
+
+def _left_out(units: IntArray) -> Iterator[FloatArray]:
+    """Yield weights, (rows, examples): first all ones, then without one block of units each."""
+    blocks, count = _blocks(units)
+    yield np.ones((1, len(units)))
+    rows = max(1, _CELLS // len(units))
+    for start in range(0, count, rows):
+        without = np.arange(start, min(start + rows, count))
+        yield (blocks != without[:, None]).astype(np.float64)
+
+
+def _halves(units: IntArray) -> Iterator[FloatArray]:
+    """Yield weights, (rows, examples), of the larger halves of the blocks, drawn at random."""
+    blocks, count = _blocks(units)
+    kept, rows = _drawn(count), max(1, _CELLS // len(units))
+    for start in range(0, _HALVES, rows):
+        yield kept[start : start + rows, blocks].astype(np.float64)
+
+
+@lru_cache(maxsize=1)
+def _drawn(count: int) -> np.ndarray:
+    """Return which blocks are in each half. The last column is of examples that are in all."""
+    places = np.tile(np.arange(count), (_HALVES, 1))
+    places = np.random.default_rng(0).permuted(places, axis=1)
+    always = np.ones((_HALVES, 1), dtype=bool)
+    return np.hstack([places < count - count // 2, always])
+
+
+def _blocks(units: IntArray) -> tuple[IntArray, int]:
+    """Return the block of each example, -1 for those that are in every sample, and their number."""
+    counted = units >= 0
+    blocks = np.full(len(units), -1)
+    blocks[counted] = np.unique(units[counted], return_inverse=True)[1] % _BLOCKS
+    return blocks, int(blocks.max(initial=-1)) + 1
+
+
+def _interval(value: float, without: FloatArray, halves: FloatArray, confidence: float) -> Interval:
+    from scipy import special
+
+    value, count = float(value), len(without)
+    nowhere = Interval(value=value, low=math.nan, high=math.nan)
+    if count < 2 or not np.isfinite([value, *without]).all():
+        return nowhere
+    pseudo = count * value - (count - 1) * without
+    deviations = pseudo - pseudo.mean()
+    spread = float(np.sqrt(np.mean(deviations**2)))
+    if not math.isfinite(spread):
+        return nowhere
+    error, dropped = spread / math.sqrt(count - 1), count // 2
+    halves = halves[np.isfinite(halves)]
+    if halves.size:
+        of_halves = float(np.std(halves)) * math.sqrt((count - dropped) / dropped)
+        error = of_halves if of_halves > _LUCK * error else error
+    quantile = -float(special.stdtrit(count - 1, _chance(confidence) / 2))
+    skewness = float(np.mean((deviations / spread) ** 3)) if spread else 0.0
+    return Interval(
+        value=value,
+        low=value - error * _farther(quantile, skewness, count),
+        high=value + error * _farther(quantile, -skewness, count),
+    )
+
+
+def _chance(confidence: float) -> float:
+    return max(1 - confidence, _LEAST_CHANCE)
+
+
+def _farther(quantile: float, skewness: float, count: int) -> float:
+    """Return the distance to the lower end in standard errors, at least `quantile`."""
+    size = min((skewness - math.sqrt(6 / count)) / math.sqrt(count), -_SYMMETRIC)
+    # Hall's transformation T + size T^2 / 3 + size^2 T^3 / 27 + size / 6, solved for T.
+    corrected = 3 * (float(np.cbrt(1 + size * (quantile - size / 6))) - 1) / size
+    return max(quantile, corrected)

@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
-from steadytrain.components.evaluate.classes import Classes
-from steadytrain.components.evaluate.label_sets import LabelSets
+from steadytrain.components.evaluate.classes import Classes, LabelSets
 from steadytrain.components.shared.records import CalibrationBin
 
 BINS: Final = 15

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, with_causes
-from steadytrain.components.shared.out_of_memory import ran_out
+from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.shared.retry import retry
 
 _Result = TypeVar("_Result")

@@ -1,4 +1,4 @@
-"""A classifier's predictions on the examples of the test side."""
+"""A classifier's predictions on the examples of the test side, with one label each or several."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
@@ -84,3 +85,73 @@ def by_class(
         | ({"average_precision": averages[name]} if name in averages else {})
         for index, name in enumerate(names)
     }
+
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """Examples with any number of labels.
+
+    truth, prediction: (examples, labels), which labels an example has, and which are predicted.
+    probabilities: (examples, labels).
+    thresholds: (labels,), the probability from which on a label is predicted.
+    """
+
+    truth: Flags
+    prediction: Flags
+    probabilities: FloatArray
+    thresholds: FloatArray
+
+    @classmethod
+    def of(cls, table: pa.Table) -> LabelSets:
+        """Read the columns of `Scorer.score`."""
+        probabilities = _lists(table, "probabilities").reshape(table.num_rows, -1)
+        count = probabilities.shape[1]
+        return cls(
+            _flags(table, "labels", count),
+            _flags(table, "predictions", count),
+            probabilities,
+            _lists(table, "thresholds").reshape(table.num_rows, -1)[0],
+        )
+
+    def only(self, rows: IntArray) -> LabelSets:
+        """Return some of the examples."""
+        return LabelSets(
+            self.truth[rows], self.prediction[rows], self.probabilities[rows], self.thresholds
+        )
+
+    def has(self, index: int) -> Flags:
+        """Return whether each example has a label."""
+        return self.truth[:, index]
+
+
+def per_label(
+    sets: LabelSets, names: list[str], averages: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Return precision, recall, f1, support and threshold by label.
+
+    A value is 0 if the label has no predictions or no examples.
+
+    Args:
+        averages: average precision by label. It is added for the labels that have one.
+    """
+    from sklearn.metrics import precision_recall_fscore_support
+
+    columns = precision_recall_fscore_support(sets.truth, sets.prediction, zero_division=0)
+    found = dict(zip(MEASURES, columns, strict=True)) | {"threshold": sets.thresholds}
+    return by_class(found, names, averages)
+
+
+def _lists(table: pa.Table, column: str) -> FloatArray:
+    found: Any = table.column(column).combine_chunks()
+    return np.asarray(found.flatten(), dtype=np.float64)
+
+
+def _flags(table: pa.Table, column: str, count: int) -> Flags:
+    flags = np.zeros((table.num_rows, count), dtype=np.bool_)
+    lists: list[Any] = table.column(column).to_pylist()
+    for row, indices in enumerate(lists):
+        flags[row, indices] = True
+    return flags

@@ -15,10 +15,9 @@ from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling
 from steadytrain.components.evaluate.champion import Unfit, with_champion
 from steadytrain.components.evaluate.gate import Gate, TestSide
 from steadytrain.components.evaluate.language_tasks import run_lm_tasks
-from steadytrain.components.evaluate.measure import metrics
+from steadytrain.components.evaluate.metric import metrics
 from steadytrain.components.evaluate.paired import read_answers, spans
-from steadytrain.components.evaluate.pairs import Pair, Resampled, Rival, mean
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.scores import Pair, Resampled, Rival, Scores, mean
 from steadytrain.components.evaluate.scoring import Report, place, score, test_digest
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput

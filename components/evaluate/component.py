@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from steadytrain.components.shared.image import TRAIN_IMAGE
+from steadytrain.components.shared.environment import TRAIN_IMAGE
 
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)

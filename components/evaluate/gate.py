@@ -22,14 +22,15 @@ from typing import Final
 
 import numpy as np
 
-from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
-from steadytrain.components.evaluate.pairs import Pair, Resampled, Rival
-from steadytrain.components.evaluate.studentized import (
+from steadytrain.components.evaluate.bootstrap import (
+    FloatArray,
+    IntArray,
     count_units,
     fewest_units,
     infinite_for_one,
     studentized,
 )
+from steadytrain.components.evaluate.scores import Pair, Resampled, Rival
 from steadytrain.components.shared.config.evaluation import GateConfig
 from steadytrain.components.shared.records import Comparison, GateRecord, Interval, Subject
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling, replicate
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.lm_rehearsal import running
-from steadytrain.components.shared.lm_tasks import LmTasks, averaged, score_name
+from steadytrain.components.shared.lm_tasks import LmTasks, averaged, running, score_name
 from steadytrain.components.shared.records import TaskScore
 
 _OF_MEAN_NATS: Final = {

@@ -16,16 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadytrain.components.evaluate.bootstrap import FloatArray
-from steadytrain.components.evaluate.measure import metrics, weighted_values
-from steadytrain.components.evaluate.metric import MeanMetric, Metric
-from steadytrain.components.evaluate.scores import Scores
-from steadytrain.components.evaluate.studentized import (
+from steadytrain.components.evaluate.bootstrap import (
+    FloatArray,
     count_units,
     fewest_units,
     infinite_for_one,
     studentized,
 )
+from steadytrain.components.evaluate.metric import MeanMetric, Metric, metrics, weighted_values
+from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Interval
 from steadytrain.components.shared.storage.regular import open_regular

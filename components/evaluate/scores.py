@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray, units_of
-from steadytrain.components.evaluate.classes import Classes
-from steadytrain.components.evaluate.label_sets import LabelSets
+from steadytrain.components.evaluate.classes import Classes, LabelSets
 from steadytrain.components.shared.errors import BadInput
 
 _KNOWN: Final = {
@@ -130,3 +129,58 @@ def _classes(table: pa.Table) -> Classes:
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+Resampled = Callable[[FloatArray], FloatArray]
+"""Weights (resamples, examples) -> a metric (resamples,); NaN if undefined."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models on the same examples, in the same order.
+
+    version, digest: the champion's version number and the digest of its weights.
+    candidate, champion: each model's metric.
+    units: (examples,), the unit of each example. Units count as a whole, negative ones not at all.
+    slices: row numbers by slice value.
+    """
+
+    version: str
+    digest: str
+    candidate: Resampled
+    champion: Resampled
+    units: IntArray
+    slices: Mapping[str, IntArray]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A model that the candidate must beat even without a champion.
+
+    what: names it, such as "the naive baseline".
+    metric: the metric of both.
+    candidate, rival: each model's metric.
+    same: whether both have the same loss on each example.
+    """
+
+    what: str
+    metric: str
+    candidate: Resampled
+    rival: Resampled
+    same: bool = False
+
+
+def mean(numerators: FloatArray, weights: FloatArray) -> Resampled:
+    """Return a metric that adds up: the sum of numerators over the sum of weights.
+
+    Args:
+        numerators: (examples,).
+        weights: (examples,).
+    """
+
+    def resampled(times: FloatArray) -> FloatArray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values: FloatArray = times @ numerators / (times @ weights)
+        return values
+
+    return resampled

@@ -20,7 +20,7 @@ from steadytrain.components.evaluate.calibration import (
     calibration_bins,
     precision_recall,
 )
-from steadytrain.components.evaluate.classes import Classes, confusion, per_class
+from steadytrain.components.evaluate.classes import Classes, confusion, per_class, per_label
 from steadytrain.components.evaluate.comparison import Candidate, resampling
 from steadytrain.components.evaluate.evaluation_page import evaluation_page
 from steadytrain.components.evaluate.extras import (
@@ -29,8 +29,7 @@ from steadytrain.components.evaluate.extras import (
     scoring_progress,
     task_results,
 )
-from steadytrain.components.evaluate.label_sets import per_label
-from steadytrain.components.evaluate.measure import measure, measure_slices, point_values
+from steadytrain.components.evaluate.metric import measure, measure_slices, point_values
 from steadytrain.components.evaluate.paired import read_scores
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import (

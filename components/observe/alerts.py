@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from steadytrain.components.observe.samples import Series
-from steadytrain.components.shared.logs.conclusions import (
+from steadytrain.components.shared.logs.lines import (
     GPU_UTIL_LOW,
     LOW_UTILIZATION,
     LOW_UTILIZATION_SECONDS,

@@ -13,9 +13,8 @@ from steadytrain.components.observe.tensorboard_sink import TensorBoardDelivery
 from steadytrain.components.observe.wandb_sink import WandbDelivery
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.tracking.extras import is_installed
 from steadytrain.components.shared.tracking.notes import warn
-from steadytrain.components.shared.tracking.parallel import run_in_parallel
+from steadytrain.components.shared.tracking.parallel import is_installed, run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 
 _SINKS: Final = ("otlp", "tensorboard", "wandb")

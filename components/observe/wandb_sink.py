@@ -24,12 +24,11 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.tracking.extras import check_package
+from steadytrain.components.shared.tracking.batches import Curved, flatten, points
 from steadytrain.components.shared.tracking.notes import identity
-from steadytrain.components.shared.tracking.points import Curved, points
+from steadytrain.components.shared.tracking.parallel import check_package
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
 from steadytrain.components.shared.tracking.spool import Spool, by_attempt
-from steadytrain.components.shared.tracking.values import flatten
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "wandb"

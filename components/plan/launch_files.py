@@ -12,7 +12,7 @@ import yaml
 
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.image import TRAIN_IMAGE
+from steadytrain.components.shared.environment import TRAIN_IMAGE
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.shared.written import write_asked
 from steadytrain.components.train.launch.naming import job_name, run_labels

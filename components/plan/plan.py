@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.memory.model import any_model_shape, model_groups, model_name
 from steadytrain.components.memory.states import trained_parameters
-from steadytrain.components.plan.offer import Offer, offer_of
-from steadytrain.components.plan.problems import problems
-from steadytrain.components.plan.remarks import remarks
+from steadytrain.components.plan.offer import Offer, Size, offer_of, policy, scaling
+from steadytrain.components.plan.problems import problems, remarks
 from steadytrain.components.plan.remedies import remedies
-from steadytrain.components.plan.scaling import Size, policy, scaling
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO
@@ -25,10 +23,9 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
 from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed
 from steadytrain.components.sizing.hardware import Gpu
-from steadytrain.components.sizing.hosts import Hosts
 from steadytrain.components.sizing.learned import as_learned
 from steadytrain.components.sizing.length import Length, length_of
-from steadytrain.components.sizing.machine import Machine, Workload
+from steadytrain.components.sizing.machine import Hosts, Machine, Workload
 from steadytrain.components.sizing.strategy import (
     TrainingOption,
     options,

@@ -30,8 +30,8 @@ from steadytrain.components.preprocess.prepare import (
 )
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_defects
-from steadytrain.components.preprocess.rendering import documents_of
 from steadytrain.components.preprocess.shards import write_packed, write_rows
+from steadytrain.components.preprocess.shown import documents_of
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, survey

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from steadytrain.components.pages.data_section import DataCard, SampleCard, SideCard, data_section
 from steadytrain.components.pages.html import html
 from steadytrain.components.preprocess.prepare import SideCounts
-from steadytrain.components.preprocess.rendering import Document
+from steadytrain.components.preprocess.shown import Document
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.records import DataRecord, Side
 

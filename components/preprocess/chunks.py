@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from steadytrain.components.preprocess.given import Given
+from steadytrain.components.preprocess.split import Given
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_BYTES: Final = 1 << 20

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from steadytrain.components.shared.image import STEP_IMAGE
+from steadytrain.components.shared.environment import STEP_IMAGE
 
 
 @dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)

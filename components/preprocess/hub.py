@@ -1,7 +1,7 @@
 """Data sets that the `datasets` library reads, by name or from a folder that it saved.
 
 hub:NAME, hub:NAME?name=CONFIGURATION&split=SPLIT&revision=REVISION. A name may also be the path of
-a local data set. Without a split, all of them are read. Their names may say a side (`given.py`).
+a local data set. Without a split, all of them are read. Their names may say a side (`split.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow as pa
 from steadytrain.components.preprocess.apart import Apart
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.columnar import readable, tables
-from steadytrain.components.preprocess.given import side_of_split
 from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.preprocess.split import side_of_split
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path

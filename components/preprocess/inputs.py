@@ -13,7 +13,6 @@ from typing import Final
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.formats import read_files, wanted
-from steadytrain.components.preprocess.given import Given, given_by, side_of_file
 from steadytrain.components.preprocess.hub import (
     dataset_bytes,
     dataset_digest,
@@ -23,6 +22,7 @@ from steadytrain.components.preprocess.hub import (
 )
 from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files, naming
+from steadytrain.components.preprocess.split import Given, given_by, side_of_file
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput

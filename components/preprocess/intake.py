@@ -16,17 +16,15 @@ from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
-from steadytrain.components.preprocess.given import Given
 from steadytrain.components.preprocess.own_text import record_shingles, to_sample
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Entry, excerpt_of
-from steadytrain.components.preprocess.signatures import band_rows, bands, sign
-from steadytrain.components.preprocess.split import SIDES, TRAIN, identity_in, place_of
+from steadytrain.components.preprocess.signatures import Runs, ascii_runs, band_rows, bands, sign
+from steadytrain.components.preprocess.split import SIDES, TRAIN, Given, identity_in, place_of
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, part_of
 from steadytrain.components.preprocess.validate import Checked, ColumnUse, check, needed_columns
-from steadytrain.components.preprocess.words import Runs, ascii_runs
+from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.parts import label_in
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers

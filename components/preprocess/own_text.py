@@ -21,13 +21,13 @@ from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.signatures import (
     PERMUTATIONS,
     SHINGLE_WORDS,
+    Runs,
     bands,
     shingles,
     sign,
 )
 from steadytrain.components.preprocess.split import ID_BYTES
 from steadytrain.components.preprocess.spool import Spool, text_batches
-from steadytrain.components.preprocess.words import Runs
 
 MANY: Final = 10
 """Records that share a shingle, at least, before it counts as shared by many."""

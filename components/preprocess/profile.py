@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.parallel import workers, worth_starting
+from steadytrain.components.preprocess.signatures import Runs, ascii_runs, is_word
 from steadytrain.components.preprocess.validate import Checked, check
-from steadytrain.components.preprocess.words import Runs, ascii_runs, is_word
+from steadytrain.components.shared.bounded import Remembered
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.records import DataProfile
-from steadytrain.components.shared.remembered import Remembered
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers

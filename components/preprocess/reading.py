@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from steadytrain.components.preprocess.given import Given
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.intake import ReadRequest, take_in
 from steadytrain.components.preprocess.own_text import Sample
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Quarantine
+from steadytrain.components.preprocess.split import Given
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.validate import JUDGED_REMEDY, needed_columns
 from steadytrain.components.shared.config import DataConfig

@@ -1,31 +1,115 @@
-"""Encode the first records of a data set to show them, before anything is prepared."""
+"""Show records as the model sees them: rows as text, with the targets marked."""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from steadytrain.components.preprocess.inspection import first_rows
 from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.preprocess.prepare import PREDICTED
 from steadytrain.components.preprocess.reading import encoders_by_part
-from steadytrain.components.preprocess.rendering import Document, documents_of
 from steadytrain.components.preprocess.tokenizer import make_tokenizer, with_template
 from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.left_out import unused_keys
 from steadytrain.components.tasks.encoding.base import Content, Encoder, Fitted, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.registry import open_encoder
+
+_SHOWN: Final = 600
+"""Characters of a piece: the first two thirds, and the rest from its end."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens that are all targets, or all given."""
+
+    text: str
+    target: bool
+
+
+@dataclass(frozen=True)
+class Document:
+    """One of the documents in a row.
+
+    name: such as chosen or rejected; "" if the task has one kind.
+    targets: number of its tokens that are predicted.
+    """
+
+    name: str
+    tokens: int
+    targets: int
+    pieces: list[Piece]
+
+
+def documents_of(
+    values: Mapping[str, Any], tokenizer: Any, names: Sequence[str] = ()
+) -> list[Document]:
+    """Return the documents of a row that has `input_ids`, and may have `targets` and `lengths`.
+
+    Args:
+        names: of the documents, in order.
+    """
+    ids = np.asarray(values["input_ids"])
+    targets = np.asarray(values.get("targets", np.zeros(len(ids))), dtype=bool)
+    edges = np.cumsum([0, *values.get("lengths", [len(ids)])]).tolist()
+    found = []
+    for index, (start, end) in enumerate(pairwise(edges)):
+        own = targets[start:end]
+        pieces = list(_pieces(tokenizer, ids[start:end].tolist(), own.tolist()))
+        name = names[index] if index < len(names) else ""
+        found.append(Document(name, end - start, int(own.sum()), pieces))
+    return found
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int], targets: Sequence[bool]) -> Iterator[Piece]:
+    """Yield the text of each run of tokens.
+
+    A token may be part of a character, and a tokenizer may write it otherwise at the beginning of a
+    text. So a run's text is what it adds to that of the tokens before it.
+    """
+    whole, shown, end = _decoded(tokenizer, ids), 0, 0
+    for target, run in groupby(targets):
+        end += len(list(run))
+        until = len(whole)
+        if end < len(ids):
+            until = _alike(whole, _decoded(tokenizer, ids[:end]))
+        yield Piece(_abridged(redact(whole[shown : max(shown, until)])), target)
+        shown = max(shown, until)
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return text
+
+
+def _alike(first: str, second: str) -> int:
+    """Return how many characters two texts begin with in common."""
+    signs = enumerate(zip(first, second, strict=False))
+    shorter = min(len(first), len(second))
+    return next((index for index, (one, other) in signs if one != other), shorter)
+
+
+def _abridged(text: str) -> str:
+    left_out = len(text) - _SHOWN
+    if left_out <= 0:
+        return text
+    start, end = text[: 2 * _SHOWN // 3], text[-_SHOWN // 3 :]
+    return f"{start} [... {left_out:,} characters ...] {end}"
+
 
 _Found = tuple[str, int, Checked | Defect]
 

@@ -1,21 +1,41 @@
-"""MinHash signatures of texts, and the bands for finding near duplicates.
+"""Find words and runs of punctuation in a text once, for both signatures and the profile.
 
-Broder, "On the resemblance and containment of documents" (1997); banding as in Leskovec, Rajaraman,
-Ullman, "Mining of Massive Datasets", 3.4. The MinHash implementation is rensa's.
+This covers only ASCII, where both define a word in the same way. In other texts, each of them finds
+its own words.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.words import Runs, ascii_runs
-from steadytrain.components.shared.remembered import Remembered
+from steadytrain.components.shared.bounded import Remembered
+
+# `\w+` and `[^\w\s]+` of Unicode, for ASCII. Written out, `re` takes 30 % less time.
+_RUN = re.compile(r"[0-9A-Za-z_]++|[^\x09-\x0d\x1c-\x20A-Za-z0-9_]++")
+
+Runs: TypeAlias = list[str] | None
+
+
+def ascii_runs(texts: Iterable[str]) -> list[Runs]:
+    """Return the runs of each text as written. None stands for a text that is not ASCII."""
+    return [_RUN.findall(text) if text.isascii() else None for text in texts]
+
+
+def is_word(run: str) -> bool:
+    """Return whether a run is a word rather than punctuation."""
+    return run[0].isalnum() or run[0] == "_"
+
+
+# MinHash signatures of texts, and the bands for finding near duplicates.
+#
+# Broder, "On the resemblance and containment of documents" (1997); banding as in Leskovec,
+# Rajaraman, Ullman, "Mining of Massive Datasets", 3.4. The MinHash implementation is rensa's.
 
 PERMUTATIONS: Final = 128
 SHINGLE_WORDS: Final = 5

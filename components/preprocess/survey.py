@@ -13,22 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
-from steadytrain.components.preprocess.given import Given
 from steadytrain.components.preprocess.inputs import Inputs
-from steadytrain.components.preprocess.labels import alike_labels, like_absent
+from steadytrain.components.preprocess.labels import alike_labels, like_absent, stratify
 from steadytrain.components.preprocess.own_text import sign_own
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_labels, read_everything
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
-from steadytrain.components.preprocess.split import SIDES, TRAIN, held_out, sides_at
+from steadytrain.components.preprocess.split import SIDES, TRAIN, Given, held_out, sides_at
 from steadytrain.components.preprocess.spool import Spool
-from steadytrain.components.preprocess.strata import stratify
-from steadytrain.components.shared.class_names import counting, in_order, listed
+from steadytrain.components.shared.class_names import counting, in_order, label_in, listed, part_of
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import LONG, counted, left_out
-from steadytrain.components.shared.parts import label_in, part_of
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets

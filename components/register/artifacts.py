@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kfp import dsl
 
+from steadytrain.components.evaluate.artifacts import evaluate
 from steadytrain.components.register.promote import promote as promote_version
 from steadytrain.components.register.step import run
 from steadytrain.components.shared.config import RunConfig, load
@@ -36,3 +37,36 @@ def _publish(config: RunConfig, record: RegistrationRecord, artifact: dsl.Artifa
         **run_links(config, workspace),
         **version_link(config, workspace, record.model_name, record.version),
     )
+
+
+def evaluate_and_register(
+    *,
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    model: dsl.Model,
+    evaluation: dsl.Artifact,
+    decision: dsl.Artifact,
+    metrics: dsl.Metrics,
+    classes: dsl.ClassificationMetrics,
+    page: dsl.HTML,
+    version: dsl.Artifact,
+) -> bool:
+    """Run the steps. In the end, `version` says whether the model is the champion.
+
+    Returns:
+        Whether the gate let the candidate become champion.
+    """
+    promoted = evaluate(
+        resolved=resolved,
+        data=data,
+        model=model,
+        evaluation=evaluation,
+        decision=decision,
+        metrics=metrics,
+        classes=classes,
+        page=page,
+    )
+    register(resolved=resolved, version=version)
+    if promoted:
+        promote(resolved=resolved, champion=version)
+    return promoted

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from steadytrain.components.shared.image import TRAIN_IMAGE
+from steadytrain.components.shared.environment import TRAIN_IMAGE
 
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
@@ -42,9 +42,9 @@ def evaluate_and_register(
     version: dsl.Output[dsl.Artifact],
 ) -> bool:
     """Evaluate the candidate, register it, and promote it if the gate allows it."""
-    from steadytrain.components.register import fused
+    from steadytrain.components.register import artifacts
 
-    return fused.evaluate_and_register(
+    return artifacts.evaluate_and_register(
         resolved=resolved,
         data=data,
         model=model,

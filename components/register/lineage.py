@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from steadytrain.components.shared.code_origin import ORIGIN
+from steadytrain.components.shared.environment import ORIGIN
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.registry.versions import RUN, WEIGHTS

@@ -7,8 +7,8 @@ from functools import partial
 
 from steadytrain.components.evaluate.scoring import judged_records, trained_model
 from steadytrain.components.register.card import model_card
-from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import (
     DataRecord,

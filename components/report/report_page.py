@@ -13,7 +13,7 @@ from steadytrain.components.pages.data_section import DataCard, data_section
 from steadytrain.components.pages.evaluation_section import evaluation_section, gate_section
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.figures import training_figures, validation_rows
+from steadytrain.components.report.figures import timeline, training_figures, validation_rows
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import (
     Attempt,
@@ -26,7 +26,6 @@ from steadytrain.components.report.story import (
     repeated_steps,
     wall_seconds,
 )
-from steadytrain.components.report.timeline import timeline
 from steadytrain.components.shared.events.types import (
     DecisionMade,
     Remark,

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.shared.numbers import is_number
-from steadytrain.components.shared.quantities import duration, percent
+from steadytrain.components.shared.quantities import duration, is_number, percent
 from steadytrain.components.train.recovery.times import Times
 
 MEANINGS: Final = {

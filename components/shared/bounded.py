@@ -1,8 +1,4 @@
-"""Limit what someone else's code may use, such as a tokenizer's chat template.
-
-A sandbox keeps such code away from files and networks, but does not prevent endless loops or a
-string of ten gigabytes.
-"""
+"""A cache for short texts that occur often, such as words and pieces of words."""
 
 from __future__ import annotations
 
@@ -11,12 +7,43 @@ import re
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.quantities import duration, size
+
+V = TypeVar("V")
+
+MOST: Final = 1 << 17
+LONGEST: Final = 48
+"""Maximum length of a cached text. Together with MOST, the maximum number, it limits memory."""
+
+
+class Remembered(dict[str, V]):
+    """Caches the results of a function of a text. A full cache is cleared.
+
+    It is a dictionary, because lookups in anything else are slower.
+    """
+
+    def __init__(self, function: Callable[[str], V]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, text: str) -> V:
+        found = self._function(text)
+        if len(text) <= LONGEST:
+            if len(self) >= MOST:
+                self.clear()
+            self[text] = found
+        return found
+
+
+# Limit what someone else's code may use, such as a tokenizer's chat template.
+#
+# A sandbox keeps such code away from files and networks, but does not prevent endless loops or a
+# string of ten gigabytes.
 
 CPU_SECONDS: Final = 10.0
 MEMORY_BYTES: Final = 1 << 30

@@ -1,12 +1,13 @@
-"""All pages of a list on a server, with an end."""
+"""Read all pages of the KFP server's list calls."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from steadytrain.components.shared.errors import SteadytrainError, TrackingError
+from steadytrain.components.shared.errors import ServerError, SteadytrainError, TrackingError
 
 T = TypeVar("T")
 
@@ -59,3 +60,31 @@ def all_found(search: Callable[[str | None], Any]) -> Iterator[Any]:
         return page, page.token or ""
 
     return all_pages(fetch, "results", TrackingError)
+
+
+_PAGE = 100
+
+
+def pages(call: Callable[..., Any], items: str, **options: Any) -> Iterator[Any]:
+    """Yield every item.
+
+    Args:
+        call: a list call of kfp_server_api.
+        items: the field of its response that holds the items.
+        options: passed to the call.
+
+    Raises:
+        ServerError: if the call failed, or the list never ends.
+    """
+
+    def fetch(token: str) -> tuple[Iterable[Any], str]:
+        page = call(page_size=_PAGE, page_token=token, **options)
+        return getattr(page, items) or (), page.next_page_token or ""
+
+    return all_pages(fetch, items.replace("_", " "), ServerError)
+
+
+def named(key: str, value: str, operation: Literal["EQUALS", "IS_SUBSTRING"] = "EQUALS") -> str:
+    """Return a filter for one value of one field."""
+    predicate = {"operation": operation, "key": key, "string_value": value}
+    return json.dumps({"predicates": [predicate]})

@@ -1,12 +1,20 @@
-"""Numbers, durations, sizes and times as people read them: in the terminal, pages and errors.
-
-Sizes are decimal, as on data sheets of GPUs and disks: 1 GB is 10^9 bytes.
-"""
+"""What counts as a number in a configuration."""
 
 from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import TypeGuard
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number. In Python, true and false are integers too."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# Numbers, durations, sizes and times as people read them: in the terminal, pages and errors.
+#
+# Sizes are decimal, as on data sheets of GPUs and disks: 1 GB is 10^9 bytes.
 
 LATEST = 253_402_300_799.0
 """The end of the year 9999, the limit of calendar functions."""

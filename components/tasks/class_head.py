@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from steadytrain.components.shared.class_names import folded, listed, named, places_of
+from steadytrain.components.shared.class_names import folded, have_parts, listed, named, places_of
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.parts import have_parts
 from steadytrain.components.tasks.loaded_weights import new_weights, resized_weights
 
 

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from steadytrain.components.shared.out_of_memory import OutOfMemory, ran_out
+from steadytrain.components.shared.foreign import OutOfMemory, ran_out
 
 T = TypeVar("T")
 R = TypeVar("R")

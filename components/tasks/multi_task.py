@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from steadytrain.components.shared.parts import part_indices
+from steadytrain.components.shared.class_names import part_indices
 from steadytrain.components.tasks.base import Batch, LossSum
 from steadytrain.components.tasks.criterion import diverging, twice
 from steadytrain.components.tasks.sequence_classification import (

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from steadytrain.components.shared.class_names import have_parts, in_part, part_indices
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
-from steadytrain.components.shared.parts import have_parts, in_part, part_indices
 from steadytrain.components.shared.storage.local import follow_umask, room_for
 from steadytrain.components.tasks.class_head import class_head
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from steadytrain.components.shared.image import TRAIN_IMAGE
+from steadytrain.components.shared.environment import TRAIN_IMAGE
 
 _FIELD = dsl.TaskConfigField
 # Placement applies to the pods that train. The supervisor's own pod stays on stable nodes.

@@ -13,7 +13,7 @@ from typing import Any
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import FIX
 from steadytrain.components.shared.events.types import Cause
-from steadytrain.components.shared.out_of_memory import DEVICE_TEXTS, NOT_MAPPED
+from steadytrain.components.shared.foreign import DEVICE_TEXTS, NOT_MAPPED
 from steadytrain.components.train.attempt import RankError, names_of
 from steadytrain.components.train.output import Output
 

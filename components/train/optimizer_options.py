@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steadytrain.components.shared.numbers import is_number
+from steadytrain.components.shared.quantities import is_number
 
 
 @dataclass(frozen=True)

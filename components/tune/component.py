@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
+from steadytrain.components.shared.environment import STEP_IMAGE, TRAIN_IMAGE
 from steadytrain.components.train.component import PASSED_ON
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.numbers import is_number
-from steadytrain.components.shared.quantities import duration, money, number
+from steadytrain.components.shared.quantities import duration, is_number, money, number
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.outlook import Outlook
 from steadytrain.components.tune.results import best, better

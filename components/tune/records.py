@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from steadytrain.components.shared.numbers import is_number
+from steadytrain.components.shared.quantities import is_number
 
 _Number = Annotated[int, Field(ge=0)]
 _Until = Annotated[int, Field(ge=1)]

@@ -24,8 +24,7 @@ from steadytrain.components.pages.charts import (
     tick_label,
 )
 from steadytrain.components.pages.html import html
-from steadytrain.components.shared.numbers import is_number
-from steadytrain.components.shared.quantities import duration, money, number
+from steadytrain.components.shared.quantities import duration, is_number, money, number
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.results import best, front, signs

@@ -17,6 +17,13 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.tracking.batches import (
+    MAX_METRICS_A_CALL,
+    flatten,
+    in_parts,
+    key,
+    value,
+)
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     open_tracking,
@@ -27,13 +34,6 @@ from steadytrain.components.shared.tracking.given import PARENT, given_id
 from steadytrain.components.shared.tracking.notes import recall, remember
 from steadytrain.components.shared.tracking.pull import PullSink
 from steadytrain.components.shared.tracking.run import settled_run
-from steadytrain.components.shared.tracking.values import (
-    MAX_METRICS_A_CALL,
-    flatten,
-    in_parts,
-    key,
-    value,
-)
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.driver import Watcher
 from steadytrain.components.tune.history import Trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.markdown import code, table
 
 from steadytrain.components.observe.alerts import ALERTS
-from steadytrain.components.shared.logs.conclusions import CONCLUSIONS
+from steadytrain.components.shared.logs.lines import CONCLUSIONS
 
 
 def page() -> str:

@@ -12,7 +12,7 @@ from steadytrain.components.shared.config.compute import PodsConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.hardware import Gpu, known_gpu
-from steadytrain.components.sizing.hosts import Hosts, Node
+from steadytrain.components.sizing.machine import Hosts, Node
 
 GPU: Final = "nvidia.com/gpu"
 _SHARED: Final = "-SHARED"

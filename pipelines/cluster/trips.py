@@ -8,8 +8,8 @@ import secrets
 from typing import Any
 
 from steadytrain.components.shared.errors import BadInput, TrackingError
+from steadytrain.components.shared.kubeflow.client import HOST_VARIABLE
 from steadytrain.components.shared.kubeflow.connection import connect
-from steadytrain.components.shared.kubeflow.variables import HOST_VARIABLE
 from steadytrain.components.shared.storage import open_storage
 from steadytrain.components.shared.tracking.connect import (
     import_mlflow,

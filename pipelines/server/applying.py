@@ -18,7 +18,7 @@ from steadytrain.components.shared.config.parameters import EACH
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server
-from steadytrain.components.shared.tracking.values import flatten
+from steadytrain.components.shared.tracking.batches import flatten
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 from steadytrain.pipelines.server.declared import (

@@ -12,7 +12,7 @@ import kfp_server_api
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import Server
-from steadytrain.components.shared.kubeflow.listing import named, pages
+from steadytrain.components.shared.pagination import named, pages
 from steadytrain.pipelines.lint import read_pipeline, steps
 
 

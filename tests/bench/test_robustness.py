@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from steadytrain.components.evaluate.robustness import noised
+from steadytrain.components.evaluate.extras import noised
 from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.scoring.classification import score_classification

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from steadytrain.components.shared.image import STEP_IMAGE
+from steadytrain.components.shared.environment import STEP_IMAGE
 
 from support.cluster import Cluster
 from support.furniture import furnished, serve_mlflow

@@ -15,7 +15,7 @@ import yaml
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.cluster import Cluster, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
-from steadytrain.components.shared.image import TRAIN_IMAGE
+from steadytrain.components.shared.environment import TRAIN_IMAGE
 from steadytrain.components.train.attempt import AttemptSpec
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.shared.image import STEP_IMAGE, TRAIN_IMAGE
+from steadytrain.components.shared.environment import STEP_IMAGE, TRAIN_IMAGE
 
 from support.command import TINY_LM
 from support.liger import COMPARE as LIGER

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.tasks.registry import load_task
 

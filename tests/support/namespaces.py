@@ -15,7 +15,7 @@ import yaml
 from kubernetes import client, config
 
 from steadytrain.components.shared.cluster import Cluster
-from steadytrain.components.shared.image import TRAIN_IMAGE
+from steadytrain.components.shared.environment import TRAIN_IMAGE
 
 from support.manifests import OF_THE_CLUSTER
 from support.shared_volume import FOLDER, default_class, on_node

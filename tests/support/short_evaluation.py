@@ -11,7 +11,7 @@ import pyarrow as pa
 import transformers
 
 from steadytrain.components.evaluate import landscape, step
-from steadytrain.components.evaluate.robustness import measure_robustness
+from steadytrain.components.evaluate.extras import measure_robustness
 from steadytrain.components.report import step as report
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.digest import weights_digest

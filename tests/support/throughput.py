@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steadytrain.components.preprocess.pack import best_fit
+from steadytrain.components.preprocess.shards import best_fit
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import TrainingStep
 

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
+from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import TrainingStep
-from steadytrain.components.shared.parts import part_of
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch

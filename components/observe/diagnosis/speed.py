@@ -9,7 +9,7 @@ from typing import Final
 
 from steadytrain.components.observe.diagnosis.course import Course, Rule
 from steadytrain.components.shared.events.types import TrainingStep
-from steadytrain.components.shared.logs.conclusions import (
+from steadytrain.components.shared.logs.lines import (
     GPU_UTIL_LOW,
     LOW_UTILIZATION,
     LOW_UTILIZATION_SECONDS,

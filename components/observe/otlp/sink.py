@@ -14,7 +14,7 @@ from steadytrain.components.observe.otlp.snapshots import Snapshot, SnapshotRead
 from steadytrain.components.observe.otlp.spans import Span
 from steadytrain.components.observe.otlp.traces import SpanReader
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.tracking.extras import check_package
+from steadytrain.components.shared.tracking.parallel import check_package
 from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
 from steadytrain.components.shared.tracking.spool import numbers_in
 from steadytrain.components.shared.tracking.trace import Trace

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steadytrain.components.report.compare.origins import origin_differences, unrecorded
 from steadytrain.components.report.compare.side_by_side import (
     Row,
     differences,
+    origin_differences,
     results,
     tokens,
+    unrecorded,
 )
 from steadytrain.components.report.compare.verdict import Verdict, judge
 from steadytrain.components.report.facts import Facts

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steadytrain.components.pages.charts import thin
+from steadytrain.components.pages.html import html
 from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.report.compare.comparison import Comparison
 from steadytrain.components.report.compare.side_by_side import Row
+from steadytrain.components.report.figures import compared_figures
 from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.quantities import number
 
@@ -57,3 +59,20 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Iterator[
 def _short(text: str) -> str:
     clean = on_one_line(text)
     return clean if len(clean) <= WIDEST else f"{clean[: WIDEST - 1]}…"
+
+
+def render(comparison: Comparison) -> str:
+    """Return the page as HTML."""
+    return html(
+        "comparison",
+        kind="compare",
+        name=" and ".join(comparison.runs),
+        runs=comparison.runs,
+        verdict=comparison.verdict,
+        differences=comparison.differences,
+        unrecorded=comparison.unrecorded,
+        results=comparison.results,
+        figures=compared_figures(comparison.facts),
+        tests=comparison.tests(),
+        unreadable=comparison.damaged,
+    )

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from steadytrain.components.shared.cluster import own_pod_name
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.kubeflow.variables import (
+from steadytrain.components.shared.kubeflow.client import (
     COOKIE_VARIABLE,
     HOST_VARIABLE,
     NAMESPACE_VARIABLE,

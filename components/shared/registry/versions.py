@@ -21,9 +21,9 @@ from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import DataRecord, GateRecord, TrainRecord
 from steadytrain.components.shared.tracking import use_tracking
+from steadytrain.components.shared.tracking.batches import value
 from steadytrain.components.shared.tracking.connect import tracking_errors
 from steadytrain.components.shared.tracking.lineage import FINGERPRINT
-from steadytrain.components.shared.tracking.values import value
 from steadytrain.components.shared.workspace import Workspace
 
 SPLIT, LABELS, TASK = (

@@ -1,28 +1,117 @@
-"""Batches for MLflow, in which one bad item does not block the others.
-
-A store accepts or rejects a batch as a unit. Items that it rejects permanently (an invalid name, a
-parameter that already has another value) are found by bisection and kept in a file. Everything else
-is sent.
-"""
+"""Names and values as MLflow accepts them. If one is too long, it rejects the complete batch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.events.types import (
+    NoiseScaleMeasured,
+    RankUsage,
+    TrainingStep,
+    Validated,
+)
 from steadytrain.components.shared.tracking.connect import Tracking, import_mlflow
 from steadytrain.components.shared.tracking.notes import warn
-from steadytrain.components.shared.tracking.values import (
-    MAX_METRICS_A_CALL,
-    MAX_PARAMS_A_CALL,
-    in_parts,
-)
 from steadytrain.components.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, RunTag
+
+
+MAX_KEY = 250
+MAX_VALUE = 6000
+MAX_PARAMS_A_CALL = 100
+MAX_METRICS_A_CALL = 1000
+
+T = TypeVar("T")
+
+
+def key(name: str) -> str:
+    """Return a name that MLflow accepts as the key of a parameter or metric."""
+    return re.sub(r"[^\w\-./: ]", "_", name)[:MAX_KEY]
+
+
+def value(content: object) -> str:
+    """Return the text of a parameter or tag: without secrets, and cut to MLflow's limit."""
+    text = redact(str(content))
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
+
+
+def flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested plain data as pairs of dotted key and text."""
+    if isinstance(content, dict) and content:
+        for name, inner in content.items():
+            yield from flatten(inner, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield key(prefix), value(content)
+
+
+def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield slices of at most `size` items."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+Curved = TrainingStep | Validated | NoiseScaleMeasured
+"""Events with points at an optimizer step."""
+
+Pointed = Curved | RankUsage
+"""Events with points."""
+
+
+def place(event: Pointed) -> int:
+    """Return where an event's points are on the axis of their curve."""
+    return event.sample if isinstance(event, RankUsage) else event.step
+
+
+def points(event: Pointed) -> Iterator[tuple[str, float]]:
+    """Yield the name and value of each point that an event has."""
+    if isinstance(event, Validated):
+        yield from ((f"eval_{name}", number) for name, number in event.metrics.items())
+        return
+    if isinstance(event, RankUsage):
+        yield from _used(event)
+        return
+    if isinstance(event, NoiseScaleMeasured):
+        if event.critical_batch_size is not None:
+            yield "critical_batch_size", event.critical_batch_size
+        return
+    yield "loss", event.loss
+    yield "learning_rate", event.learning_rate
+    yield "grad_norm", event.grad_norm
+    yield "tokens_per_second", event.tokens_per_second
+    yield "padding", event.padding
+    yield "data_wait", event.data_wait
+    if event.communication_wait is not None:
+        yield "communication_wait", event.communication_wait
+    if event.gpu_utilization is not None:
+        yield "gpu_utilization", event.gpu_utilization
+    yield "memory_used", event.memory_used
+    yield "gpu_memory_used", event.gpu_memory_used
+    yield "epoch", event.epoch
+
+
+def _used(event: RankUsage) -> Iterator[tuple[str, float]]:
+    folder = f"system/rank-{event.rank}"
+    yield f"{folder}/memory_used", event.memory_used
+    yield f"{folder}/cores_used", event.cores_used
+    if event.gpu_memory_reserved:
+        yield f"{folder}/gpu_memory_used", event.gpu_memory_used
+        yield f"{folder}/gpu_memory_reserved", event.gpu_memory_reserved
+        yield f"{folder}/gpu_memory_peak", event.gpu_memory_peak
+    if event.gpu_utilization is not None:
+        yield f"{folder}/gpu_utilization", event.gpu_utilization
+
+
+# Batches for MLflow, in which one bad item does not block the others.
+#
+# A store accepts or rejects a batch as a unit. Items that it rejects permanently (an invalid name,
+# a parameter that already has another value) are found by bisection and kept in a file. Everything
+# else is sent.
 
 _MAY_YET_BE_TAKEN = {401, 403, 404, 408, 429}
 """Status codes from 400 to 499 that say nothing about the items sent."""

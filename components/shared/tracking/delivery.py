@@ -23,14 +23,21 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
 )
 from steadytrain.components.shared.paths import below
-from steadytrain.components.shared.tracking.batches import Batches
+from steadytrain.components.shared.tracking.batches import (
+    Batches,
+    Curved,
+    Pointed,
+    flatten,
+    key,
+    place,
+    points,
+    value,
+)
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
 from steadytrain.components.shared.tracking.given import PARENT
 from steadytrain.components.shared.tracking.notes import attempt_note, remember
-from steadytrain.components.shared.tracking.points import Curved, Pointed, place, points
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.tracking.spool import Spool, by_attempt, numbers_in
-from steadytrain.components.shared.tracking.values import flatten, key, value
 from steadytrain.components.shared.workspace import Workspace
 
 if TYPE_CHECKING:

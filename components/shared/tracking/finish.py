@@ -10,7 +10,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, TrackingError
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
-from steadytrain.components.shared.tracking.batches import Batches
+from steadytrain.components.shared.tracking.batches import Batches, key
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     error_within,
@@ -22,7 +22,6 @@ from steadytrain.components.shared.tracking.delivery import Delivery
 from steadytrain.components.shared.tracking.lineage import log_lineage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.run import continue_run, delete_doubles
-from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
 
 FINISH_SECONDS = 300.0

@@ -21,10 +21,9 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.tracking.batches import key, points
 from steadytrain.components.shared.tracking.connect import Tracking
 from steadytrain.components.shared.tracking.notes import attempt_note, identity, recall
-from steadytrain.components.shared.tracking.points import points
-from steadytrain.components.shared.tracking.values import key
 from steadytrain.components.shared.workspace import Workspace
 
 DIGEST_LENGTH = 36

@@ -1,8 +1,4 @@
-"""Sinks that pull: a thread reads the run's events from its files and sends what others lack.
-
-Nothing waits in memory, and nothing is lost if this process dies: the next sink, or the end of the
-run, continues where this one stopped.
-"""
+"""MLflow as a sink of the event stream."""
 
 from __future__ import annotations
 
@@ -11,12 +7,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.retry import FOREVER, Retry, any_error
+from steadytrain.components.shared.tracking.connect import open_tracking, short_timeouts
+from steadytrain.components.shared.tracking.delivery import Delivery
 from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.run import continue_run
 from steadytrain.components.shared.workspace import Workspace
+
+# Sinks that pull: a thread reads the run's events from its files and sends what others lack.
+#
+# Nothing waits in memory, and nothing is lost if this process dies: the next sink, or the end of
+# the run, continues where this one stopped.
 
 BATCH_SECONDS = 2.0
 CLOSE_SECONDS, CLOSE_SECONDS_UNANSWERED = 15.0, 3.0
@@ -109,3 +114,34 @@ class PullSink:
         if not self._warned:
             self._warned = True
             warn(self.workspace, f"{reason}; {self.promise}")
+
+
+class MlflowSink(PullSink):
+    """Sends training events to MLflow, including those that an earlier sink could not send.
+
+    Args:
+        config: the run's configuration.
+        workspace: the run's workspace.
+        batch_seconds, close_seconds: as for `PullSink`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workspace: Workspace,
+        *,
+        batch_seconds: float = BATCH_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        def deliver() -> Delivery:
+            tracking = open_tracking(config, workspace)
+            return Delivery(tracking, workspace, continue_run(tracking, config, workspace))
+
+        super().__init__(
+            "MLflow",
+            workspace,
+            deliver,
+            around=short_timeouts,
+            batch_seconds=batch_seconds,
+            close_seconds=close_seconds,
+        )

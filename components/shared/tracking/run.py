@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest
+from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.pagination import all_found
+from steadytrain.components.shared.tracking.batches import MAX_PARAMS_A_CALL, flatten, in_parts, key
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     import_mlflow,
@@ -34,7 +35,6 @@ from steadytrain.components.shared.tracking.notes import (
     settle,
     warn,
 )
-from steadytrain.components.shared.tracking.values import MAX_PARAMS_A_CALL, flatten, in_parts, key
 from steadytrain.components.shared.workspace import Workspace
 
 MARK = "steadytrain.mark"

@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.parts import label_in
 from steadytrain.components.tasks.encoding.base import (
     Content,
     EncodedRecord,

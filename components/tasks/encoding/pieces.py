@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.components.shared.remembered import Remembered
+from steadytrain.components.shared.bounded import Remembered
 
 _SPACE: Final = r"\x09-\x0d "
 _GPT2: Final = (

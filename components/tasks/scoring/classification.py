@@ -11,10 +11,10 @@ import pyarrow as pa
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.class_names import part_indices
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.shared.parts import part_indices
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.scoring.class_balance import class_counts

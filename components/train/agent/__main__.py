@@ -24,7 +24,7 @@ from steadytrain.components.shared.lease import Renewal
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.storage.awaited import Awaited
+from steadytrain.components.shared.storage.regular import Awaited
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.hang import HangWatch
 from steadytrain.components.train.agent.memory import oom_kills

@@ -13,7 +13,7 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.renewal import Pulse
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.storage.awaited import CACHED_SECONDS, Awaited
+from steadytrain.components.shared.storage.regular import CACHED_SECONDS, Awaited
 from steadytrain.components.train.agent.processes import KILL_SECONDS
 from steadytrain.components.train.agent.ranks import OUTLIVE_SECONDS
 from steadytrain.components.train.attempt import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome
-from steadytrain.components.shared.out_of_memory import ran_out
+from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.train.loop.control import OUTCOMES
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.logs.output import redact_file
-from steadytrain.components.shared.storage.awaited import Awaited
+from steadytrain.components.shared.storage.regular import Awaited
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
 from steadytrain.components.train.failures import Failure, FailureClass, classify
 from steadytrain.components.train.heartbeat import Beat

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from steadytrain.components.shared.code_origin import code_origin
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import StorageError, Unkillable
 from steadytrain.components.shared.events import Event, Reader
 from steadytrain.components.shared.events.types import (

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.tune.fold_design import FoldDesign
 from steadytrain.components.tune.study import Study

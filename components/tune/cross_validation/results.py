@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadytrain.components.evaluate.measure import load_metric
+from steadytrain.components.evaluate.metric import load_metric
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.cross_validation.folds import Fold, folds_of, predictions
 from steadytrain.components.tune.fold_design import AS_IT_IS, configurations

@@ -12,7 +12,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from steadytrain.components.shared.config import load, preset_names
-from steadytrain.components.shared.image import REGISTRY_VARIABLE
+from steadytrain.components.shared.environment import REGISTRY_VARIABLE
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.pipelines.cli import app
 

@@ -17,7 +17,7 @@ from steadytrain.components.observe.registry import METRICS
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import types
-from steadytrain.components.shared.logs.conclusions import CONCLUSIONS
+from steadytrain.components.shared.logs.lines import CONCLUSIONS
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.server.declared import ScheduleFile

@@ -14,7 +14,7 @@ from steadytrain.components.evaluate import champion
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.champion import ChampionAway
 from steadytrain.components.evaluate.comparison import Candidate
-from steadytrain.components.evaluate.measure import measure, point_values
+from steadytrain.components.evaluate.metric import measure, point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord

@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.classes import confusion, per_class
-from steadytrain.components.evaluate.measure import (
+from steadytrain.components.evaluate.metric import (
     measure,
     measure_slices,
     point_values,

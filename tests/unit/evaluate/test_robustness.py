@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steadytrain.components.evaluate.evaluation_page import evaluation_page
-from steadytrain.components.evaluate.robustness import measure_robustness, noised
+from steadytrain.components.evaluate.extras import measure_robustness, noised
 from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.adversarial import AttackConfig

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from steadytrain.components.evaluate import studentized as module
-from steadytrain.components.evaluate.studentized import count_units, fewest_units, studentized
+from steadytrain.components.evaluate import bootstrap as module
+from steadytrain.components.evaluate.bootstrap import count_units, fewest_units, studentized
 
 
 def mean_of(values):

@@ -30,8 +30,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.shared.logs import Log
-from steadytrain.components.shared.logs.conclusions import CONCLUSIONS
-from steadytrain.components.shared.logs.lines import STANDARD
+from steadytrain.components.shared.logs.lines import CONCLUSIONS, STANDARD
 from steadytrain.components.shared.stage import stage
 from steadytrain.pipelines import local
 from steadytrain.pipelines.cli import app

@@ -261,7 +261,7 @@ def test_missing_package_names_the_extra_before_a_run_starts(make_config, monkey
     config = make_config(tracking={"sinks": [name]})
     check_plugins(config)
     monkeypatch.setattr(
-        "steadytrain.components.shared.tracking.extras.find_spec", lambda package: None
+        "steadytrain.components.shared.tracking.parallel.find_spec", lambda package: None
     )
     extra = {"otlp": "data"}.get(name, name)
     with pytest.raises(ConfigError, match=rf"steadytrain\[{extra}\]") as raised:

@@ -9,8 +9,8 @@ import sys
 import pytest
 import yaml
 
+from steadytrain.components.shared.environment import REGISTRY_VARIABLE, image
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.image import REGISTRY_VARIABLE, image
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from steadytrain.components.plan.plan import Plan, plan_training
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.sizing.hardware import Gpu, all_gpus, find_gpu
-from steadytrain.components.sizing.hosts import Hosts
+from steadytrain.components.sizing.machine import Hosts
 
 CONFIGURATION = """
 name: plan

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from steadytrain.components.plan.curve import curve
-from steadytrain.components.plan.render import render
+from steadytrain.components.plan.render import curve, render
 from steadytrain.components.shared.config import TrainingConfig
 
 

@@ -11,7 +11,7 @@ from steadytrain.components.plan.launch_files import filled
 from steadytrain.components.plan.render import render
 from steadytrain.components.sizing.fit import choose
 from steadytrain.components.sizing.hardware import all_gpus
-from steadytrain.components.sizing.hosts import Hosts, Node
+from steadytrain.components.sizing.machine import Hosts, Node
 from steadytrain.components.sizing.strategy import options
 
 GB = 10**9

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steadytrain.components.preprocess.given import side_of_file, side_of_split
 from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.preprocess.split import content_id
+from steadytrain.components.preprocess.split import content_id, side_of_file, side_of_split
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError, SteadytrainError

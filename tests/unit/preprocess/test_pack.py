@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.components.preprocess.pack import OPEN_SEQUENCES, best_fit
+from steadytrain.components.preprocess.shards import OPEN_SEQUENCES, best_fit
 
 
 @given(st.lists(st.integers(2, 50), max_size=600), st.integers(50, 80))

@@ -9,10 +9,10 @@ import pytest
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.preprocess.step import run
+from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.shared.parts import part_of
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.loop.data import Rows
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, trainers
 from tokenizers import pre_tokenizers as split
 
-from steadytrain.components.shared import remembered
+from steadytrain.components.shared import bounded
 from steadytrain.components.tasks.encoding import pieces
 from steadytrain.components.tasks.encoding.pieces import PieceEncoder
 
@@ -130,7 +130,7 @@ def test_non_repeating_texts_go_to_the_library(
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST", 8)
+    monkeypatch.setattr(bounded, "MOST", 8)
     encoder = PieceEncoder(copy(GPT2))
     texts = [f"word{'x' * number} {'y' * 100}" for number in range(40)]
     found = [tokens.tolist() for tokens in encoder.encode(texts)]

@@ -9,10 +9,9 @@ from rensa import RMinHash
 
 from steadytrain.components.preprocess import profile, signatures
 from steadytrain.components.preprocess.profile import Tally
-from steadytrain.components.preprocess.signatures import PERMUTATIONS, shingles, sign
+from steadytrain.components.preprocess.signatures import PERMUTATIONS, ascii_runs, shingles, sign
 from steadytrain.components.preprocess.validate import Checked
-from steadytrain.components.preprocess.words import ascii_runs
-from steadytrain.components.shared import remembered
+from steadytrain.components.shared import bounded
 
 ASCII = "".join(map(chr, range(128)))
 TEXTS = st.lists(
@@ -64,8 +63,8 @@ def test_profile_counts_the_same_words_with_and_without_known_runs(texts: list[s
 
 
 def test_remembered_hashes_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(remembered, "MOST", 8)
-    known = remembered.Remembered(signatures._hash)
+    monkeypatch.setattr(bounded, "MOST", 8)
+    known = bounded.Remembered(signatures._hash)
     monkeypatch.setattr(signatures, "_KNOWN", known)
     texts = [f"word{number} {'y' * 100} again" for number in range(40)]
     assert sign(*shingles(texts)).tolist() == [plainly_signed(text) for text in texts]

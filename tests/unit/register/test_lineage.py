@@ -14,9 +14,8 @@ from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.lineage import LineageStore
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
-from steadytrain.components.shared import code_origin as origin_module
-from steadytrain.components.shared.code_origin import COMMIT, DIFF, code_origin
-from steadytrain.components.shared.environment import environment
+from steadytrain.components.shared import environment as origin_module
+from steadytrain.components.shared.environment import COMMIT, DIFF, code_origin, environment
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.tracking import finish_run
 from steadytrain.components.shared.tracking.connect import open_tracking

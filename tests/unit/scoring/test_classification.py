@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord, SideRecord

@@ -11,9 +11,9 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from steadytrain.components.evaluate.calibration import average_precisions, precision_recall
+from steadytrain.components.evaluate.classes import per_label
 from steadytrain.components.evaluate.evaluation_page import evaluation_page
-from steadytrain.components.evaluate.label_sets import per_label
-from steadytrain.components.evaluate.measure import metrics, point_values
+from steadytrain.components.evaluate.metric import metrics, point_values
 from steadytrain.components.evaluate.paired import unpaired
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import from_mapping

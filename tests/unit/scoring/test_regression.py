@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
 from steadytrain.components.evaluate.evaluation_page import evaluation_page
-from steadytrain.components.evaluate.measure import metrics, point_values, weighted_values
+from steadytrain.components.evaluate.metric import metrics, point_values, weighted_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.records import EvaluationRecord
 from steadytrain.components.tasks.registry import OpenTask

@@ -20,7 +20,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.kubeflow.connection import connect
-from steadytrain.components.shared.kubeflow.listing import pages
+from steadytrain.components.shared.pagination import pages
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
 from steadytrain.components.train.recovery.resubmit import describes
 from steadytrain.pipelines import cli, submit_command

@@ -16,8 +16,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ServerError, TrackingError
 from steadytrain.components.shared.kubeflow.client import open_client
 from steadytrain.components.shared.kubeflow.connection import connect
-from steadytrain.components.shared.kubeflow.listing import pages
-from steadytrain.components.shared.pagination import all_found
+from steadytrain.components.shared.pagination import all_found, pages
 from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.connect import import_mlflow, tracking_errors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steadytrain.components.shared.out_of_memory import OutOfMemory, ran_out
+from steadytrain.components.shared.foreign import OutOfMemory, ran_out
 from steadytrain.components.tasks.fitting import batched, splitting
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from steadytrain.components.evaluate.measure import point_values
+from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.metrics import MEAN_RECIPROCAL_RANK, RECALL_AT_1
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.memory.shape import shape_of

@@ -26,8 +26,8 @@ from steadytrain.components.shared.tracking import (
     parent_run,
     use_tracking,
 )
+from steadytrain.components.shared.tracking.batches import MAX_VALUE, flatten, key
 from steadytrain.components.shared.tracking.notes import RUN, remember
-from steadytrain.components.shared.tracking.values import MAX_VALUE, flatten, key
 from steadytrain.components.shared.workspace import Workspace
 
 
