@@ -88,7 +88,7 @@ _ALL: Final = (
         "failures",
         "counter",
         "failures",
-        "Failed attempts by failure class.",
+        "Failed attempts and repeated steps by failure class.",
         label="class",
         values=FAILURE_CLASSES,
     ),

@@ -219,8 +219,16 @@ class RunMetrics:
 
     @_add.register
     def _(self, event: DecisionMade) -> None:
-        if event.attempt not in (item.attempt for item in self.history.decisions):
-            self.history.decisions.append(event)
+        # Two supervisors may have decided about the same attempt.
+        key = event.attempt, event.in_place and event.batch
+        if key in ((item.attempt, item.in_place and item.batch) for item in self.history.decisions):
+            return
+        self.history.decisions.append(event)
+        attempt = self._attempts.get(event.attempt)
+        if attempt is not None and event.in_place:
+            attempt.add(event)
+            self.samples.add("failures", 1, event.failure_class)
+            self.samples.set("micro_batch_size", attempt.plan.micro_batch_size)
 
     @_add.register
     def _(self, event: CheckpointSaved) -> None:

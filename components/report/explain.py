@@ -17,7 +17,7 @@ from typing import Any
 
 from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.report.facts import Facts, gather
-from steadytrain.components.report.sentences import recovery
+from steadytrain.components.report.sentences import describe, recovery
 from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import (
     FOLDS_STEP,
@@ -117,15 +117,17 @@ def failure_as_data(failure: StepFailed | None) -> dict[str, str] | None:
 
 
 def recoveries(history: History) -> list[str]:
-    """Return a line for each failed attempt: what failed, why, and what was decided and changed.
+    """Return a line for each repeated step and each failed attempt, with what was decided and why.
 
     Leave out a failure without a decision or a later attempt.
     """
-    decided = {item.attempt: item for item in history.decisions}
+    decided = {item.attempt: item for item in history.decisions if not item.in_place}
     lines = []
     for index, attempt in enumerate(history.attempts):
-        ended, after = attempt.ended, history.attempts[index + 1 :]
-        decision = decided.get(attempt.started.attempt)
+        number, ended, after = attempt.started.attempt, attempt.ended, history.attempts[index + 1 :]
+        repeats = [item for item in history.decisions if item.in_place and item.attempt == number]
+        lines += [describe(item).removeprefix("train: ") for item in repeats]
+        decision = decided.get(number)
         if ended is None or not ended.failure_class or not (decision or after):
             continue
         step = after[0].started.resumed_from_step if after else history.last_step

@@ -137,19 +137,18 @@ def _tiles(
 def _attempt_rows(
     tried: Sequence[Attempt], decisions: Sequence[DecisionMade]
 ) -> list[tuple[Attempt, str]]:
-    """Return attempts, each with what the supervisor decided after it, or else the fix.
+    """Return attempts, each with what was decided in it and after it, or else the fix.
 
     After the decision to stop, show both.
     """
-    decided = {item.attempt: item for item in decisions}
     rows = []
     for attempt in tried:
         remedy = attempt.ended.remedy if attempt.ended else ""
-        if decision := decided.get(attempt.number):
-            action = decision.action.replace("_", " ")
-            after = f"{action}: {decision.reason}"
-            remedy = f"{after}\n{remedy}" if action == "stop" else after
-        rows.append((attempt, remedy))
+        decided = [item for item in decisions if item.attempt == attempt.number]
+        lines = [f"{item.action.replace('_', ' ')}: {item.reason}" for item in decided]
+        if all(item.in_place or item.action == "stop" for item in decided):
+            lines.append(remedy)
+        rows.append((attempt, "\n".join(filter(None, lines))))
     return rows
 
 

@@ -116,7 +116,7 @@ def _halved(
                 raise
             reason = str(error).partition("\n")[0]
         # Only now: until here, the error held the tensors of the pass that failed.
-        _release()
+        release_memory()
         doing.failed.append((len(rows), longest))
     if len(rows) == 1:
         raise OutOfMemory(
@@ -132,7 +132,7 @@ def _halved(
     ]
 
 
-def _release() -> None:
+def release_memory() -> None:
     """Return to the device what nothing uses any more."""
     import torch
 

@@ -20,7 +20,11 @@ from steadytrain.components.report.sentences import describe
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events.types import AttemptStarted, TrainingStep
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    TrainingStep,
+    newest_attempt,
+)
 from steadytrain.components.shared.quantities import amount, size
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.start import Estimate, estimate
@@ -88,14 +92,13 @@ class Comparison:
 
 def predicted_and_measured(facts: Facts) -> list[Comparison]:
     """Return memory and speed of the newest attempt; "" stands for what is unknown."""
-    attempts = facts.of(AttemptStarted)
-    if not attempts:
+    newest = newest_attempt(facts.events)
+    if newest is None:
         return []
-    number = attempts[-1].attempt
-    steps = [event for event in facts.of(TrainingStep) if event.attempt == number]
+    steps = [event for event in facts.of(TrainingStep) if event.attempt == newest.attempt]
     # A page must not import the module that a run's configuration names.
     named = ":" in str(facts.setting("data.task"))
-    expected = None if named else _expected(facts.config_text, attempts[-1])
+    expected = None if named else _expected(facts.config_text, newest)
     return list(_compared(expected, steps))
 
 

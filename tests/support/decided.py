@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -24,6 +25,19 @@ BUDGETED = [
 ]
 
 
+def halved(*, size, attempt=1, **about):
+    """Return the decision of a rank to repeat a step with a smaller micro-batch."""
+    return DecisionMade(
+        attempt=attempt,
+        failure_class=FailureClass.GPU_OOM,
+        action="repeat_step",
+        reason=f"smaller micro-batch: {size}",
+        batch=BatchSettings(size),
+        fallback="smaller micro-batch",
+        **about,
+    )
+
+
 class Run:
     """A run as its ledger records it, which fails on request."""
 
@@ -33,7 +47,8 @@ class Run:
         compute = {"compute": {"nodes": nodes}}
         self.history.supervisor = SupervisorStarted(generation=1, pid=1, host="h", settings=compute)
 
-    def fail(self, kind, *, saves=False, unexplained=False, memory_needed=0, at=None):
+    def fail(self, kind, *, saves=False, unexplained=False, memory_needed=0, at=None, halves=()):
+        """Run an attempt that fails, after it has halved its micro-batch to these sizes."""
         number, plan = self.history.next_attempt, self.plan
         attempt = AttemptHistory(
             AttemptStarted(
@@ -53,6 +68,11 @@ class Run:
                     attempt=number, step=self.step, checkpoint="c", bytes=1, seconds=0.1
                 )
             )
+        for size in halves:
+            decision = halved(attempt=number, size=size)
+            attempt.add(decision)
+            self.history.decisions.append(decision)
+            self.plan = plan = attempt.plan
         attempt.ended = AttemptEnded(
             attempt=number,
             outcome="failed",

@@ -211,6 +211,33 @@ class RunsOut(CausalLanguageModel):
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
+class Exhausted(Faulty):
+    """Raises CUDA's out-of-memory error FAULT_TIMES in a row, the first time in FAULT_PHASE."""
+
+    raised = 0
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        if 0 < self.raised < int(os.environ.get("FAULT_TIMES", "1")):
+            self.run_out()
+        return super().loss(model, batch)
+
+    def fault(self, found: LossSum) -> LossSum:
+        phase = os.environ["FAULT_PHASE"]
+        if phase == "backward":
+            found.total.register_hook(self.run_out)
+        elif phase == "optimizer":
+            self.hook = register_optimizer_step_pre_hook(self.run_out)
+        else:
+            self.run_out()
+        return found
+
+    def run_out(self, *_: object) -> None:
+        self.raised += 1
+        if hasattr(self, "hook"):
+            self.hook.remove()
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
 class LittleMemory(CausalLanguageModel):
     """Another model has SPARE bytes for a pass over rows; torch's allocator raises the error.
 

@@ -55,7 +55,9 @@ class Writer:
         self.random = random.Random(0)
 
     def emit(self, writer: str, kind: type[Event], **fields: Any) -> None:
-        event = kind(time=self.clock, **fields)
+        self.record(writer, kind(time=self.clock, **fields))
+
+    def record(self, writer: str, event: Event) -> None:
         stream = self.workspace.stream(writer)
         stream.emit(event)
         stream.close()

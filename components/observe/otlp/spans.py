@@ -284,10 +284,15 @@ class RunSpans:
 
     @_add.register
     def _(self, event: DecisionMade) -> Iterator[Span]:
-        if event.attempt not in self._ended:
+        if event.in_place and event.batch:
+            size = event.batch.micro_batch_size
+            span_id = self.trace.span_id("decision", event.attempt, size)
+            decision = _Open(span_id, attempt_span(self.trace, event.attempt), event.time)
+        elif event.attempt in self._ended:
+            parent, ended = self._ended.pop(event.attempt)
+            decision = _Open(self.trace.span_id("decision", event.attempt), parent, ended)
+        else:
             return
-        parent, ended = self._ended.pop(event.attempt)
-        decision = _Open(self.trace.span_id("decision", event.attempt), parent, ended)
         about: dict[str, Value] = {
             "steadytrain.attempt": event.attempt,
             "steadytrain.action": event.action,

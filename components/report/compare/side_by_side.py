@@ -16,6 +16,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
     Validated,
+    newest_attempt,
 )
 from steadytrain.components.shared.quantities import duration, number, percent, size
 
@@ -171,12 +172,11 @@ def _versions(facts: Facts) -> dict[str, str]:
 
 def _hardware(facts: Facts) -> dict[str, str]:
     """Return the devices of the newest attempt and how the work was divided among them."""
-    attempts, started = facts.of(AttemptStarted), facts.of(TrainingStarted)
+    newest, started = newest_attempt(facts.events), facts.of(TrainingStarted)
     found: dict[str, str] = {}
     if started:
         found |= {"device": started[-1].device, "precision": started[-1].precision}
-    if attempts:
-        newest = attempts[-1]
+    if newest is not None:
         batch = newest.batch.micro_batch_size, newest.gradient_accumulation_steps, newest.world_size
         found |= {
             "nodes": str(newest.nodes),

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, ClassVar, Literal
@@ -186,6 +187,15 @@ class AttemptStarted(Event):
     code: dict[str, str] = field(default_factory=dict)
     entry: int = field(default=0, compare=False)
 
+    def changed_by(self, decision: RecoveryDecision) -> AttemptStarted:
+        """Return the attempt with the batch settings of a decision that it carried out itself."""
+        assert decision.batch is not None
+        share = self.batch.micro_batch_size * self.gradient_accumulation_steps
+        accumulation = share // decision.batch.micro_batch_size
+        return dataclasses.replace(
+            self, batch=decision.batch, gradient_accumulation_steps=accumulation
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
@@ -278,9 +288,11 @@ class PodsPending(Event):
 
 @dataclass(frozen=True)
 class RecoveryDecision:
-    """What the supervisor does after a failed attempt.
+    """What happens after a failure.
 
-    action: retry, retry_changed or stop; planned or learned before the first attempt.
+    action: retry, retry_changed or stop, which the supervisor decides after a failed attempt;
+        repeat_step if a rank repeats a step within the attempt; planned or learned before the first
+        attempt.
     reason: one sentence for people.
     delay_seconds: wait before the retry.
     batch: the limits of all later attempts; None if the decision sets none. The global batch stays
@@ -303,12 +315,18 @@ class RecoveryDecision:
     nodes: int | None = None
     on_demand: bool = False
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the attempt continues, with the settings of `batch`."""
+        return self.action == "repeat_step"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionMade(RecoveryDecision, Event):
-    """The supervisor decided what to do after a failed attempt.
+    """The supervisor decided what to do after a failed attempt, or a rank repeats a step.
 
-    attempt: the attempt that failed; 0 for a decision that comes from an earlier run.
+    attempt: the attempt that failed, or repeats a step; 0 for a decision that comes from an earlier
+        run.
     entry: number of the ledger's entry; 0 if unknown.
     """
 
@@ -317,10 +335,25 @@ class DecisionMade(RecoveryDecision, Event):
     failure_class: str
     entry: int = field(default=0, compare=False)
 
+    @property
+    def severity(self) -> Level:
+        return "warn" if self.in_place else self.level
+
     @classmethod
     def after(cls, attempt: int, cause: Cause, decision: RecoveryDecision) -> DecisionMade:
         """Return the event for the decision after a failed attempt."""
         return cls(attempt=attempt, failure_class=cause.failure_class, **vars(decision))
+
+
+def newest_attempt(events: Iterable[Event]) -> AttemptStarted | None:
+    """Return the newest attempt, with the batch settings that it uses by now."""
+    newest: AttemptStarted | None = None
+    for event in events:
+        if isinstance(event, AttemptStarted):
+            newest = event
+        elif isinstance(event, DecisionMade) and event.in_place:
+            newest = newest.changed_by(event) if newest else None
+    return newest
 
 
 @dataclass(frozen=True, kw_only=True)

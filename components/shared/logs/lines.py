@@ -20,6 +20,7 @@ from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
+    DecisionMade,
     GradientOverflow,
     Level,
     StepStarted,
@@ -49,7 +50,7 @@ class Conclusion:
 CUDA_OOM: Final = Conclusion(
     "cuda_oom",
     "error",
-    "An attempt ran out of device memory (failure class gpu_oom).",
+    "An attempt, or one of its steps, ran out of device memory (failure class gpu_oom).",
     "None needed: the run continues with less memory. If it stops, use a smaller "
     "training.micro_batch_size or sequence length.",
 )
@@ -85,6 +86,9 @@ class Observer:
         if isinstance(event, AttemptEnded) and event.failure_class in _OF_FAILURES:
             about = {"attempt": event.attempt, "message": event.message, "remedy": event.remedy}
             yield _OF_FAILURES[event.failure_class], about
+        elif isinstance(event, DecisionMade) and event.in_place:
+            about = {"attempt": event.attempt, "message": event.reason, "remedy": CUDA_OOM.remedy}
+            yield CUDA_OOM, about
         elif isinstance(event, TrainingStep) and event.gpu_utilization is not None:
             mean = self._mean(event, event.gpu_utilization)
             low = mean is not None and mean < LOW_UTILIZATION

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +20,7 @@ from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
+    DecisionMade,
     TrainingStarted,
 )
 from steadytrain.components.shared.paths import below
@@ -43,7 +44,7 @@ from steadytrain.components.shared.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-_AttemptEvent = AttemptStarted | TrainingStarted | Pointed | AttemptEnded
+_AttemptEvent = AttemptStarted | TrainingStarted | Pointed | AttemptEnded | DecisionMade
 
 _STATUS = {
     "finished": "FINISHED",
@@ -57,7 +58,7 @@ _STATUS = {
 
 def wanted(event: Event) -> bool:
     """Return whether such events go to MLflow."""
-    return isinstance(event, _AttemptEvent)
+    return event.in_place if isinstance(event, DecisionMade) else isinstance(event, _AttemptEvent)
 
 
 class Delivery:
@@ -124,6 +125,10 @@ class Delivery:
         self._send_metrics(run_id, metrics)
         self._extend_curve(events)
         for event in events:
+            if isinstance(event, DecisionMade) and event.batch:
+                # The run's parameters cannot change any more.
+                size = event.batch.micro_batch_size
+                self._tag(run_id, {"micro_batch_size": size, "decision": event.reason})
             if isinstance(event, AttemptEnded):
                 self._end(run_id, event)
 
@@ -173,17 +178,20 @@ class Delivery:
         return self._runs[attempt]
 
     def _end(self, run_id: str, event: AttemptEnded) -> None:
-        from mlflow.entities import RunTag
-
         about = {
             "outcome": event.outcome,
             "failure_class": event.failure_class,
             "message": event.message,
             "remedy": event.remedy,
         }
+        self._tag(run_id, about)
+        self.client.set_terminated(run_id, _STATUS[event.outcome], _milliseconds(event.time))
+
+    def _tag(self, run_id: str, about: Mapping[str, object]) -> None:
+        from mlflow.entities import RunTag
+
         tags = [RunTag(f"steadytrain.{name}", value(text)) for name, text in about.items() if text]
         self.batches.send(run_id, tags=tags)
-        self.client.set_terminated(run_id, _STATUS[event.outcome], _milliseconds(event.time))
 
 
 def _milliseconds(seconds: float) -> int:

@@ -14,10 +14,10 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import (
-    AttemptStarted,
     CheckpointSaved,
     TrainingStarted,
     Validated,
+    newest_attempt,
 )
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import DataRecord
@@ -53,17 +53,17 @@ def log_lineage(tracking: Tracking, run_id: str, config: RunConfig, workspace: W
 def _circumstances(events: Sequence[Event]) -> dict[str, Mapping[str, Any]]:
     """Return the tags that describe the newest attempt, as plain data."""
     found: dict[str, Mapping[str, Any]] = {}
+    if (newest := newest_attempt(events)) is not None:
+        found[PLAN] = {
+            "world_size": newest.world_size,
+            "nodes": newest.nodes,
+            "device": newest.device,
+            "gradient_accumulation_steps": newest.gradient_accumulation_steps,
+            **asdict(newest.batch),
+            "strategy": newest.batch.strategy_on(newest.world_size),
+        }
     for event in events:
-        if isinstance(event, AttemptStarted):
-            found[PLAN] = {
-                "world_size": event.world_size,
-                "nodes": event.nodes,
-                "device": event.device,
-                "gradient_accumulation_steps": event.gradient_accumulation_steps,
-                **asdict(event.batch),
-                "strategy": event.batch.strategy_on(event.world_size),
-            }
-        elif isinstance(event, TrainingStarted) and event.environment:
+        if isinstance(event, TrainingStarted) and event.environment:
             found[ENVIRONMENT] = event.environment
     return found
 

@@ -47,6 +47,10 @@ class Prefetch:
             self._ahead = step + 1, self._fetching(step + 1)
         return replace(found, waited=time.monotonic() - began)
 
+    def forget(self) -> None:
+        """Fetch again what was fetched ahead: micro-batches have another size from now on."""
+        self._ahead = None
+
     def _fetching(self, step: int) -> Future[RankBatches]:
         if self._ahead is not None and self._ahead[0] == step:
             return self._ahead[1]

@@ -12,7 +12,8 @@ from typing import Final
 import torch
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.shared.events.types import AttemptOutcome, DecisionMade
+from steadytrain.components.tasks.base import Batch
 from steadytrain.components.train.checkpoint import (
     Checkpoint,
     CheckpointDamaged,
@@ -32,6 +33,7 @@ from steadytrain.components.train.loop.evaluated import (
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.freezing import Freezing
+from steadytrain.components.train.loop.halving import Halving
 from steadytrain.components.train.loop.optim import AdaptiveLR
 from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.progress import Chosen, Progress
@@ -39,7 +41,7 @@ from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts, build_module
 from steadytrain.components.train.loop.spikes import highest_normal_loss
-from steadytrain.components.train.loop.steps import Agreement, agree, take_step
+from steadytrain.components.train.loop.steps import Agreement, StepResult, agree, take_step
 from steadytrain.components.train.loop.training_component import Update
 from steadytrain.components.train.loop.validation import best_by, validate
 
@@ -76,6 +78,7 @@ class Training:
             )
         self.components = Components(parts, reporter)
         self.freezing = Freezing(parts.strategy.optimizer, parts.steps)
+        self.halving = Halving(parts)
         self.saver = Saver(
             store,
             rank=parts.rank,
@@ -117,20 +120,10 @@ class Training:
                 return "early_stopped"
             self.freezing.before_step(progress.step + 1)
             self.components.before_step(progress.step + 1)
-            own, began = data.take(progress.step), time.monotonic()
-            agreed = agree(
-                self.parts,
-                own,
-                self.requests.flags(progress.step),
-                unsaved=self.saver.failed,
-                due=self.cadence is not None and self.cadence.due,
-            )
-            if agreed.unsaved:
-                self.saver.settle()
+            agreed = self._step(data)
             if agreed.stop is not None:
                 self.save()
                 return agreed.stop
-            self._step(own, agreed, began)
             self.parts.beat("train", progress.step)
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
@@ -140,21 +133,58 @@ class Training:
                 self.save()
         return "finished"
 
-    def _step(self, own: RankBatches, agreed: Agreement, began: float) -> None:
-        parts, progress = self.parts, self.progress
+    def _step(self, data: Prefetch) -> Agreement:
+        """Take a step, if nothing asks the ranks to stop. Return what they know about it."""
+        while True:
+            own, began = data.take(self.progress.step), time.monotonic()
+            agreed = agree(
+                self.parts,
+                own,
+                self.requests.flags(self.progress.step),
+                unsaved=self.saver.failed,
+                due=self.cadence is not None and self.cadence.due,
+            )
+            if agreed.unsaved:
+                self.saver.settle()
+            if agreed.stop is not None:
+                return agreed
+            result = self._update(own.batches, agreed.weight)
+            if isinstance(result, StepResult):
+                self._count(result, own, agreed, began)
+                return agreed
+            del own
+            data.forget()
+            self.halving.repeat(result)
+            self.reporter.emit(result)
+
+    def _update(self, batches: list[Batch], weight: int) -> StepResult | DecisionMade:
+        """Return the result of a step, or the decision to repeat it with other micro-batches."""
+        self.halving.begin(len(batches))
         try:
-            result = take_step(
-                parts,
-                progress.step,
-                own.batches,
-                agreed.weight,
+            return take_step(
+                self.parts,
+                self.progress.step,
+                batches,
+                weight,
                 limit=self._limit(),
-                after_backward=self.components.after_backward,
+                after_backward=self._passed,
                 before_update=self.components.before_update,
             )
         except Diverged as error:
             self.reporter.diverged(error)
             raise
+        except Exception as error:
+            decision = self.halving.decide(error, self.reporter.attempt, self.progress.step)
+            if decision is None:
+                raise
+            return decision
+
+    def _passed(self, batch: Batch) -> None:
+        self.components.after_backward(batch)
+        self.halving.passed()
+
+    def _count(self, result: StepResult, own: RankBatches, agreed: Agreement, began: float) -> None:
+        parts, progress = self.parts, self.progress
         progress.step += 1
         mean = result.loss / agreed.weight
         if not result.overflow:

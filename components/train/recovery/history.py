@@ -38,10 +38,12 @@ class AttemptHistory:
     ended: AttemptEnded | None = None
     waited: float = 0.0
 
-    def add(self, event: TrainingStarted | AttemptEnded | CheckpointSaved) -> None:
-        """Add an event of this attempt."""
+    def add(self, event: TrainingStarted | AttemptEnded | CheckpointSaved | DecisionMade) -> None:
+        """Add an event of this attempt. A decision that it carried out itself changes its plan."""
         if isinstance(event, TrainingStarted):
             self.ready = event
+        elif isinstance(event, DecisionMade):
+            self.started = self.started.changed_by(event) if event.in_place else self.started
         elif isinstance(event, AttemptEnded):
             self.ended = event
             self.waited = event.waited_seconds
@@ -56,7 +58,7 @@ class AttemptHistory:
 
     @property
     def plan(self) -> BatchPlan:
-        """How the attempt splits the global batch."""
+        """How the attempt splits the global batch, at its end or by now."""
         started = self.started
         return BatchPlan(started.batch, started.gradient_accumulation_steps, started.world_size)
 
@@ -187,7 +189,11 @@ class History:
     @property
     def answered(self) -> set[int]:
         """The attempts whose failure led to an OOM fallback or fewer nodes, and costs no retry."""
-        return {item.attempt for item in self.decisions if item.fallback or _shrinks(item)}
+        return {
+            item.attempt
+            for item in self.decisions
+            if (item.fallback and not item.in_place) or _shrinks(item)
+        }
 
     @property
     def checkpoint_seconds(self) -> tuple[float, float] | None:
@@ -233,6 +239,8 @@ def history_of(entries: Sequence[Entry]) -> History:
             history.supervisor = event
         elif isinstance(event, DecisionMade):
             history.decisions.append(event)
+            if event.attempt in attempts:
+                attempts[event.attempt].add(event)
         elif isinstance(event, AttemptStarted):
             attempts[event.attempt] = AttemptHistory(event)
         elif (

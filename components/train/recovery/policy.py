@@ -5,7 +5,8 @@
   again counts as one.
 - Running out of memory leads to the OOM fallbacks, which don't use the retry budget. After the last
   one, the run stops. The exception is host memory next to a GPU: other processes may have used too
-  much of it, so the run retries.
+  much of it, so the run retries. A rank alone halves its micro-batch without asking: see
+  loop/halving.py.
 - If nodes stay missing, the run continues on fewer nodes, down to the configured minimum. Once it
   has saved a checkpoint there, the attempt after its next failure tries all nodes again. If they
   are still missing, the run returns to the fewer nodes at once, and the retry budget is unchanged.
@@ -25,7 +26,7 @@ Every count comes from the ledger, so a new supervisor decides as the old one wo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from steadytrain.components.shared.config import RecoveryConfig
@@ -34,12 +35,12 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import advice
 from steadytrain.components.train.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.fallbacks import (
+from steadytrain.components.train.fallbacks import (
     Conflict,
     Estimate,
+    Fallback,
     fallbacks_for,
-    next_fallback,
-    what_came_of_it,
+    lower,
 )
 from steadytrain.components.train.recovery.history import History
 
@@ -121,24 +122,35 @@ def _lower(
     strategies = [attempt.started.batch.strategy for attempt in history.attempts]
     device = history.attempts[-1].started.device
     fallbacks = fallbacks_for(kind, device, strategies, conflict_with=conflict_with)
-    # No formula covers the host's memory.
-    known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
-    found = next_fallback(plan, fallbacks, known)
-    if found is None:
-        if all(item.memory == "host" for item in fallbacks):
-            # Other processes may have used up the memory beside a GPU, so the run retries.
-            return None
-        summary = [*what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
-        tried = "; ".join(filter(None, summary))
-        return RecoveryDecision("stop", f"{kind}, and no OOM fallback is left. {tried}")
-    fallback, lowered = found
-    return RecoveryDecision(
-        "retry_changed",
-        f"{kind}: {fallback.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
-        f"batch stays {plan.global_batch_size}",
-        batch=lowered.settings,
-        fallback=fallback.name,
-    )
+    decision = lower(plan, kind, fallbacks, estimate)
+    if decision is not None:
+        return decision
+    if all(item.memory == "host" for item in fallbacks):
+        # Other processes may have used up the memory beside a GPU, so the run retries.
+        return None
+    summary = [*_what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
+    tried = "; ".join(filter(None, summary))
+    return RecoveryDecision("stop", f"{kind}, and no OOM fallback is left. {tried}")
+
+
+def _what_came_of_it(history: History, fallbacks: Sequence[Fallback]) -> Iterator[str]:
+    """Yield a line for each fallback: what was tried, and how that ended."""
+    attempts = {attempt.started.attempt: attempt for attempt in history.attempts}
+    for fallback in fallbacks:
+        numbers = [
+            decision.attempt + (0 if decision.in_place else 1)
+            for decision in history.decisions
+            if decision.fallback == fallback.name
+        ]
+        # One attempt may have halved its micro-batch several times.
+        tried = [attempts[number] for number in dict.fromkeys(numbers) if number in attempts]
+        ends = [
+            f"{attempt.plan} ended with {attempt.ended.failure_class} at step {attempt.ended.step}"
+            for attempt in tried
+            if attempt.ended
+        ]
+        result = fallback.missing or ", ".join(ends) or "nothing left to reduce"
+        yield f"{fallback.name}: {result}"
 
 
 def _shrink(history: History, settings: RecoveryConfig) -> RecoveryDecision | None:

@@ -84,7 +84,7 @@ class Takeover:
         failed = last.ended if last else None
         if failed is None or not failed.failure_class or failed.message == _SUPERVISOR_DIED:
             return
-        if any(item.attempt == failed.attempt for item in history.decisions):
+        if any(item.attempt == failed.attempt and not item.in_place for item in history.decisions):
             return
         decision = policy(history, Failure.of(failed))
         if decision.action != "stop":

@@ -14,6 +14,7 @@ from steadytrain.components.shared.events.types import (
     AttemptOutcome,
     AttemptStarted,
     CheckpointSaved,
+    DecisionMade,
     PodWaited,
     TrainingStarted,
     TrainingStep,
@@ -135,7 +136,9 @@ class Watch:
     def _relay(self) -> None:
         for event in self.cursor.new():
             self.saved |= isinstance(event, CheckpointSaved)
-            if isinstance(event, CheckpointSaved | TrainingStarted):
+            if isinstance(event, CheckpointSaved | TrainingStarted) or (
+                isinstance(event, DecisionMade) and event.in_place
+            ):
                 self._unrecorded.append(event)
             if isinstance(event, PodWaited):
                 self._waits.append(event)

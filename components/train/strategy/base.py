@@ -91,6 +91,17 @@ class Strategy(ABC):
             The norm, if `clip` could not return it.
         """
 
+    def forget_gradients(self) -> bool:
+        """Clear the gradients of a step that failed before its update.
+
+        Returns:
+            Whether the step can be repeated. Not with several ranks: a rank that fails in its
+            backward pass leaves the others in a collective, which waits for it. Nor where the state
+            is sharded, because the library counts and stores the gradients of finished
+            micro-batches.
+        """
+        return False
+
     @property
     def skipped(self) -> bool:
         """Whether the last update was skipped because a gradient overflowed."""

@@ -98,6 +98,12 @@ class Replicated(Strategy):
         self._wrapped.step()
         self._wrapped.zero_grad()
 
+    def forget_gradients(self) -> bool:
+        if self.accelerator.num_processes > 1:
+            return False
+        self._wrapped.zero_grad()
+        return True
+
     @property
     def skipped(self) -> bool:
         return bool(self._wrapped.step_was_skipped)

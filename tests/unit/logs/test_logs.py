@@ -36,6 +36,8 @@ from steadytrain.pipelines import local
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.local import LocalRun
 
+from support.decided import halved
+
 BEGAN = 1_700_000_000.0
 STARTED = AttemptStarted(
     time=BEGAN, attempt=2, world_size=2, batch=BatchSettings(4), gradient_accumulation_steps=3
@@ -106,6 +108,7 @@ def test_line_has_what_was_last_known_of_the_attempt():
             "cuda_oom",
             "error",
         ),
+        (halved(size=2, attempt=2), "cuda_oom", "error"),
         (
             AttemptEnded(attempt=2, step=3, outcome="failed", failure_class="collective_timeout"),
             "nccl_timeout",

@@ -25,6 +25,8 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.train.recovery.entries import KEPT
 from steadytrain.components.train.recovery.times import Times, spans
 
+from support.decided import halved
+
 STEP = TrainingStep(
     time=20.0,
     attempt=1,
@@ -215,6 +217,16 @@ def test_run_is_active_while_it_will_try_again():
         (0, [ended(outcome="finished")]),
     ]:
         assert value(RunMetrics.of([started(), *events]), "run_active") == active, events
+
+
+def test_repeated_step_counts_as_a_failure_of_its_class():
+    events = [started(), *(halved(size=size) for size in (4, 4, 2))]
+    metrics = RunMetrics.of(events)
+    assert value(metrics, "failures", "gpu_oom") == 2
+    assert value(metrics, "micro_batch_size") == 2
+    ended = AttemptEnded(time=9, attempt=1, step=0, outcome="failed", failure_class="data")
+    stop = DecisionMade(time=9, attempt=1, failure_class="data", action="stop", reason="why")
+    assert value(RunMetrics.of([*events, ended, stop]), "run_active") == 0
 
 
 def test_faults_of_the_numbers_count_once():

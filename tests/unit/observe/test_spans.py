@@ -26,6 +26,7 @@ from steadytrain.components.shared.tracking.trace import (
     attempt_traceparent,
 )
 
+from support.decided import halved
 from support.written_run import Writer
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
@@ -167,6 +168,15 @@ def test_failed_attempt_names_its_class(pipeline):
     (decision,) = (span for span in spans_of(pipeline) if span.name == "recovery decision")
     assert decision.attributes["steadytrain.action"] == "retry_changed"
     assert decision.start == pytest.approx(failure.end)
+
+
+def test_repeated_step_is_a_decision_within_its_attempt(make_config):
+    run = Writer(make_config())
+    run.attempt(1, last=10, max_steps=500, outcome="preempted")
+    run.record("rank-0", halved(size=4, time=run.clock - 1))
+    (decision,) = (span for span in spans_of(run) if span.name == "recovery decision")
+    assert decision.parent == attempt_span(Trace.of(run.workspace), 1)
+    assert decision.attributes["steadytrain.action"] == "repeat_step"
 
 
 @pytest.mark.parametrize(

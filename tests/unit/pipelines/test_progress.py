@@ -28,6 +28,8 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.quantities import amount
 from steadytrain.pipelines.progress import ProgressDisplay
 
+from support.decided import halved
+
 
 def console(*, terminal):
     return Console(file=io.StringIO(), force_terminal=terminal, width=160, _environ={})
@@ -237,6 +239,11 @@ def test_recovery_prints_what_why_and_what_changed_in_one_line():
     # The events after a recovery are shown again.
     again = shown(FAILED, decided, attempt(2, 50), STARTED, saved)
     assert "checkpoint saved" in again.splitlines()[-1]
+
+
+def test_step_that_a_rank_repeats_is_a_warning():
+    out = shown(attempt(1), STARTED, halved(size=2))
+    assert out.splitlines()[-1] == "warn: train: repeat step: smaller micro-batch: 2"
 
 
 def test_abandoned_run_says_why():

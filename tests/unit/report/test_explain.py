@@ -10,6 +10,8 @@ from steadytrain.components.report.report_page import render
 from steadytrain.components.report.sentences import describe
 from steadytrain.components.shared.events.types import CheckpointSkipped, DecisionMade
 
+from support.decided import halved
+
 
 def fail(run: Any, number: int, first: int, last: int, reason: str, action: str = "retry") -> None:
     run.attempt(
@@ -53,6 +55,19 @@ def test_each_recovery_is_one_line(bare: Any) -> None:
     page = render(gather(bare.workspace))
     assert "retry changed: host_oom: 8 x 1 becomes 4 x 2" in page
     assert "give it more memory" not in page, "that is for where it stops"
+
+
+def test_repeated_step_is_one_line_and_costs_no_work(bare: Any) -> None:
+    bare.start_step("train")
+    bare.attempt(1, last=400, max_steps=400)
+    for size in (4, 2):
+        bare.record("rank-0", halved(size=size, time=bare.clock))
+    lines = explain(bare.workspace)
+    assert "1 attempt: 1 finished" in lines
+    assert lines[2:4] == [f"repeat step: smaller micro-batch: {size}" for size in (4, 2)]
+    page = render(gather(bare.workspace))
+    assert "smaller micro-batch: 4\nrepeat step: smaller micro-batch: 2" in page
+    assert "taken twice" not in page
 
 
 def test_run_with_many_faults_still_fits_in_ten_lines(bare: Any) -> None:

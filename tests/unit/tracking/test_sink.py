@@ -26,6 +26,7 @@ from steadytrain.components.shared.tracking.connect import open_tracking
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.recipe import recipe_of_run
 
+from support.decided import halved
 from support.tracking import BEGAN, ended, started, steps, until
 
 
@@ -132,6 +133,7 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
             RankUsage(attempt=1, rank=rank, sample=2, memory_used=rank + 5, cores_used=1.5)
             for rank in (0, 1)
         ),
+        halved(size=2),
         ended(1, "failed", failure_class="host_oom", message="killed", remedy="more memory"),
         started(2),
         *steps(2, [3, 4]),
@@ -152,6 +154,8 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     parent = open_tracking(config, workspace).client.get_run(parent_run(config, workspace))
     assert parent.data.params["training.learning_rate"] == "0.0001"
     assert first.data.tags["steadytrain.failure_class"] == "host_oom"
+    assert first.data.tags["steadytrain.micro_batch_size"] == "2"
+    assert first.data.tags["steadytrain.decision"] == "smaller micro-batch: 2"
     assert first.data.metrics["eval_loss"] == 2.5
     assert first.data.metrics["eval_f1_macro_"] == 0.5
     assert first.data.metrics["learning_rate"] == 1e-3

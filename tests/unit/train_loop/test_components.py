@@ -220,6 +220,16 @@ def test_failure_that_a_retry_can_fix_keeps_its_class(make_bench, add, error, ki
         bench.train_here()
 
 
+def test_step_with_a_component_is_not_repeated(make_bench, add, monkeypatch):
+    """Nothing could take back what the component has counted, for example in hooks of its own."""
+    monkeypatch.setenv("FAULT_STEP", "2")
+    monkeypatch.setenv("FAULT_PHASE", "forward")
+    components = {add("def after_step(self, step): pass"): {}}
+    bench = make_bench(task="support.faults:Exhausted", training={"components": components})
+    with pytest.raises(torch.OutOfMemoryError):
+        bench.train_here()
+
+
 @pytest.mark.parametrize(
     ("components", "message"),
     [

@@ -14,7 +14,7 @@ from steadytrain.components.shared.config.strategies import strategy_spec
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.recovery.fallbacks import fallbacks_for, next_fallback
+from steadytrain.components.train.fallbacks import fallbacks_for, next_fallback
 
 from support.plugins import install_example
 

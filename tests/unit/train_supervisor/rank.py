@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.events.types import CheckpointSaved, Validated
+from steadytrain.components.shared.events.types import CheckpointSaved, DecisionMade, Validated
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import (
     AttemptFolder,
@@ -113,6 +114,22 @@ def fit(folder: AttemptFolder) -> int:
     """Run out of memory with a micro-batch above 2, else finish."""
     micro = AttemptSpec.load(folder.spec).batch.micro_batch_size
     return report(folder) if micro > 2 else finish(folder)
+
+
+def halve_first(folder: AttemptFolder) -> int:
+    """In the first attempt, halve the micro-batch twice and get killed. Finish in the second."""
+    spec = AttemptSpec.load(folder.spec)
+    stream = Workspace.of(load(Path(spec.config))).stream(f"rank-{spec.attempt}")
+    for size in (4, 2) if spec.attempt == 1 else ():
+        decision = DecisionMade(
+            attempt=1,
+            failure_class="gpu_oom",
+            action="repeat_step",
+            reason="smaller micro-batch",
+            batch=BatchSettings(size),
+        )
+        stream.emit(decision)
+    return kill_first(folder)
 
 
 def kill_first(folder: AttemptFolder) -> int:
@@ -228,6 +245,7 @@ def result(folder: AttemptFolder, outcome: str, step: int = 5) -> None:
 
 
 ACTS = {
+    "halve_first": halve_first,
     "allocate": allocate,
     "kill_first": kill_first,
     "segfault": segfault,

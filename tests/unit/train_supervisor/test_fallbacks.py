@@ -10,7 +10,7 @@ from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.sizing.batch import BatchPlan, plan_batch
 from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.recovery.fallbacks import (
+from steadytrain.components.train.fallbacks import (
     all_fallbacks,
     fallbacks_for,
     next_fallback,
@@ -103,6 +103,20 @@ def test_fallbacks_use_no_retry_budget():
     for kind in (FailureClass.NETWORK, FailureClass.GPU_OOM) * 2:
         assert run.fail(kind).action != "stop"
     assert run.fail(FailureClass.NETWORK).delay_seconds == 120
+
+
+def test_micro_batch_halved_in_place_is_not_tried_again():
+    run = Run()
+    run.fail(FailureClass.GPU_OOM, halves=[4, 2, 1])
+    assert str(run.plan) == "1 x 8, activation checkpointing"
+    stopped = run.fail(FailureClass.GPU_OOM)
+    assert "smaller micro-batch: 1 x 8 ended with gpu_oom at step 0;" in stopped.reason
+
+
+def test_halving_in_place_pays_for_no_later_failure():
+    run = Run()
+    decisions = [run.fail(FailureClass.NETWORK, halves=[size]) for size in (4, 2, 1)]
+    assert [item.delay_seconds for item in decisions] == [2, 4, 120]
 
 
 NO_SNAPSHOT = "8 x 1, no snapshot in host memory"

@@ -27,8 +27,8 @@ from steadytrain.components.shared.storage import LocalStorage, s3
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.fallbacks import fallbacks_for
 from steadytrain.components.train.recovery import watch
-from steadytrain.components.train.recovery.fallbacks import fallbacks_for
 
 from support.proxy import proxy_to
 from support.s3 import make_bucket, moto_server
@@ -193,6 +193,25 @@ def test_micro_batch_that_fits_is_learned_and_taken_up_by_the_next_run(superviso
 
     other = supervisor("fit", run="other", model={"config": {"model_type": "gpt2"}})
     assert other.run().attempts == 3, "what one model taught says nothing about another"
+
+
+def test_micro_batch_that_a_rank_halves_stays_halved(supervisor, workspace):
+    """In the next attempt and in the next run; the supervisor records the rank's decisions."""
+    first = supervisor("halve_first")
+    outcome = first.run()
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    begun = events(workspace, AttemptStarted)
+    plans = [(item.batch, item.gradient_accumulation_steps) for item in begun]
+    assert plans == [(BatchSettings(8), 1), (BatchSettings(2), 4)]
+    history = first.ledger.history()
+    assert [item.action for item in history.decisions] == ["repeat_step", "repeat_step", "retry"]
+    assert str(history.attempts[0].plan) == "2 x 4"
+    reasons = {item.field: item.reason for item in outcome.decisions}
+    assert reasons["training.micro_batch_size"] == "repeat step: smaller micro-batch"
+
+    later = supervisor("finish", run="later")
+    later.run()
+    assert events(later.workspace, AttemptStarted)[0].batch == BatchSettings(2)
 
 
 def test_learned_limit_stays_within_the_next_runs_own_bound(supervisor, workspace):

@@ -6,17 +6,17 @@ learning rates and the number of steps stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config.compatibility import SMALLER_MICRO_BATCH
 from steadytrain.components.shared.config.strategies import strategy_spec
+from steadytrain.components.shared.events.types import RecoveryDecision
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.recovery.history import History
 
 
 @dataclass(frozen=True)
@@ -160,19 +160,28 @@ def _helps(before: int | None, after: int | None) -> bool:
     return before is None or after is None or after <= _WORTH * before
 
 
-def what_came_of_it(history: History, fallbacks: Sequence[Fallback]) -> Iterator[str]:
-    """Yield a line for each fallback: what was tried, and how that ended."""
-    attempts = {attempt.started.attempt: attempt for attempt in history.attempts}
-    for fallback in fallbacks:
-        tried = [
-            attempts[decision.attempt + 1]
-            for decision in history.decisions
-            if decision.fallback == fallback.name and decision.attempt + 1 in attempts
-        ]
-        ends = [
-            f"{attempt.plan} ended with {attempt.ended.failure_class} at step {attempt.ended.step}"
-            for attempt in tried
-            if attempt.ended
-        ]
-        result = fallback.missing or ", ".join(ends) or "nothing left to reduce"
-        yield f"{fallback.name}: {result}"
+def lower(
+    plan: BatchPlan,
+    kind: FailureClass,
+    fallbacks: Sequence[Fallback],
+    estimate: Estimate = lambda _: None,
+) -> RecoveryDecision | None:
+    """Return the decision to take the next fallback, or None after the last one.
+
+    Args:
+        kind: which memory ran out.
+        estimate: as for `next_fallback`.
+    """
+    # No formula covers the host's memory.
+    known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
+    found = next_fallback(plan, fallbacks, known)
+    if found is None:
+        return None
+    fallback, lowered = found
+    return RecoveryDecision(
+        "retry_changed",
+        f"{kind}: {fallback.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
+        f"batch stays {plan.global_batch_size}",
+        batch=lowered.settings,
+        fallback=fallback.name,
+    )
