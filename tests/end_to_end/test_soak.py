@@ -56,7 +56,6 @@ ENDS = {
     "checkpoint damaged": "host_oom",
     "rank stopped": "hang",
     "supervisor killed": "node_lost",
-    "memory short": "gpu_oom",
 }
 DEADLINE = 4  # times the duration on an idle machine
 
@@ -268,13 +267,14 @@ def test_run_survives_oom_among_other_faults(disturb, draw, tmp_path):
         data=long_data(tmp_path / "data"),
         model={"config": WIDE},
     )
-    sizes = [event.batch.micro_batch_size for event in events_of(disturbed, AttemptStarted)]
-    walked = sorted(set(sizes), reverse=True)
+    decisions = [event for event in events_of(disturbed, DecisionMade) if event.fallback]
     # At least two reductions: a later rank may use more address space between its steps and hit the
     # limit again.
-    assert walked in ([8, 4, 2], [8, 4, 2, 1])
-    fallbacks = [event.fallback for event in events_of(disturbed, DecisionMade) if event.fallback]
-    assert fallbacks == ["smaller micro-batch"] * (len(walked) - 1)
+    sizes = [event.batch.micro_batch_size for event in decisions]
+    assert sizes in ([4, 2], [4, 2, 1])
+    assert {event.fallback for event in decisions} == {"smaller micro-batch"}
+    sizes = [event.batch.micro_batch_size for event in events_of(disturbed, AttemptStarted)]
+    assert sizes == sorted(sizes, reverse=True)
     found, expected = losses_of(disturbed), losses_of(undisturbed)
     assert found.keys() == expected.keys()
     apart = max(abs(found[number] / expected[number] - 1) for number in expected)

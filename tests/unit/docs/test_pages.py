@@ -86,3 +86,15 @@ def test_documented_fields_exist(page):
         for part in name.split("."):
             assert part in model.model_fields, name
             model = model.model_fields[part].annotation
+
+
+def test_few_files_show_a_behavior():
+    """The files that CONTRIBUTING lists exist, and are no more than it says."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = text.partition("## Where to follow a behavior")[2].partition("\n## ")[0]
+    found = re.findall(r"^- .*, at most (\d+) files: (.*)$", section, re.MULTILINE)
+    assert [int(most) for most, _ in found] == [7, 5, 4]
+    for most, listed in found:
+        files = re.findall(r"`(\w+/[\w/]+\.py)`", listed)
+        assert 1 < len(files) <= int(most)
+        assert all((ROOT / "components" / name).is_file() for name in files)

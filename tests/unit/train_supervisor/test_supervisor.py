@@ -30,6 +30,7 @@ from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.fallbacks import fallbacks_for
 from steadytrain.components.train.recovery import watch
 
+from support.decided import halved
 from support.proxy import proxy_to
 from support.s3 import make_bucket, moto_server
 
@@ -212,6 +213,15 @@ def test_micro_batch_that_a_rank_halves_stays_halved(supervisor, workspace):
     later = supervisor("finish", run="later")
     later.run()
     assert events(later.workspace, AttemptStarted)[0].batch == BatchSettings(2)
+
+
+def test_halving_that_a_dead_supervisor_did_not_record_is_known_to_the_next(supervisor, workspace):
+    supervisor("crash").run()
+    stream = workspace.stream("rank-1")
+    stream.emit(halved(size=2))
+    stream.close()
+    supervisor("finish").run()
+    assert events(workspace, AttemptStarted)[-1].batch == BatchSettings(2)
 
 
 def test_learned_limit_stays_within_the_next_runs_own_bound(supervisor, workspace):
