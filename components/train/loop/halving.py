@@ -39,12 +39,13 @@ class Halving:
         # What a package's component or the noise scale has counted cannot be taken back, and
         # neither can what the model has learned in buffers, such as batch normalization.
         self._repeatable = (
-            not training.components
+            parts.strategy.repeats
+            and not training.components
             and not training.monitor.noise_scale
             and not learns_in_buffers(parts.module)
         )
         self._left = 0
-        self._generators: dict[str, Any] = {}
+        self._generators: dict[str, Any] | None = None
 
     def begin(self, micro_batches: int) -> None:
         """Remember what the passes of a step consume.
@@ -53,8 +54,8 @@ class Halving:
             micro_batches: number of the step's micro-batches.
         """
         self._left = micro_batches
-        if self._repeatable and self.parts.world_size == 1:
-            self._generators = random_state()
+        halves = self._repeatable and self.parts.batch.micro_batch_size > 1
+        self._generators = random_state() if halves else None
 
     def passed(self) -> None:
         """Count a micro-batch whose passes are done. The update follows the last one."""
@@ -70,11 +71,11 @@ class Halving:
             The decision to repeat the step, which `repeat` carries out. None if the attempt fails.
         """
         parts = self.parts
-        if not (self._left and self._repeatable):
+        if not self._left or self._generators is None:
             return None
         failure = classify([RankError.of(error, parts.rank, step=step)], {}, {})
         kind = failure.failure_class
-        if kind is not FailureClass.GPU_OOM or not parts.strategy.forget_gradients():
+        if kind is not FailureClass.GPU_OOM:
             return None
         size, ranks = parts.batch.micro_batch_size, parts.world_size
         share = parts.config.training.global_batch_size // ranks
@@ -99,8 +100,10 @@ class Halving:
     def repeat(self, decision: DecisionMade) -> None:
         """Make ready to repeat the step. Nothing may hold the error any more, nor its tensors."""
         assert decision.batch is not None
+        assert self._generators is not None
         parts = self.parts
         parts.batch = decision.batch
+        parts.strategy.optimizer.zero_grad()
         parts.phases.take(0.0)
         restore_random_state(self._generators)
         release_memory()

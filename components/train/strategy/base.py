@@ -91,14 +91,13 @@ class Strategy(ABC):
             The norm, if `clip` could not return it.
         """
 
-    def forget_gradients(self) -> bool:
-        """Clear the gradients of a step that failed before its update.
+    @property
+    def repeats(self) -> bool:
+        """Whether a step that failed before its update can be repeated without its gradients.
 
-        Returns:
-            Whether the step can be repeated. Not with several ranks: a rank that fails in its
-            backward pass leaves the others in a collective, which waits for it. Nor where the state
-            is sharded, because the library counts and stores the gradients of finished
-            micro-batches.
+        Not with several ranks: a rank that fails in its backward pass leaves the others in a
+        collective, which waits for it. Nor if the state is sharded: the library counts finished
+        micro-batches, and stores their gradients elsewhere.
         """
         return False
 

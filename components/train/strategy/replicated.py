@@ -98,11 +98,9 @@ class Replicated(Strategy):
         self._wrapped.step()
         self._wrapped.zero_grad()
 
-    def forget_gradients(self) -> bool:
-        if self.accelerator.num_processes > 1:
-            return False
-        self._wrapped.zero_grad()
-        return True
+    @property
+    def repeats(self) -> bool:
+        return self.accelerator.num_processes == 1
 
     @property
     def skipped(self) -> bool:
