@@ -100,7 +100,7 @@ class Replicated(Strategy):
 
     @property
     def repeats(self) -> bool:
-        return self.accelerator.num_processes == 1
+        return int(self.accelerator.num_processes) == 1
 
     @property
     def skipped(self) -> bool:
