@@ -21,7 +21,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace, data_answered
 from steadytrain.components.tune.history import History
-from steadytrain.components.tune.log import FileLog
+from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.study import study_of
 from steadytrain.components.tune.trials.curve import read_curve
 from steadytrain.components.tune.trials.place import TrialFolder
@@ -195,7 +195,7 @@ def _at_rest(folder: Path, idle_seconds: float) -> bool:
 
 def _read(folder: Path) -> tuple[RunConfig, History] | None:
     """Return a study's configuration and history; None if nothing was written yet."""
-    records = FileLog(folder / "log.jsonl").read()
+    records = open_log(str(folder.parent), folder.name).read()
     if not records:
         return None
     return study_of(records)

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
+from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import ConfigError, SteadytrainError, StorageError
 from steadytrain.components.shared.lease import Lease, hold
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.tune.history import Trial
-from steadytrain.components.tune.log import Log, Record, open_log
+from steadytrain.components.tune.log import Log, open_log
 from steadytrain.components.tune.study import (
     Study,
     logs_address,

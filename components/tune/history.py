@@ -24,8 +24,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import TuneConfig
-from steadytrain.components.tune.log import Record, damaged
+from steadytrain.components.tune.log import damaged
 from steadytrain.components.tune.records import RECORDS
 from steadytrain.components.tune.rungs import Rungs
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.fidelity import tokens_per_step
 from steadytrain.components.shared.config.load import validated
@@ -19,7 +20,7 @@ from steadytrain.components.tune.design import Design, is_ablation
 from steadytrain.components.tune.fidelity import Pace
 from steadytrain.components.tune.fold_design import FoldDesign, is_cross_validation
 from steadytrain.components.tune.history import History, Params, Trial
-from steadytrain.components.tune.log import Log, Record, damaged
+from steadytrain.components.tune.log import Log, damaged
 from steadytrain.components.tune.rungs import Rungs
 from steadytrain.components.tune.space import contains
 from steadytrain.components.tune.suggest import Suggester, suggester_of

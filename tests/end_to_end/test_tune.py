@@ -18,10 +18,11 @@ import time
 import psutil
 import pytest
 
+from steadytrain.components.shared.append_log import FileLog
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tune.driver import drive, study_folder
-from steadytrain.components.tune.log import FileLog, MemoryLog
+from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.data import known_data
 from steadytrain.components.tune.trials.local import LocalTrials, local_trials

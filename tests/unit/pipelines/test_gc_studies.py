@@ -9,9 +9,9 @@ import zlib
 
 import pytest
 
+from steadytrain.components.shared.append_log import encode
 from steadytrain.components.shared.config import load
 from steadytrain.components.tune.driver import drive, driving, study_folder
-from steadytrain.components.tune.log import encode
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.place import TrialFolder
 from steadytrain.pipelines.gc_data import unneeded_by_studies

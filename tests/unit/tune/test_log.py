@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from pathlib import Path
 
 import boto3
 import pytest
 from moto import mock_aws
 
+from steadytrain.components.shared.append_log import FileLog, ObjectLog
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
 from steadytrain.components.tune.driver import driving
-from steadytrain.components.tune.log import FileLog, MemoryLog, ObjectLog
+from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.results import summary
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
@@ -74,6 +76,16 @@ def test_damaged_last_line_costs_that_line(tmp_path):
     assert log.read() == RECORDS[:-1]
     log.append(RECORDS[-1])
     assert FileLog(path).read() == RECORDS
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 9)])
+def test_file_that_another_program_changed_is_not_continued(tmp_path, harm):
+    """Zeros would take the place of the lost lines."""
+    log = FileLog(tmp_path / "log")
+    log.append(RECORDS[0])
+    harm(log.path)
+    with pytest.raises(StorageError, match="was deleted or cut off"):
+        log.append(RECORDS[1])
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "repeated"])

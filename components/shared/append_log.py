@@ -1,0 +1,199 @@
+"""Append-only logs: one record per line, each with its number and a checksum.
+
+Records are only appended, each durably. A line that the end of a process, a full disk or a power
+failure cut off costs that line alone. In a folder, a log is a file; on S3, where nothing can be
+appended, it is one object per record. Studies (tune/log.py) and runs (train/recovery/ledger.py)
+have such logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
+from steadytrain.components.shared.storage import Storage
+from steadytrain.components.shared.storage.local import local_errors, sync_folder
+from steadytrain.components.shared.storage.regular import open_regular
+
+Record = Mapping[str, Any]
+"""A record in plain data."""
+NUMBER: Final = "n"
+"""The field of a line for the number of its record."""
+_SUM: Final = ',"sum":"'
+
+
+def _damaged(what: str) -> BadInput:
+    return BadInput(f"the log is damaged: {what}", remedy="restore it from a backup")
+
+
+class FileLog:
+    """A log in a file that one process writes.
+
+    damaged: makes the error for damage, of which it gets a description.
+
+    Attributes:
+        next: the number of the next record.
+    """
+
+    def __init__(self, path: Path, *, damaged: Callable[[str], BadInput] = _damaged) -> None:
+        self.path, self.damaged = path, damaged
+        self.next, self._end = 0, 0
+
+    def scan(self) -> list[dict[str, Any] | None]:
+        """Return the record of each line with its number, and None for a damaged line.
+
+        A last line that is torn is left out. The next record replaces it.
+        """
+        lines = self._lines()
+        if lines and not lines[-1].endswith(b"\n") and decode(lines[-1]) is None:
+            lines.pop()
+        self._end = sum(map(len, lines))
+        return [decode(line) for line in lines]
+
+    def read(self) -> list[Record]:
+        """Return all records, without a last one that is torn or damaged.
+
+        Raises:
+            BadInput: any other record is damaged or missing.
+            StorageError: the log cannot be read.
+        """
+        lines, records = self._lines(), list[Record]()
+        self._end = 0
+        for index, line in enumerate(lines):
+            record = decode(line)
+            if record is not None and record.pop(NUMBER) == len(records):
+                records.append(record)
+                self._end += len(line)
+            elif index < len(lines) - 1:
+                raise self.damaged(_replaced(f"line {index + 1} of {self.path}"))
+        self.next = len(records)
+        return records
+
+    def append(self, record: Record) -> None:
+        """Append a record durably. To continue a file, call `read` or `scan` before.
+
+        Raises:
+            StorageError: the record cannot be written; the log is as before.
+        """
+        line = encode(record, self.next)
+        with local_errors("write", self.path):
+            new = os.O_CREAT if self._end == 0 else 0
+            if new:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(self.path, os.O_RDWR | new | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError as error:
+                raise self._cut() from error
+            try:
+                if os.fstat(descriptor).st_size < self._end:
+                    raise self._cut()
+                self._write(descriptor, line)
+            finally:
+                os.close(descriptor)
+            if new:
+                sync_folder(self.path.parent)
+        self.next += 1
+        self._end += len(line)
+
+    def _cut(self) -> StorageError:
+        return StorageError(
+            f"{self.path} was deleted or cut off by another program",
+            remedy="restore it from a backup, then start again",
+            lasting=True,
+        )
+
+    def _lines(self) -> list[bytes]:
+        try:
+            with local_errors("read", self.path), open_regular(self.path) as handle:
+                return handle.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+
+    def _write(self, descriptor: int, line: bytes) -> None:
+        """Write a line after the last good one, in place of what a torn write left there."""
+        if self._end and os.pread(descriptor, 1, self._end - 1) != b"\n":
+            # The last record was cut off right before its end of line, which costs nothing.
+            os.pwrite(descriptor, b"\n", self._end)
+            self._end += 1
+        os.ftruncate(descriptor, self._end)
+        try:
+            written = 0
+            while written < len(line):
+                written += os.pwrite(descriptor, line[written:], self._end + written)
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, self._end)
+            raise
+
+
+class ObjectLog:
+    """A log of numbered objects. Two writers never write the same number.
+
+    damaged: as for `FileLog`.
+    """
+
+    def __init__(self, storage: Storage, *, damaged: Callable[[str], BadInput] = _damaged) -> None:
+        self.storage, self.damaged = storage, damaged
+        self._count, self._torn = 0, False
+
+    def read(self) -> Sequence[Record]:
+        """Return all records, as `FileLog.read` does."""
+        names = [name for name in self.storage.list() if name.startswith("record-")]
+        records: list[Record] = []
+        for index, name in enumerate(names):
+            record = decode(self.storage.read(name))
+            if record is not None and record.pop(NUMBER) == len(records):
+                records.append(record)
+            elif index < len(names) - 1:
+                raise self.damaged(_replaced(f"{self.storage.uri}/{name}"))
+        self._count, self._torn = len(records), len(records) < len(names)
+        if self._torn and names[-1] != self._name():
+            raise self.damaged(_replaced(f"{self.storage.uri}/{names[-1]}"))
+        return records
+
+    def append(self, record: Record) -> None:
+        """Append a record durably. To continue a log, call `read` before.
+
+        Raises:
+            StorageError: the record cannot be written; the log is as before.
+            RunBusy: another process appended a record.
+        """
+        line = encode(record, self._count)
+        new = self.storage.write(self._name(), line, if_absent=not self._torn)
+        # If the response to a write was lost, the object exists and is ours.
+        if not new and self.storage.read(self._name()) != line:
+            raise RunBusy(
+                f"another driver wrote {self.storage.uri}/{self._name()}",
+                remedy="nothing is lost: the study continues there",
+            )
+        self._count, self._torn = self._count + 1, False
+
+    def _name(self) -> str:
+        return f"record-{self._count:08d}.json"
+
+
+def encode(record: Record, number: int) -> bytes:
+    """Return a record as one line with its number and its checksum."""
+    body = json.dumps({NUMBER: number, **record}, separators=(",", ":"))[:-1]
+    return f'{body}{_SUM}{zlib.crc32(body.encode()):08x}"}}\n'.encode()
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a line with its number; None if the line is damaged."""
+    body, _, rest = line.rstrip(b"\n").rpartition(_SUM.encode())
+    if rest != f'{zlib.crc32(body):08x}"}}'.encode():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(body + b"}")
+        return record if type(record[NUMBER]) is int else None
+    except (ValueError, KeyError, RecursionError):
+        return None  # not what `encode` writes, in spite of its checksum
+
+
+def _replaced(where: str) -> str:
+    return f"{where} is not the record that was written there"
