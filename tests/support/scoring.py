@@ -15,9 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.row_losses import row_losses
+from steadytrain.components.train.loop.row_losses import Losses, row_losses
 from steadytrain.components.train.loop.setup import make_accelerator
-from steadytrain.components.train.loop.stored_losses import Losses
 from steadytrain.components.train.loop.watch import Watch
 
 from support.training import (

@@ -36,8 +36,7 @@ from steadytrain.components.train.attempt import (
     Exits,
     RankError,
 )
-from steadytrain.components.train.heartbeat import Heartbeat
-from steadytrain.components.train.meeting import longest_wait
+from steadytrain.components.train.heartbeat import Heartbeat, longest_wait
 from steadytrain.components.train.signals import StopRequest, stop_requests
 
 _POLL_SECONDS = 0.1

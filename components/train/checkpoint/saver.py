@@ -27,7 +27,7 @@ from steadytrain.components.train.checkpoint.snapshot import (
     in_place,
 )
 from steadytrain.components.train.checkpoint.store import CheckpointStore
-from steadytrain.components.train.meeting import OTHER_RANKS_SECONDS
+from steadytrain.components.train.heartbeat import OTHER_RANKS_SECONDS
 
 _WAIT_SECONDS = 1.0
 _log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from steadytrain.components.train.checkpoint.manifest import (
     TensorEntry,
     merged,
 )
-from steadytrain.components.train.meeting import OTHER_RANKS_SECONDS
+from steadytrain.components.train.heartbeat import OTHER_RANKS_SECONDS
 
 if TYPE_CHECKING:
     import torch

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.environment import environment
@@ -27,18 +30,52 @@ from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamage
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver
 from steadytrain.components.train.checkpoint.saver import State as Content
+from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
+from steadytrain.components.train.checkpoint.tensor_file import is_storable
 from steadytrain.components.train.errors import Diverged, NonFiniteState
-from steadytrain.components.train.framework.arrays import as_arrays, as_pieces
-from steadytrain.components.train.framework.learner import Learned, Learner
+from steadytrain.components.train.framework.learner import Learned, Learner, State
 from steadytrain.components.train.heartbeat import Heartbeat
-from steadytrain.components.train.loop.best import best_metric
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.export import write_model
 from steadytrain.components.train.loop.order import RowOrder
-from steadytrain.components.train.loop.progress import Chosen, Progress
-from steadytrain.components.train.loop.spikes import highest_normal_loss
+from steadytrain.components.train.loop.progress import (
+    Chosen,
+    Progress,
+    best_metric,
+    highest_normal_loss,
+)
+
+
+def as_pieces(state: State) -> list[Piece]:
+    """Return the arrays for a checkpoint. They share memory with `state`.
+
+    Raises:
+        BadInput: an array has values that a checkpoint does not hold.
+    """
+    return [whole_piece(name, _tensor(name, np.asarray(value))) for name, value in state.items()]
+
+
+def as_arrays(tensors: Mapping[str, torch.Tensor]) -> State:
+    """Return the arrays of a checkpoint."""
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _tensor(name: str, array: np.ndarray) -> torch.Tensor:
+    try:
+        tensor = torch.as_tensor(array)
+    except (TypeError, ValueError):
+        pass
+    else:
+        if is_storable(tensor):
+            return tensor
+    raise BadInput(
+        f"state()[{name!r}] of the learner is an array of {array.dtype}, which a checkpoint does "
+        "not hold",
+        remedy="use numbers or bool, for example np.frombuffer(data, np.uint8) for bytes",
+    )
+
 
 _FAILED_SECONDS = 5.0
 """How long a failed training run waits for the checkpoint that is being written."""

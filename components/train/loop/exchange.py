@@ -10,8 +10,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from steadytrain.components.train.heartbeat import EVERY_SECONDS
-from steadytrain.components.train.meeting import OTHER_RANKS_SECONDS
+from steadytrain.components.train.heartbeat import EVERY_SECONDS, OTHER_RANKS_SECONDS
 
 _PAUSES: Final = (0.0005, 0.05)
 _groups: dict[str, dist.ProcessGroup] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from steadytrain.components.train.strategy.timer import Timer
+from steadytrain.components.train.strategy.base import Timer
 
 
 @dataclass(frozen=True)

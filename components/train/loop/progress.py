@@ -1,12 +1,20 @@
-"""Training progress and the best result: the part of the state that fits in JSON."""
+"""Training progress, its best result, and losses that it does not recover from."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from statistics import median
+from typing import Any, Protocol
 
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.best_metric import (
+    chosen_metric,
+    greater_is_better,
+    metric_problem,
+)
 
 
 @dataclass(frozen=True)
@@ -106,3 +114,60 @@ class Progress:
         if self.best_score is None:
             return math.inf
         return score - self.best_score if greater_is_better else self.best_score - score
+
+
+class Judged(Protocol):
+    """What has a metric of its own, such as a task."""
+
+    metric: str
+    greater_is_better: bool
+
+
+def best_metric(
+    training: TrainingConfig, own: Judged, names: Callable[[], Sequence[str]]
+) -> tuple[str, bool]:
+    """Return the metric that selects the best model, and whether a higher value is better.
+
+    Args:
+        names: returns the names of all validation metrics.
+
+    Raises:
+        BadInput: there is no such metric, or its direction is unknown.
+    """
+    metric, given = chosen_metric(training) or own.metric, training.greater_is_better
+    known = [metric] if metric == own.metric else names()
+    if problem := metric_problem(training, own.metric, known):
+        raise BadInput(
+            f"{problem.field} = {problem.value}: {problem.message}", remedy=problem.remedy
+        )
+    if metric == own.metric and given is None:
+        return metric, own.greater_is_better
+    return metric, bool(greater_is_better(metric, given))
+
+
+_TO_SIGMA = 1.4826
+"""Ratio of standard deviation to median absolute deviation in a normal distribution."""
+
+
+def highest_normal_loss(
+    recent: Sequence[float], first: float | None, *, threshold: float, window: int
+) -> float:
+    """Return the loss above which a step counts as a spike; infinite until enough steps are known.
+
+    A spike must meet two conditions. First, the loss is more than `threshold` deviations above the
+    median of the last `window` losses. This is the rule of OLMo-core's SkipStepOptimizer (window
+    128, factor 6, at least half a window), but with median and median absolute deviation instead of
+    mean and standard deviation, which a spike would widen (Hampel 1974). Second, the loss gives
+    back more than half of the improvement since the first step. Batches differ, and one hard batch
+    in a run that has settled is not a divergence.
+
+    Args:
+        recent: mean losses of the previous steps; non-finite ones are ignored.
+        first: mean loss of the first step.
+    """
+    finite = [loss for loss in recent[-window:] if math.isfinite(loss)]
+    if threshold <= 0 or first is None or len(finite) < max(2, window // 2):
+        return math.inf
+    middle = median(finite)
+    deviation = _TO_SIGMA * median(abs(loss - middle) for loss in finite)
+    return middle + max(threshold * deviation, (first - middle) / 2)

@@ -16,15 +16,18 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 from accelerate import Accelerator
 
+from steadytrain.components.shared.arrow_files import open_batches, write_batch
 from steadytrain.components.shared.base_model import grader_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.tasks.chunks import SCORED_TOKENS
@@ -33,8 +36,59 @@ from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.registry import OpenTask, task_code
 from steadytrain.components.train.loop.data import Rows, drawn, share
 from steadytrain.components.train.loop.exchange import gather_objects
-from steadytrain.components.train.loop.stored_losses import Losses, StoredLosses
 from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of, memory_for
+
+# Each training row's loss under a reference model, in a file that later attempts and runs read.
+#
+# The file is written whole or not at all, and its digest shows damage. A row that has no loss yet
+# is NaN, so that scoring continues where it was interrupted.
+
+Losses = npt.NDArray[np.float64]
+_SCHEMA = pa.schema([("loss", pa.float64())])
+
+
+class StoredLosses:
+    """The file for one reference model and one set of rows.
+
+    Args:
+        key: digest of all that determines the losses.
+        rows: number of rows.
+    """
+
+    def __init__(self, storage: LocalStorage, key: str, rows: int) -> None:
+        self.storage, self.name, self.rows = storage, f"{key}.arrow", rows
+
+    def read(self) -> tuple[Losses, str]:
+        """Return the losses, and why those in the file cannot be used; "" if there is no damage.
+
+        Raises:
+            PathTaken: something else is in the place of the file.
+        """
+        missing = np.full(self.rows, np.nan)
+        path = self.storage.folder / self.name
+        if not is_stored(path):
+            return missing, ""
+        try:
+            parts = [stored.checked().column("loss") for stored in open_batches(path)]
+        except (DataError, KeyError) as error:
+            return missing, str(error)
+        none = np.empty(0, dtype=np.float64)
+        found = np.concatenate([none, *(np.from_dlpack(part) for part in parts)])
+        if len(found) != self.rows:
+            return missing, f"{path} has {len(found)} rows instead of {self.rows}"
+        return found, ""
+
+    def write(self, losses: Losses) -> None:
+        """Replace the file.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, _SCHEMA) as writer:
+            write_batch(writer, pa.record_batch([pa.array(losses)], schema=_SCHEMA))
+        self.storage.write(self.name, sink.getvalue().to_pybytes())
+
 
 FIELD: Final = "training.curriculum.model"
 _WORK: Final = "scoring the training rows"

@@ -29,7 +29,7 @@ from steadytrain.components.tasks.base import Packager, TrainingTask
 from steadytrain.components.tasks.frozen_parts import parameter_count
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train.errors import CannotRecompute
-from steadytrain.components.train.heartbeat import Heartbeat
+from steadytrain.components.train.heartbeat import Heartbeat, longest_wait
 from steadytrain.components.train.loop.compiled import compile_layers
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.exchange import set_longest_wait
@@ -37,13 +37,11 @@ from steadytrain.components.train.loop.kernels import usable
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler
 from steadytrain.components.train.loop.order import Order
 from steadytrain.components.train.loop.phases import Phases
-from steadytrain.components.train.loop.run_order import run_order, sequences_of
+from steadytrain.components.train.loop.run_order import SequenceLength, run_order, sequences_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
-from steadytrain.components.train.loop.sequence_length import SequenceLength
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.loop.watch import Watch
-from steadytrain.components.train.meeting import longest_wait
 from steadytrain.components.train.strategy.base import Strategy
 from steadytrain.components.train.strategy.choose import apply_strategy
 

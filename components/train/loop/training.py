@@ -32,15 +32,13 @@ from steadytrain.components.train.loop.evaluated import (
 )
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.export import export_model, merged
-from steadytrain.components.train.loop.freezing import Freezing
 from steadytrain.components.train.loop.halving import Halving
-from steadytrain.components.train.loop.optim import AdaptiveLR
+from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing
 from steadytrain.components.train.loop.prefetch import Prefetch
-from steadytrain.components.train.loop.progress import Chosen, Progress
+from steadytrain.components.train.loop.progress import Chosen, Progress, highest_normal_loss
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts, build_module
-from steadytrain.components.train.loop.spikes import highest_normal_loss
 from steadytrain.components.train.loop.steps import Agreement, StepResult, agree, take_step
 from steadytrain.components.train.loop.training_component import Update
 from steadytrain.components.train.loop.validation import best_by, validate

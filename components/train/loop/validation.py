@@ -11,9 +11,9 @@ import torch
 
 from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.registry import load_task
-from steadytrain.components.train.loop.best import best_metric
 from steadytrain.components.train.loop.data import drawn, share
 from steadytrain.components.train.loop.exchange import gather_objects
+from steadytrain.components.train.loop.progress import best_metric
 from steadytrain.components.train.loop.setup import Parts
 
 

@@ -19,9 +19,8 @@ from steadytrain.components.train.checkpoint.optimizer_state import (
 from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, cut
 from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
-from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
+from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy, Timer
 from steadytrain.components.train.strategy.compression import PART, Compression
-from steadytrain.components.train.strategy.timer import Timer
 
 _BUCKETS: Final = 8
 """Number of buckets for exchanging a small model's gradients.

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from steadytrain.components.train.loop.gpu import utilization_of
+from steadytrain.components.train.loop.usage import utilization_of
 
 DRIVER = """
 #include <string.h>

@@ -10,9 +10,8 @@ import pytest
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.mixup import PARTNER, SHARE
-from steadytrain.components.train.loop.batches import take_share
+from steadytrain.components.train.loop.batches import partners_of, take_share
 from steadytrain.components.train.loop.order import RowOrder
-from steadytrain.components.train.loop.partners import partners_of
 
 from support.training import GPT2, class_rows
 

@@ -15,7 +15,7 @@ from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.loop.batches import take_share
-from steadytrain.components.train.loop.sequence_length import LENGTHS, SequenceLength
+from steadytrain.components.train.loop.run_order import LENGTHS, SequenceLength
 from steadytrain.components.train.loop.setup import set_up
 
 from support.scoring import fresh

@@ -10,7 +10,7 @@ import torch
 
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tasks.causal_lm import CausalLanguageModel
-from steadytrain.components.train.strategy.timer import Timer
+from steadytrain.components.train.strategy.base import Timer
 
 from support.benches import make_bench
 from support.slowed import steps_with_a_slow_rank
