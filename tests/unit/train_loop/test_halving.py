@@ -47,6 +47,7 @@ def add_scaler(monkeypatch):
     monkeypatch.setattr(setup, "make_accelerator", scaled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "scaled", "training"),
     [
