@@ -144,18 +144,12 @@ def _answer(requests: socket.socket, kind: str, number: int) -> None:
 
 
 def _be_step(request: Mapping[str, Any], descriptors: Sequence[int], prepared: bool) -> int:
-    from steadytrain.components.train.agent import forking
+    from steadytrain.components.train.launch.process import template_forked_early
 
     _become(request["environment"], *descriptors)
-    step, config = request["step"], request["config"]
-    if forking.possible():
-        from steadytrain.components.train.launch.process import template_forked_early
-
-        # Now, because soon this process will have other threads, and cannot be forked then.
-        with template_forked_early():
-            _run(step, config, prepared)
-    else:
-        _run(step, config, prepared)
+    # Now, because soon this process will have other threads, and cannot be forked then.
+    with template_forked_early():
+        _run(request["step"], request["config"], prepared)
     return 0
 
 

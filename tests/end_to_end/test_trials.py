@@ -249,8 +249,8 @@ def kill_everything(folder, program):
     program.kill()
 
 
-def kill_server(folder, program):
-    support.kill(support.servers(folder))
+def kill_template(folder, program):
+    support.kill(support.templates(folder))
 
 
 def kill_trials(folder, program):
@@ -261,7 +261,7 @@ def kill_rank(folder, program):
     support.kill(support.ranks(folder)[:1])
 
 
-KILLS = [kill_driver, kill_everything, kill_server, kill_trials, kill_rank]
+KILLS = [kill_driver, kill_everything, kill_template, kill_trials, kill_rank]
 
 
 def sweep(killed, undisturbed, faults):
@@ -296,7 +296,7 @@ def test_study_survives_the_death_of_each_of_its_processes(killed, undisturbed):
         (kill_driver, 3),
         (kill_rank, 30),
         (kill_trials, 45),
-        (kill_server, 60),
+        (kill_template, 60),
         (kill_everything, 75),
     ]
     sweep(killed, undisturbed, faults)

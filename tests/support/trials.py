@@ -16,7 +16,7 @@ from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.data import share_data as share_data
 from steadytrain.components.tune.trials.local import LocalTrials
-from steadytrain.components.tune.trials.place import TrialFolder, trials_of
+from steadytrain.components.tune.trials.place import TrialFolder, trial_folders, trials_of
 
 from support.training import events_of
 
@@ -70,16 +70,19 @@ def processes(study: Path) -> list[psutil.Process]:
     return processes_of(trials_of(study))
 
 
-def servers(study: Path) -> list[psutil.Process]:
-    """Return the server; if it has just died, the processes of its trials."""
-    parents = _parents(study)
-    return [process for process, parent in parents.items() if parent not in _ids(parents)]
-
-
 def supervisors(study: Path) -> list[psutil.Process]:
-    """Return the processes of trials: each is a child of the server."""
-    parents, above = _parents(study), _ids(servers(study))
-    return [process for process, parent in parents.items() if parent in above]
+    """Return the processes of trials."""
+    found = (folder.process() for folder in trial_folders(study))
+    return [process for process in found if process is not None]
+
+
+def templates(study: Path) -> list[psutil.Process]:
+    """Return the process that trials are forked from."""
+    above = set[int]()
+    for process in supervisors(study):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            above.add(process.ppid())
+    return [process for process in processes(study) if process.pid in above]
 
 
 def ranks(study: Path) -> list[psutil.Process]:

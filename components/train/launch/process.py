@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,8 +46,11 @@ _TEMPLATE = "steadytrain.components.train.agent.template"
 def template_forked_early() -> Iterator[None]:
     """Fork the template of this process's next launcher now, while there are no other threads.
 
-    The process must descend from a prepared one (`forking.possible`).
+    Do nothing in a process that does not descend from a prepared one (`forking.possible`).
     """
+    if not forking.possible():
+        yield
+        return
     _early.append(Template(_Fork()))
     try:
         yield
@@ -110,27 +114,18 @@ class ProcessLauncher:
         node = folder.node(0)
         node.path.mkdir(parents=True, exist_ok=True)
         if self._template is None or not self._template.alive:
-            self._template = Template(_program(self._command(), self._variables(), node.log))
+            threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
+            self._template = start_template(_TEMPLATE, self.imports, os.environ, threads, node.log)
         current = self._template
-        current.ask(self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log)
+        environment = {**os.environ, MARK: str(folder.path)}
+        agent = current.ask(self._arguments(folder), environment, node.log)
         try:
-            yield AgentAttempt(folder, gone=lambda _: current.agent_gone())
+            yield AgentAttempt(folder, gone=lambda _: agent.exit())
         finally:
-            current.end_agent(folder.path)
-
-    def _command(self) -> list[str]:
-        return [sys.executable, "-m", _TEMPLATE, *self.imports]
-
-    def _variables(self) -> dict[str, str]:
-        threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
-        # Libraries read these when they are imported. The last two keep them from starting threads:
-        # a process with several threads can't be forked.
-        own = {
-            "OMP_NUM_THREADS": str(threads),
-            "OPENBLAS_NUM_THREADS": "1",
-            "JE_ARROW_MALLOC_CONF": "background_thread:false",
-        }
-        return {**os.environ, **own}
+            if not agent.started:
+                # The template may be about to fork.
+                current.kill()
+            end_processes(folder.path, root=agent.pid)
 
     def _arguments(self, folder: AttemptFolder) -> list[str]:
         threads = self.compute.threads_per_rank
@@ -157,24 +152,35 @@ class _Process(Protocol):
     def communicate(self) -> object: ...
 
 
-def _program(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
+def start_template(
+    program: str, imports: Sequence[str], environment: Mapping[str, str], threads: int, log: Path
+) -> Template:
     """Start a template that imports everything first.
 
     Args:
+        program: its module.
+        threads: what torch computes with in the forked processes.
         log: file for its output, such as a failed import.
     """
+    # Libraries read these when they are imported. The last two keep them from starting threads:
+    # a process with several threads can't be forked.
+    own = {
+        "OMP_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    }
     with os.fdopen(open_log(log), "ab") as errors:
-        # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
-        return subprocess.Popen(
-            command,
-            bufsize=0,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
+        # Its own session, so that Ctrl-C in the terminal reaches only this process.
+        return Template(
+            subprocess.Popen(
+                [sys.executable, "-m", program, *imports],
+                bufsize=0,
+                env={**environment, **own},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
         )
 
 
@@ -206,56 +212,85 @@ class _Fork:
 
 
 class Template:
-    """The process that agents are forked from, and the most recently requested agent."""
+    """The process that others are forked from.
+
+    served: whether it has forked one.
+    """
 
     def __init__(self, process: _Process) -> None:
-        self._process = process
-        self._agent: psutil.Process | None = None
+        self._process, self.served = process, False
+        self._unanswered = deque[Fork]()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Request an agent; return at once, though the template may still be importing."""
-        self._agent = None
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while the template runs."""
+        return self._process.poll()
+
+    def ask(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
+        """Request a process; return at once, though the template may still be importing."""
+        fork = Fork(self)
+        self._unanswered.append(fork)
         request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
         assert self._process.stdin is not None
-        # If the template died meanwhile, so did the agent; `agent_gone` notices that.
+        # If the template died meanwhile, `Fork.exit` notices that.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-
-    def agent_gone(self) -> AgentExit | None:
-        """Return how the agent ended, or that it will never start; None if neither."""
-        agent = self._answer()
-        if agent is not None:
-            # The agent dies with the template, whose status is the only one known here.
-            return None if alive(agent) else AgentExit(self._process.poll())
-        status = self._process.poll()
-        return None if status is None else AgentExit(status)
-
-    def end_agent(self, folder: Path) -> None:
-        """End every process that belongs to an attempt's folder."""
-        agent = self._answer()
-        if agent is None:
-            # The template may be about to fork.
-            self.kill()
-        end_processes(folder, root=agent.pid if agent and alive(agent) else None)
+        return fork
 
     def kill(self) -> None:
         """End the template; an agent dies with it."""
         self._process.kill()
+        self.read_answers()
         self._process.communicate()
+        self._unanswered.clear()
 
-    def _answer(self) -> psutil.Process | None:
-        """Return the agent, if it has been forked."""
+    def read_answers(self) -> None:
+        """Read the process IDs that have arrived. They have the order of the requests."""
         output = self._process.stdout
         assert output is not None
-        if self._agent is None and select.select([output], [], [], 0)[0]:
-            line = output.readline()
+        while self._unanswered and select.select([output], [], [], 0)[0]:
+            if not (line := output.readline()):
+                return
             # Native libraries may print while they are imported.
             if line.strip().isdigit():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self._agent = psutil.Process(int(line))
-        return self._agent
+                self._unanswered.popleft().found(int(line))
+                self.served = True
+
+
+class Fork:
+    """A process that a template was asked for."""
+
+    def __init__(self, template: Template) -> None:
+        self._template, self._found = template, False
+        self._process: psutil.Process | None = None
+
+    def found(self, pid: int) -> None:
+        """Receive the process ID."""
+        self._found = True
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(pid)
+
+    @property
+    def started(self) -> bool:
+        """Whether the process has been forked; it may have ended since."""
+        self._template.read_answers()
+        return self._found
+
+    @property
+    def pid(self) -> int | None:
+        """The process ID while the process runs."""
+        process = self._process if self.started else None
+        return process.pid if process and alive(process) else None
+
+    def exit(self) -> AgentExit | None:
+        """Return how the process ended, or that it will never start; None if neither."""
+        if self.pid is not None:
+            return None
+        # An agent dies with the template, whose status is the only one known here.
+        status = self._template.status
+        return None if status is None and not self._found else AgentExit(status)

@@ -61,7 +61,7 @@ class RanksInPods:
         return None
 
     def slots(self, _: ComputeConfig) -> list[Slot]:
-        return [Slot(1)] * self.parallel
+        return [Slot(threads=1)] * self.parallel
 
 
 class ClusterTrials:

@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Remark
+from steadytrain.components.shared.identity import Identity
+from steadytrain.components.shared.quantities import duration
+from steadytrain.components.train.agent.processes import MARK, alive, end_processes
+from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.launch.process import Fork, Template, start_template
 from steadytrain.components.tune.trials.base import TrialState
-from steadytrain.components.tune.trials.connection import (
-    Connection,
-    end_leftovers,
-    greeted,
-    start_server,
-)
 from steadytrain.components.tune.trials.curve import Curve, read_curve
 from steadytrain.components.tune.trials.place import (
     TrialFolder,
-    server_log,
+    driver_of,
+    template_log,
     trial_folders,
     trials_of,
 )
-from steadytrain.components.tune.trials.slots import Ranks, RanksHere
+from steadytrain.components.tune.trials.process import PROGRAM, report_failure, warn
+from steadytrain.components.tune.trials.slots import Ranks, RanksHere, Slot
 
 LINGER_SECONDS: Final = 30.0
 """How long trials train on without a driver."""
 _POLL_SECONDS = 0.02
 _STARTS = 3
-"""How many servers in a row may die before they are ready."""
-_DEATHS = 10
-"""How many servers in a row may die before a trial has trained another step."""
-_CLOSE_SECONDS = 60.0
-"""How long a server has to stop its trials; then all processes are killed."""
+"""How many templates in a row may die before they are ready."""
+_DEATHS = 3
+"""How often in a row a trial's process may die without a new checkpoint; then the trial fails."""
 
 
 def local_trials(
@@ -63,15 +66,53 @@ def local_trials(
 
 
 @dataclass
-class _Followed:
-    """A running trial, as far as this driver has read its events."""
+class _Trial:
+    """A trial that trains or waits for a slot.
+
+    until: the step where it ends.
+    cut: whether that is not the end of its schedule.
+    process: of the trial, which an earlier driver or this one started.
+    saved: the step of its newest checkpoint when its process last died.
+    deaths: how often its process has died since that step was saved.
+    shared: whether another trial trained while its process ran.
+    crowded: whether its pods found no room on the cluster, so that it waits until another trial
+        makes room.
+    """
 
     events: Cursor
     tell: Callable[[str], object]
+    until: int = 0
+    cut: bool = True
+    slot: Slot | None = None
+    fork: Fork | None = None
+    process: psutil.Process | None = None
+    saved: int = 0
+    deaths: int = 0
+    shared: bool = False
+    crowded: bool = False
     curve: Curve = field(default_factory=Curve)
     since: float = field(default_factory=time.time)
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has a process, as far as the driver knows."""
+        return self.fork is not None or self.process is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The ID of its process, while that runs."""
+        if self.process is not None:
+            return self.process.pid if alive(self.process) else None
+        return None if self.fork is None else self.fork.pid
+
+    def ended(self) -> bool:
+        """Return whether the process has ended, or will never start."""
+        if self.fork is not None:
+            return self.fork.exit() is not None
+        return self.process is not None and not alive(self.process)
+
     def state(self) -> TrialState:
+        """Return the trial's state by its newest events, and report its remarks."""
         for event in self.events.new():
             self.curve.add(event)
             if isinstance(event, Remark) and event.time >= self.since:
@@ -80,7 +121,7 @@ class _Followed:
 
 
 class LocalTrials:
-    """Implements `Trials` with a server process (server.py). See `local_trials`.
+    """Implements `Trials` with a process for each trial (process.py). See `local_trials`.
 
     ranks: where the ranks of trials run.
     tell: receives the warnings of running trials, as lines for people.
@@ -96,156 +137,245 @@ class LocalTrials:
     ) -> None:
         self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
         self.ranks, self.tell = ranks, tell
-        self._server: Connection | None = None
-        self._failed_starts = self._deaths = self._steps = 0
-        self._asked = dict[int, int]()
-        self._followed = dict[int, _Followed]()
-        self._resting = dict[int, TrialState]()
+        self._template: Template | None = None
+        self._failed_starts = 0
+        self._free: list[Slot] | None = None
+        self._trials = dict[int, _Trial]()
+        self._ended = dict[int, TrialState]()
 
     def train(self, number: int, config: RunConfig, until: int) -> None:
         """Train a trial until a step in the background. See `Trials.train`.
 
         Raises:
             BadInput: the machine has too few GPUs for `parallel` trials.
-            SteadytrainError: the server cannot start.
+            SteadytrainError: the template of the trials cannot start.
         """
         before, discarded = self.state(number), self._folder(number).record.exists()
         # At the end of its schedule, a trial that was killed still has a model to export.
         cut = until < config.training.max_steps
+        if before.condition == "running":
+            self._trials[number].until, self._trials[number].cut = until, cut
+            return
         arrived = cut and before.condition == "paused" and before.step >= until
-        if arrived or before.condition in ("running", "finished"):
+        if arrived or before.condition == "finished":
             return
         if discarded and before.condition == "failed":
             return
         self._folder(number).record.unlink(missing_ok=True)
         self._folder(number).configure(config, self.ranks.threads(config.compute))
-        self._resting.pop(number, None)
-        self._ask(number, until)
+        self._ended.pop(number, None)
+        trial = self._trials[number] = self._new(number)
+        trial.until, trial.cut = until, cut
+        if self._free is None:
+            self._free = self._slots(number)
+        self._follow()
 
     def state(self, number: int) -> TrialState:
-        self._listen()
-        folder = self._folder(number)
-        if number in self._asked:
-            if number not in self._followed:
-                self._followed[number] = _Followed(
-                    Cursor(folder.workspace.events),
-                    lambda message: self.tell(f"trial {number}: {message}"),
-                )
-            return self._followed[number].state()
-        if number not in self._resting:
-            self._resting[number] = folder.discarded() or _at_rest(folder)
-        return self._resting[number]
+        self._follow()
+        if number in self._trials:
+            return self._trials[number].state()
+        if number not in self._ended:
+            folder = self._folder(number)
+            self._ended[number] = folder.discarded() or _ended_state(folder)
+        return self._ended[number]
 
     def stop(self, number: int) -> None:
-        if number not in self._asked:
-            return
-        told: Connection | None = None
-        deadline = time.monotonic() + self._folder(number).stop_seconds + _CLOSE_SECONDS
-        while number in self._asked and self._server is not None:
-            if time.monotonic() > deadline:
-                # The server hangs. The other trials continue with the next one.
-                del self._asked[number]
-                self._followed.pop(number, None)
-                self._begin_again()
-                return
-            # If the server dies meanwhile, the next one has to know it, too.
-            if told is not self._server:
-                told = self._server
-                told.say({"stop": number})
-            self._listen(_POLL_SECONDS)
+        if number in self._trials:
+            self._stop([number])
 
     def discard(self, number: int) -> None:
         self.stop(number)
         self._folder(number).discard(self.state(number))
 
     def attach(self) -> frozenset[int]:
-        self._server = greeted(trials_of(self.study))
-        if self._server is None or self._server.slots != self.parallel:
-            self.close()
-        else:
-            self._asked.update(self._server.running or {})
+        # First: without a driver, trials stop.
+        Identity.here().save(driver_of(self.study))
+        unsuitable = list[int]()
         for folder in trial_folders(self.study):
-            state = folder.discarded()
+            state, process = folder.discarded(), folder.process()
             if state is not None:
                 # The driver may have died while it discarded this one.
                 folder.discard(state)
-        return frozenset(self._asked)
+            elif process is not None:
+                number = folder.number
+                trial = self._trials[number] = self._new(number)
+                trial.process = process
+                if self._free is None:
+                    self._free = self._slots(number)
+                trial.slot = _slot_of(folder)
+                if trial.slot in self._free:
+                    self._free.remove(trial.slot)
+                else:
+                    # The driver before divided the machine in another way.
+                    trial.slot = None
+                    unsuitable.append(number)
+        self._stop(unsuitable)
+        return frozenset(self._trials)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.say({"close": True})
-            deadline = time.monotonic() + _CLOSE_SECONDS
-            while self._server.messages(_POLL_SECONDS) is not None:
-                if time.monotonic() > deadline:
-                    break
-            self._server = None
-        end_leftovers(trials_of(self.study))
-        self._asked.clear()
-        self._followed.clear()
+        try:
+            if self._template is not None:
+                self._template.kill()
+                self._template = None
+            self._stop(list(self._trials))
+        finally:
+            end_processes(trials_of(self.study))
+            self._trials.clear()
 
     def _folder(self, number: int) -> TrialFolder:
         return TrialFolder(self.study, number)
 
-    def _ask(self, number: int, until: int) -> None:
-        """Ask the server to train a trial; start one if there is none."""
-        if self._server is None:
-            slots = self.ranks.slots(load(self._folder(number).config).compute)
-            self._server = start_server(self.study, slots, self.linger_seconds, self.ranks.imports)
-        self._asked[number] = until
-        self._server.say({"train": number, "until": until})
+    def _new(self, number: int) -> _Trial:
+        events = Cursor(self._folder(number).workspace.events)
+        return _Trial(events, lambda message: self.tell(f"trial {number}: {message}"))
 
-    def _listen(self, seconds: float = 0.0) -> None:
-        """Hear which trials have ended; wait at most `seconds` for that."""
-        if self._server is None:
-            return
-        ended, given_up = self._server.messages(seconds), self._server.given_up
-        if ended is None:
-            self._begin_again()
-            return
-        for number in ended:
-            self._asked.pop(number, None)
-            self._followed.pop(number, None)
-            if number in given_up:
-                failure, error = given_up.pop(number)
-                state = _at_rest(self._folder(number))
-                self._resting[number] = replace(
-                    state, condition="failed", failure=failure, error=error
-                )
+    def _slots(self, number: int) -> list[Slot]:
+        return self.ranks.slots(load(self._folder(number).config).compute)
 
-    def _begin_again(self) -> None:
-        """Start the trials again whose server has died.
+    def _follow(self) -> None:
+        """Start trials in free slots, and see which processes have ended."""
+        for number, trial in list(self._trials.items()):
+            if trial.trains:
+                forked = trial.fork is None or trial.fork.started
+                if self._gone(number, trial) and forked:
+                    self._settle(number, trial)
+        for number, trial in self._trials.items():
+            if self._free and not (trial.trains or trial.crowded):
+                self._start(number, trial, self._free.pop(0))
+
+    def _start(self, number: int, trial: _Trial, slot: Slot) -> None:
+        """Start a process for a trial.
 
         Raises:
-            SteadytrainError: servers died before they were ready, and so would the next one.
+            SteadytrainError: templates died before they were ready, and so would the next one.
         """
-        died, self._server = self._server, None
-        ready = died is not None and died.running is not None
-        self._failed_starts = 0 if ready else self._failed_starts + 1
-        steps = sum(followed.state().step for followed in self._followed.values())
-        self._deaths = 0 if steps > self._steps else self._deaths + 1
-        self._steps = steps
-        if self._deaths == _DEATHS:
-            raise SteadytrainError(
-                f"the process that trials are started from ended {_DEATHS} times without another "
-                "step of a trial",
-                remedy=f"its output is in {server_log(self.study)}; free space if the disk is full",
-            )
+        for other in self._training:
+            other.shared = True
+        trial.slot, trial.shared = slot, bool(self._training)
+        folder, study = self._folder(number), str(self.study)
+        if _slot_of(folder) != slot:
+            slot.save(folder.slot)
+        environment = {**os.environ, MARK: str(trials_of(self.study))}
+        template = self._template
+        if template is None or not template.alive:
+            self._check_starts()
+            log, imports = template_log(self.study), self.ranks.imports
+            template = start_template(PROGRAM, imports, environment, slot.threads, log)
+            self._template = template
+        arguments = [study, str(number), str(trial.until), str(self.linger_seconds)]
+        trial.fork = template.ask(arguments, {**environment, **slot.environment}, folder.log)
+
+    def _check_starts(self) -> None:
+        if self._template is None:
+            return
+        self._failed_starts = 0 if self._template.served else self._failed_starts + 1
+        self._template.kill()
+        self._template = None
         if self._failed_starts == _STARTS:
             raise SteadytrainError(
                 f"the process that trials are started from ended {_STARTS} times before it was "
                 "ready",
-                remedy=f"its output is in {server_log(self.study)}",
+                remedy=f"its output is in {template_log(self.study)}",
             )
-        end_leftovers(trials_of(self.study))
-        for number, until in self._asked.items():
-            self._ask(number, until)
+
+    @property
+    def _training(self) -> list[_Trial]:
+        return [trial for trial in self._trials.values() if trial.trains]
+
+    def _gone(self, number: int, trial: _Trial) -> bool:
+        """Return whether no process trains a trial any more. If so, its slot is free."""
+        if trial.trains and not trial.ended():
+            return False
+        # A process of an earlier driver may hold the trial's lease, so that ours ended.
+        trial.fork, trial.process = None, self._folder(number).process()
+        if trial.process is None and trial.slot is not None and self._free is not None:
+            # In front: started again in the same slot, a trial needs no space on a full disk.
+            self._free.insert(0, trial.slot)
+            trial.slot = None
+        return trial.process is None
+
+    def _settle(self, number: int, trial: _Trial) -> None:
+        """End a trial whose process has ended, or let it start again if the process died."""
+        folder = self._folder(number)
+        state = _ended_state(folder)
+        # It failed because others used the nodes that it needs. If they ended meanwhile, there may
+        # be room now.
+        crowded_out = trial.shared and state.failure == FailureClass.PENDING_TIMEOUT
+        if crowded_out:
+            trial.crowded = bool(self._training)
+            warn(folder.workspace, "found no room on the cluster; waits until another trial ends")
+            return
+        # On a full disk, the files of the run do not say how it ended.
+        arrived = trial.cut and state.step >= trial.until
+        if arrived or state.condition in ("failed", "finished"):
+            self._end(number)
+            return
+        trial.deaths = 1 if state.step > trial.saved else trial.deaths + 1
+        trial.saved = state.step
+        if trial.deaths < _DEATHS:
+            return
+        failure, name = FailureClass.NODE_LOST, "NodeLost"
+        message = (
+            f"the trial's process ended {_DEATHS} times in a row without a new checkpoint or a "
+            f"result; its output is in {folder.log}"
+        )
+        if folder.workspace.lacks_space():
+            failure, name = FailureClass.STORAGE, "StorageError"
+            message = f"no space left on the disk of {folder.workspace.output}"
+        with contextlib.suppress(OSError):  # the driver sees it in any case
+            report_failure(folder.workspace, name, message, failure.remedy)
+        self._end(number)
+        self._ended[number] = replace(state, condition="failed", failure=failure, error=message)
+
+    def _end(self, number: int) -> None:
+        del self._trials[number]
+        for other in self._trials.values():
+            other.crowded = False
+
+    def _stop(self, numbers: Sequence[int]) -> None:
+        """End the processes of trials, which keep their checkpoints. Return when they are gone."""
+        deadlines = dict[tuple[int, int | None], float]()
+        while numbers := [number for number in numbers if not self._stopped(number, deadlines)]:
+            time.sleep(_POLL_SECONDS)
+
+    def _stopped(self, number: int, deadlines: dict[tuple[int, int | None], float]) -> bool:
+        """Ask a trial's process to stop. Return whether it is gone."""
+        trial, folder = self._trials[number], self._folder(number)
+        if self._gone(number, trial):
+            self._end(number)
+            return True
+        pid, now = trial.pid, time.monotonic()
+        if (number, pid) not in deadlines:
+            deadlines[number, pid] = now + folder.stop_seconds
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        elif now > deadlines[number, pid]:
+            if pid is not None:
+                warn(
+                    folder.workspace,
+                    f"did not stop within {duration(folder.stop_seconds)} and was killed; it "
+                    "continues from its last checkpoint",
+                )
+                end_processes(folder.path, pid)
+            elif self._template is not None:
+                # It hangs. Other trials that wait for it start from the next one.
+                self._template.kill()
+        return False
 
 
-def _at_rest(folder: TrialFolder) -> TrialState:
+def _slot_of(folder: TrialFolder) -> Slot | None:
+    """Return the slot in which a trial's newest process was started."""
+    with contextlib.suppress(BadInput):
+        return Slot.load(folder.slot)
+    return None
+
+
+def _ended_state(folder: TrialFolder) -> TrialState:
     """Return the state of a trial without processes."""
     state = read_curve(folder.workspace.events).state(running=False)
     if state.condition != "finished" or folder.scores.exists():
         return state
     # One that holds out a fold is finished only with its scores there.
-    held = load(folder.config).cross_validation.fold is not None
-    return replace(state, condition="paused") if held else state
+    unscored = load(folder.config).cross_validation.fold is not None
+    return replace(state, condition="paused") if unscored else state

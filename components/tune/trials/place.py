@@ -3,13 +3,14 @@
 <study>/
   data/, reuse/       prepared data, shared by all trials (shared/workspace.py)
   trials/
-    server.json       where the server of the trials listens (server.py)
-    log               its output
+    driver.json       the process that drives the trials
+    log               output of the template that they are forked from (process.py)
     data/<key>.json   the DataRecord of each kind of data, without the test side (data.py)
     data/<key>/       links to its files
     <number>/         a trial: an output folder with one run
       config.yaml     its configuration
       log             the output of its process
+      slot.json       its share of the machine
       runs/<run>/     the run (shared/workspace.py)
       scores.parquet  its scores on the fold that it holds out, if it holds one out
       record.json     instead of all this but the scores, once the trial is discarded
@@ -23,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.lease import Generations
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.shared.workspace import Workspace
@@ -68,6 +72,12 @@ class TrialFolder:
     def config(self) -> Path:
         return self.path / "config.yaml"
 
+    def process(self) -> psutil.Process | None:
+        """Return the process on this machine that holds the trial's lease, if it runs."""
+        generations = Generations(LocalStorage(self.workspace.lease))
+        holder = generations.holder(generations.last())
+        return None if holder is None or holder.released else holder.process()
+
     @property
     def stop_seconds(self) -> float:
         """How long its processes have to end after SIGTERM.
@@ -80,6 +90,10 @@ class TrialFolder:
     @property
     def log(self) -> Path:
         return self.path / "log"
+
+    @property
+    def slot(self) -> Path:
+        return self.path / "slot.json"
 
     @property
     def record(self) -> Path:
@@ -134,7 +148,7 @@ class TrialFolder:
         for name in storage.folders():
             storage.clear(name)
         # The configuration last: it says where the checkpoints are.
-        for path in (self.log, self.config):
+        for path in (self.log, self.slot, self.config):
             path.unlink(missing_ok=True)
 
     def discarded(self) -> TrialState | None:
@@ -142,9 +156,14 @@ class TrialFolder:
         return TrialRecord.load(self.record).state if self.record.exists() else None
 
 
-def server_log(study: Path) -> Path:
-    """Return the file with the output of the server."""
+def template_log(study: Path) -> Path:
+    """Return the file with the output of the template that trials are forked from."""
     return trials_of(study) / "log"
+
+
+def driver_of(study: Path) -> Path:
+    """Return the file with the identity of the process that drives the trials."""
+    return trials_of(study) / "driver.json"
 
 
 def trial_folders(study: Path) -> list[TrialFolder]:

@@ -1,9 +1,9 @@
-"""The process of a trial: it prepares the data if nobody has, and trains until the cut.
+"""The process of a trial, and the template that trials are forked from: `python -m ... MODULE...`.
 
-If the trial holds out a fold, it then scores the model on that fold.
-
-Its result is in the run's files. Exit status: 0 if they say how the trial ended, also if it failed,
-unless the disk is full; 143 if it was stopped, and left a checkpoint.
+A trial is an ordinary run: its process holds the run's lease, prepares the data if nobody has, and
+trains until the cut. If the trial holds out a fold, it then scores the model on that fold. Its
+result is in the run's files. It outlives its driver: the next one of the study finds it by its
+lease. If there is none for LINGER seconds, the trial stops with a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,54 +12,113 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import RunBusy, SteadytrainError
 from steadytrain.components.shared.events.types import StepFailed, Warned
+from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.agent import forking
+from steadytrain.components.sizing.hardware import all_gpus
+from steadytrain.components.train.agent import forking, template
+from steadytrain.components.train.launch.process import template_forked_early
+from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.data import known_data, prepare_data
-from steadytrain.components.tune.trials.place import TrialFolder
+from steadytrain.components.tune.trials.place import TrialFolder, driver_of
 
-STOPPED_EXIT = 128 + signal.SIGTERM
+PROGRAM: Final = "steadytrain.components.tune.trials.process"
+_ONE = "--trial"
+_LOOK_SECONDS = 0.2
 
 
-def train_trial(study: Path, number: int, until: int, parent: int) -> int:
-    """Train a trial until a step. Return the exit status.
+def main(arguments: Sequence[str]) -> int:
+    """Be a template that imports modules, or with `--trial` be one trial. Return the exit status.
 
-    Args:
-        until: as for `Trials.train`.
-        parent: the process that started this one. If it dies, the trial stops with a checkpoint.
+    The arguments of a trial are the study's folder, the trial's number, its `until` as for
+    `Trials.train`, and how many seconds it trains without a driver.
     """
-    die_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:
-        return 1
-    place = TrialFolder(study, number)
-    config = load(place.config)
-    data = known_data(study, config)
-    if data is None:
-        # In a process of its own, because it starts threads, and this one still forks.
-        status = _in_fork(partial(_prepare, study, config))
-        data = known_data(study, config)
-        if status or data is None:
-            return status
-    with _reported(config):
-        outcome = run(config, data, until=until)
-        if outcome.outcome in ("preempted", "stopped"):
-            return STOPPED_EXIT
-        if outcome.result and outcome.succeeded and config.cross_validation.fold is not None:
-            # Imported late: torch and MLflow take seconds, and other trials score nothing.
-            from steadytrain.components.tune.trials.held_out import score_fold
+    if arguments[0] == _ONE:
+        return _train_trial(arguments[1:])
+    # Read now, and not in each trial: both are kept.
+    all_gpus()
+    plugins.names(plugins.TASKS)
+    return template.main(arguments, _forked)
 
-            score_fold(config, data, Path(outcome.result.model), place.scores)
+
+def _forked(arguments: Sequence[str]) -> int:
+    if not forking.possible():
+        # A fork is not as good as a new process.
+        os.execv(sys.executable, [sys.executable, "-m", PROGRAM, _ONE, *arguments])
+    return _train_trial(arguments)
+
+
+def _train_trial(arguments: Sequence[str]) -> int:
+    study, number, until = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    driver, place = _Driver(study, float(arguments[3])), TrialFolder(study, number)
+    config = load(place.config)
+    data = known_data(study, config) or _prepared(study, config, driver)
+    if data is None:
+        return 1
+    # Ranks on this machine need a template, and a process with threads cannot fork one.
+    local = config.compute.launcher == "process"
+    with _reported(config), template_forked_early() if local else contextlib.nullcontext():
+        threading.Thread(target=driver.watch, name="driver", daemon=True).start()
+        with owned(config):
+            outcome = run(config, data, until=until)
+            scored = outcome.result is not None and outcome.succeeded
+            if scored and config.cross_validation.fold is not None:
+                # Imported late: torch and MLflow take seconds, and other trials score nothing.
+                from steadytrain.components.tune.trials.held_out import score_fold
+
+                assert outcome.result is not None
+                score_fold(config, data, Path(outcome.result.model), place.scores)
     return 0
+
+
+class _Driver:
+    """The driver of a trial, as the trial sees it."""
+
+    def __init__(self, study: Path, linger_seconds: float) -> None:
+        self._record, self._seconds = driver_of(study), linger_seconds
+        self._seen = time.monotonic()
+
+    def gone(self) -> bool:
+        """Return whether there has been no driver for too long."""
+        with contextlib.suppress(SteadytrainError):
+            if Identity.load(self._record).alive():
+                self._seen = time.monotonic()
+        return time.monotonic() - self._seen > self._seconds
+
+    def watch(self) -> None:
+        """Ask this process to stop, once the driver is gone."""
+        while not self.gone():
+            time.sleep(_LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _prepared(study: Path, config: RunConfig, driver: _Driver) -> DataRecord | None:
+    """Prepare a trial's data in a fork, because that starts threads, and this process still forks.
+
+    Returns:
+        None if it failed, or if the driver is gone.
+    """
+    fork = forking.Forked(partial(_prepare, study, config), dict(os.environ))
+    while fork.poll() is None:
+        if driver.gone():
+            fork.kill()
+        time.sleep(_LOOK_SECONDS / 4)
+    return known_data(study, config)
 
 
 def _prepare(study: Path, config: RunConfig) -> int:
@@ -69,17 +128,14 @@ def _prepare(study: Path, config: RunConfig) -> int:
     return 0
 
 
-def _in_fork(work: Callable[[], int]) -> int:
-    fork = forking.Forked(work, dict(os.environ))
-    fork.wait()
-    return fork.poll() or 0
-
-
 @contextlib.contextmanager
 def _reported(config: RunConfig) -> Iterator[None]:
     """Turn an error into an event of the run: it would happen again."""
     try:
         yield
+    except RunBusy as error:
+        # A process of an earlier driver trains this trial. The driver finds it by its lease.
+        sys.exit(str(error))
     except Exception as error:
         print(traceback_of(error), end="", file=sys.stderr)
         message, remedy = str(error), ""
@@ -98,3 +154,7 @@ def warn(workspace: Workspace, message: str) -> None:
     """Write to a trial's events what its user should know."""
     with contextlib.closing(workspace.stream("trial")) as stream:
         stream.emit(Warned(stage="train", message=message))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import Record
 from steadytrain.components.sizing.device import CPU, device_name
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.launch.process import RANK_IMPORTS
@@ -18,8 +19,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(Record):
     """One trial's share of the machine.
 
     threads: CPU threads of each of its ranks.
@@ -86,7 +86,7 @@ def divide(compute: ComputeConfig, parallel: int) -> list[Slot]:
         )
     ranks, threads = compute.nproc_per_node, threads_of_rank(compute, parallel)
     if device_name(compute) == CPU:
-        return [Slot(threads)] * parallel
+        return [Slot(threads=threads)] * parallel
     gpus = _gpus()
     if len(gpus) < parallel * ranks:
         raise BadInput(
@@ -95,7 +95,8 @@ def divide(compute: ComputeConfig, parallel: int) -> list[Slot]:
             remedy=f"train {max(1, len(gpus) // ranks)} trials at once",
         )
     return [
-        Slot(threads, gpus[number * ranks : (number + 1) * ranks]) for number in range(parallel)
+        Slot(threads=threads, gpus=gpus[number * ranks : (number + 1) * ranks])
+        for number in range(parallel)
     ]
 
 

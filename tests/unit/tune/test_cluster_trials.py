@@ -109,7 +109,9 @@ def test_trial_keeps_its_nodes_and_its_jobs_get_the_studys_label(
     trials, study, config, monkeypatch
 ):
     asked = []
-    monkeypatch.setattr(LocalTrials, "_ask", lambda _, number, until: asked.append((number, until)))
+    monkeypatch.setattr(
+        LocalTrials, "_start", lambda _, number, trial, slot: asked.append((number, trial.until))
+    )
     trials.train(3, config, 20)
     assert asked == [(3, 20)]
     own = load(TrialFolder(study, 3).config).compute
@@ -120,7 +122,7 @@ def test_trial_keeps_its_nodes_and_its_jobs_get_the_studys_label(
 def test_driver_prints_once_what_a_trial_waits_for(trials, study, config, monkeypatch):
     place = TrialFolder(study, 3)
     warn(place.workspace, "told by the driver before")
-    monkeypatch.setattr(LocalTrials, "_ask", lambda own, *asked: own._asked.update([asked]))
+    monkeypatch.setattr(LocalTrials, "_start", lambda *_: None)
     trials.train(3, config, 20)
     trials.state(3)
     warn(place.workspace, "waits: Insufficient cpu")
@@ -130,7 +132,7 @@ def test_driver_prints_once_what_a_trial_waits_for(trials, study, config, monkey
 
 
 def test_supervisors_share_one_process_without_torch_that_can_be_forked():
-    imports = ["steadytrain.components.tune.trials.server", *RanksInPods.imports]
+    imports = ["steadytrain.components.tune.trials.process", *RanksInPods.imports]
     code = (
         "import sys, importlib; from steadytrain.components.train.agent import forking\n"
         f"forking.prepare({imports!r})\n"

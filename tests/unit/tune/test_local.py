@@ -1,9 +1,8 @@
-"""What a driver keeps of its trials on disk, and servers that cannot serve."""
+"""What a driver keeps of its trials on disk, and templates that cannot start."""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import pytest
 
@@ -12,10 +11,12 @@ from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import PodsPending, Warned
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.tune.trials import connection, local
+from steadytrain.components.tune.trials import local
 from steadytrain.components.tune.trials.base import TrialState, Validation
 from steadytrain.components.tune.trials.local import local_trials
 from steadytrain.components.tune.trials.place import TrialFolder, trials_of
+
+from support import trials as support
 
 DONE = TrialState("finished", 8, (Validation(8, {"loss": 0.5}),), 2.5, fallbacks=("offload",))
 
@@ -61,7 +62,7 @@ def test_what_a_trial_waits_for_and_warns_of_reaches_the_driver(tmp_path):
     stream.emit(Warned(stage="train", message="slow disk"))
     stream.close()
     said = []
-    local._Followed(Cursor(place.workspace.events), said.append, since=0).state()
+    local._Trial(Cursor(place.workspace.events), said.append, since=0).state()
     assert said == ["small-0003-a1 waits: exceeded quota: memory", "slow disk"]
 
 
@@ -112,23 +113,23 @@ def test_discarded_trial_is_not_trained_again(tmp_path, config, state):
 def test_trial_killed_after_its_last_step_starts_again(tmp_path, config, monkeypatch):
     trials, asked = local_trials(tmp_path), []
     monkeypatch.setattr(trials, "state", lambda _: TrialState("paused", 8))
-    monkeypatch.setattr(trials, "_ask", lambda *request: asked.append(request))
+    monkeypatch.setattr(trials, "_start", lambda *request: asked.append(request[0]))
     settings = config(training={"max_steps": 8, "eval_steps": 4})
     trials.train(0, settings, 4)
     assert asked == []
     trials.train(0, settings, 8)
-    assert asked == [(0, 8)]
+    assert asked == [0]
 
 
 def test_discarded_trial_that_has_to_go_on_begins_again(tmp_path, config, monkeypatch):
     place = TrialFolder(tmp_path, 0)
     place.discard(TrialState("paused", 4))
     trials, asked = local_trials(tmp_path), []
-    monkeypatch.setattr(trials, "_ask", lambda *request: asked.append(request))
+    monkeypatch.setattr(trials, "_start", lambda *request: asked.append(request[0]))
     trials.train(0, config(), 8)
-    assert asked == [(0, 8)]
+    assert asked == [0]
     assert place.config.exists()
-    assert trials.state(0).condition == "new"
+    assert local_trials(tmp_path).state(0).condition == "new"
 
 
 def test_discarded_trial_may_have_diverged(tmp_path):
@@ -160,17 +161,16 @@ def test_discard_that_was_interrupted_is_finished_by_the_next_driver(tmp_path, c
     assert list(place.path.iterdir()) == [place.record]
 
 
-def test_server_that_hangs_does_not_keep_the_driver_from_stopping_a_trial(
+@pytest.mark.slow
+def test_template_that_hangs_does_not_keep_the_driver_from_stopping_a_trial(
     tmp_path, config, monkeypatch
 ):
     monkeypatch.setattr(TrialFolder, "stop_seconds", 0.1)
-    monkeypatch.setattr(local, "_CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr(connection, "_LEAVE_SECONDS", 0.1)
     trials = local_trials(tmp_path)
     trials.attach()
     trials.train(0, config(), 4)
-    (server,) = processes_of(trials_of(tmp_path))
-    server.suspend()
+    (template,) = processes_of(trials_of(tmp_path))
+    template.suspend()
 
     trials.stop(0)
 
@@ -178,37 +178,15 @@ def test_server_that_hangs_does_not_keep_the_driver_from_stopping_a_trial(
     trials.close()
 
 
-def test_server_that_cannot_start_is_an_error_that_names_its_log(tmp_path, config, monkeypatch):
-    monkeypatch.setattr(connection, "_PROGRAM", "steadytrain.no_such_program")
+@pytest.mark.slow
+def test_template_that_cannot_start_is_an_error_that_names_its_log(tmp_path, config, monkeypatch):
+    monkeypatch.setattr(local, "PROGRAM", "steadytrain.no_such_program")
     trials = local_trials(tmp_path)
     trials.attach()
     trials.train(0, config(), 4)
     with pytest.raises(SteadytrainError, match="ended 3 times before it was ready") as error:
-        trials.stop(0)
+        support.ended(trials, 0)
     log = trials_of(tmp_path) / "log"
     assert str(log) in error.value.remedy
     assert "no_such_program" in log.read_text()
     trials.close()
-
-
-def test_servers_that_die_without_progress_end_the_study(tmp_path, config, monkeypatch):
-    """On a full disk, every next server would die too."""
-    trials = local_trials(tmp_path)
-    trials.attach()
-    monkeypatch.setattr(local, "start_server", lambda *_: DeadServer())
-    trials.train(0, config(), 4)
-    with pytest.raises(SteadytrainError, match="ended 10 times without another step"):
-        trials.stop(0)
-
-
-class DeadServer:
-    """A server that has greeted, and then died."""
-
-    running: ClassVar = {}
-    given_up: ClassVar = {}
-
-    def say(self, _):
-        pass
-
-    def messages(self, _):
-        return None
