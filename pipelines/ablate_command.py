@@ -39,7 +39,7 @@ def ablate(
     OUTPUT/studies/ABLATION: effects.json and report.html.
     """
     from steadytrain.components.shared.config import load
-    from steadytrain.components.tune.design import as_ablation
+    from steadytrain.components.tune.designs import as_ablation
     from steadytrain.pipelines.plugin_checks import check_plugins
 
     config = load(source, given(overrides, run=run, output=output))
@@ -59,7 +59,7 @@ def ablate(
 
 
 def _ablate(config: RunConfig, *, as_json: bool) -> None:
-    from steadytrain.components.tune.ablation.effects import summary
+    from steadytrain.components.tune.ablation import summary
     from steadytrain.components.tune.display import Lines
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.pipelines.ablation_display import ending, words
@@ -75,8 +75,7 @@ def _ablate(config: RunConfig, *, as_json: bool) -> None:
 
 
 def _write(study: Study, folder: Path) -> None:
-    from steadytrain.components.tune.ablation.ablation_page import render
-    from steadytrain.components.tune.ablation.effects import write_results
+    from steadytrain.components.tune.ablation import render, write_results
     from steadytrain.components.tune.study_page import write_page
 
     write_results(study, folder)
@@ -84,9 +83,9 @@ def _write(study: Study, folder: Path) -> None:
 
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
-    from steadytrain.components.tune.design import comparisons, variants
+    from steadytrain.components.tune.designs import comparisons, variants
     from steadytrain.components.tune.driver import study_folder
-    from steadytrain.components.tune.steps import with_known_steps
+    from steadytrain.components.tune.search import with_known_steps
     from steadytrain.components.tune.study import study_name
     from steadytrain.pipelines.ablation_display import outline
 

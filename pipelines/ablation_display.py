@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.ablation import DESIGNS
-from steadytrain.components.tune.ablation.effects import effects_of
-from steadytrain.components.tune.compared import row
-from steadytrain.components.tune.design import SEED, Design, comparisons, variant_name, variants
+from steadytrain.components.tune.ablation import effects_of
+from steadytrain.components.tune.comparisons import row
+from steadytrain.components.tune.designs import SEED, Design, comparisons, variant_name, variants
 from steadytrain.components.tune.display import spent
 from steadytrain.components.tune.history import Trial
-from steadytrain.components.tune.steps import UNKNOWN
+from steadytrain.components.tune.search import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
 
 _HEADER = ("change", "difference", "interval", "p (Holm)", "seeds", "verdict")

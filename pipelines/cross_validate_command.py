@@ -38,7 +38,7 @@ def cross_validate(
     out-of-fold.parquet with a prediction for each record, and report.html.
     """
     from steadytrain.components.shared.config import load
-    from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
+    from steadytrain.components.tune.designs import as_cross_validation, check_folds
     from steadytrain.pipelines.plugin_checks import check_plugins
 
     config = load(source, given(overrides, run=run, output=output))
@@ -53,14 +53,16 @@ def cross_validate(
 
 
 def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
-    from steadytrain.components.tune.cross_validation.cross_validation_page import (
+    from steadytrain.components.tune.cross_validation import (
+        ending,
+        results_of,
+        summary,
+        words,
         write_cross_validation,
     )
-    from steadytrain.components.tune.cross_validation.display import ending, words
-    from steadytrain.components.tune.cross_validation.fold_sizes import checked_start
-    from steadytrain.components.tune.cross_validation.results import results_of, summary
     from steadytrain.components.tune.display import Lines
     from steadytrain.components.tune.driver import study_folder
+    from steadytrain.components.tune.folds import checked_start
     from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
@@ -75,11 +77,11 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
 
 
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
-    from steadytrain.components.tune.cross_validation.display import outline
-    from steadytrain.components.tune.cross_validation.fold_sizes import fold_sizes
+    from steadytrain.components.tune.cross_validation import outline
+    from steadytrain.components.tune.designs import configurations
     from steadytrain.components.tune.driver import study_folder
-    from steadytrain.components.tune.fold_design import configurations
-    from steadytrain.components.tune.steps import UNKNOWN, with_known_steps
+    from steadytrain.components.tune.folds import fold_sizes
+    from steadytrain.components.tune.search import UNKNOWN, with_known_steps
     from steadytrain.components.tune.study import study_name
     from steadytrain.pipelines.studies import training_cost
 

@@ -114,9 +114,9 @@ def _tune(config: RunConfig) -> Written:
 
 
 def _cross_validate(config: RunConfig) -> Written:
-    from steadytrain.components.tune.cross_validation.results import PREDICTIONS, SUMMARY
+    from steadytrain.components.tune.cross_validation import PREDICTIONS, SUMMARY
+    from steadytrain.components.tune.designs import as_cross_validation
     from steadytrain.components.tune.driver import study_folder
-    from steadytrain.components.tune.fold_design import as_cross_validation
     from steadytrain.components.tune.step import run_cross_validation
 
     run_cross_validation(config)

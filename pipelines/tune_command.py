@@ -80,9 +80,8 @@ def tune(
 def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -> None:
     from steadytrain.components.tune.display import Lines, ending
     from steadytrain.components.tune.driver import study_folder
-    from steadytrain.components.tune.first import first_trials
     from steadytrain.components.tune.results import summary
-    from steadytrain.components.tune.search import write_study
+    from steadytrain.components.tune.search import first_trials, write_study
     from steadytrain.pipelines.studies import run_study
 
     if export_optuna:
@@ -133,8 +132,13 @@ def _retrain(study: Study) -> dict[str, Any]:
 def _show_range(config: RunConfig, *, as_json: bool) -> None:
     """Run a learning-rate range test, and show the range that it suggests."""
     from steadytrain.components.shared.stopping import stoppable
-    from steadytrain.components.tune.lr_range.lr_range_page import render, sentence, setting
-    from steadytrain.components.tune.lr_range.run import range_folder, range_test
+    from steadytrain.components.tune.lr_range import (
+        range_folder,
+        range_test,
+        render,
+        sentence,
+        setting,
+    )
     from steadytrain.components.tune.study_page import write_page
     from steadytrain.components.tune.trials.local import local_trials
 
@@ -161,10 +165,9 @@ def _export(study: Study, url: str) -> None:
 def _show_outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.display import outline
     from steadytrain.components.tune.driver import study_folder
-    from steadytrain.components.tune.first import first_trials
     from steadytrain.components.tune.log import MemoryLog
-    from steadytrain.components.tune.outlook import expected_steps
-    from steadytrain.components.tune.steps import with_known_steps
+    from steadytrain.components.tune.results import expected_steps
+    from steadytrain.components.tune.search import first_trials, with_known_steps
     from steadytrain.components.tune.study import Study, study_name
     from steadytrain.pipelines.studies import training_cost
 

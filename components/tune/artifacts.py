@@ -24,14 +24,14 @@ from steadytrain.components.train.artifacts import publish
 from steadytrain.components.train.launch.task import with_task
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.tune.conclude import conclude
-from steadytrain.components.tune.cross_validation.results import PREDICTIONS, results_of
-from steadytrain.components.tune.cross_validation.results import SUMMARY as FOLDS
-from steadytrain.components.tune.driver import study_folder
-from steadytrain.components.tune.fold_design import (
+from steadytrain.components.tune.cross_validation import PREDICTIONS, results_of
+from steadytrain.components.tune.cross_validation import SUMMARY as FOLDS
+from steadytrain.components.tune.designs import (
     AS_IT_IS,
     as_cross_validation,
     is_cross_validation,
 )
+from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.results import BEST, SUMMARY
 from steadytrain.components.tune.step import run, run_cross_validation
 from steadytrain.components.tune.step import train_winner as train_on_seeds

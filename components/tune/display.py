@@ -8,9 +8,8 @@ from typing import Any
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.quantities import duration, is_number, money, number
 from steadytrain.components.tune.history import Trial
-from steadytrain.components.tune.outlook import Outlook
-from steadytrain.components.tune.results import best, better
-from steadytrain.components.tune.steps import UNKNOWN
+from steadytrain.components.tune.results import Outlook, best, better
+from steadytrain.components.tune.search import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
 
 

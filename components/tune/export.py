@@ -9,7 +9,7 @@ from typing import Final
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.redaction import redact
-from steadytrain.components.tune.mirror import frozen_trials
+from steadytrain.components.tune.optuna_storage import frozen_trials
 from steadytrain.components.tune.study import Study, study_name
 
 _MARK: Final = "steadytrain"

@@ -1,23 +1,184 @@
-"""Run a study until it is complete, as the commands `tune` and `ablate` and the tune step do."""
+"""Run a study until it is complete, as the commands `tune` and `ablate` and the tune step do.
+
+It first counts the steps of a full trial if the configuration gives epochs, and it begins with
+parameters that are known to work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import Dimension, RunConfig, load
+from steadytrain.components.shared.config.fidelity import fidelity_problems
+from steadytrain.components.shared.config.load import validated
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.registry.versions import RUN, Registry
 from steadytrain.components.shared.stopping import stoppable
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.sizing.length import prepared, total_steps
+from steadytrain.components.tune.designs import is_cross_validation, with_fold
 from steadytrain.components.tune.driver import Watcher, drive, study_folder
 from steadytrain.components.tune.history import Params
-from steadytrain.components.tune.log import Log
+from steadytrain.components.tune.log import Log, open_log
 from steadytrain.components.tune.results import write_results
-from steadytrain.components.tune.steps import with_steps
-from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.space import in_order, varies
+from steadytrain.components.tune.study import (
+    Study,
+    logs_address,
+    studies_folder,
+    study_name,
+    study_of,
+)
 from steadytrain.components.tune.study_page import render, write_page
 from steadytrain.components.tune.tracking import tracked
 from steadytrain.components.tune.trials.cluster import trials_for
-from steadytrain.components.tune.trials.data import share_data
+from steadytrain.components.tune.trials.data import known_data, prepare_data, share_data
+
+TAKEN_OVER: Final = 5
+"""How many trials of another study are tried again."""
+
+
+def first_trials(config: RunConfig, other: str = "") -> list[Params]:
+    """Return the parameters of the first trials.
+
+    Trial 0 has the champion's parameters, or the configuration's own if there is no champion. Then
+    come the best trials of another study.
+
+    Args:
+        other: the other study's name, in the same output folder or, with `tune.log`, at the same
+            address; "" for none.
+
+    Raises:
+        BadInput: there is no such study.
+        TrackingError: the registry cannot be used.
+    """
+    known = champion(config) or config
+    queued = [_values(known, config.tune.space)]
+    for params in best_of(config, other) if other else ():
+        if params not in queued:
+            queued.append(params)
+    return queued
+
+
+def champion(config: RunConfig) -> RunConfig | None:
+    """Return the configuration of the champion's run; None if it is not known here."""
+    workspace = Workspace.of(config)
+    elsewhere = config.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not elsewhere and not workspace.tracking_store.is_file():
+        # Opening the store would create it, which takes seconds.
+        return None
+    version = Registry(config, workspace).champion()
+    if version is None or RUN not in version.tags:
+        return None
+    stored = Workspace(workspace.output, version.tags[RUN]).config
+    return load(stored) if stored.is_file() else None
+
+
+def best_of(config: RunConfig, other: str) -> Sequence[Params]:
+    """Return the parameters of another study's best trials, best first."""
+    records = open_log(logs_address(config), other).read()
+    if not records:
+        studies = studies_folder(config)
+        known = sorted(path.name for path in studies.glob("*") if path.is_dir())
+        raise BadInput(
+            f"--from {other!r}: there is no such study",
+            remedy=f"one of {', '.join(known)}" if known else f"{studies} holds no study",
+        )
+    _, history = study_of(records)
+    best = sorted(
+        (trial for trial in history.trials if trial.scores and not trial.too_slow),
+        key=lambda trial: (-trial.reached, trial.scores[max(trial.scores)], trial.number),
+    )
+    return [trial.params for trial in best[:TAKEN_OVER]]
+
+
+def _values(config: RunConfig, space: Mapping[str, Dimension]) -> Params:
+    """Return a configuration's values of the space's fields, as a trial has them.
+
+    It leaves out fields that are not set, and those that do not vary with these values.
+    """
+    content, values = config.model_dump(mode="json"), dict[str, Any]()
+    for field in in_order(space):
+        value: Any = content
+        for part in field.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and varies(space, field, values):
+            values[field] = value
+    return values
+
+
+UNKNOWN: Final = "known once the data are prepared"
+"""What a dry run says of steps that follow from epochs."""
+
+
+def with_steps(
+    config: RunConfig,
+    log: Log,
+    folder: Path,
+    tell: Callable[[str], object],
+    data: DataRecord | None = None,
+) -> RunConfig:
+    """Return a study's configuration with `training.max_steps`, the steps of a full trial.
+
+    A study cuts its trials at optimizer steps. Epochs are counted once, on the training side of the
+    prepared data: in a cross-validation, without the first fold. The study keeps the number.
+
+    Args:
+        log: of the study, which this process holds.
+        folder: of the study. The data are prepared there, unless they are.
+        tell: receives a line for people.
+        data: prepared data for the trials, if there are some.
+
+    Raises:
+        ConfigError: with so many steps, the study is not possible.
+        BadInput, DataError, StorageError: as for the preprocess step, or the log is damaged.
+    """
+    if config.training.max_steps > 0:
+        return config
+    if records := log.read():
+        return _limited(config, study_of(records)[0].training.max_steps)
+    base = _base(config)
+    data = data or known_data(folder, base)
+    if data is None:
+        tell(f"preparing the data: training.num_train_epochs is {_epochs(config)}")
+        prepare_data(folder, base)
+        data = known_data(folder, base)
+        assert data is not None
+    steps = total_steps(config.training, data.sides["train"].rows)
+    tell(f"a trial has {steps:,} steps: training.num_train_epochs is {_epochs(config)}")
+    return _limited(config, steps)
+
+
+def with_known_steps(config: RunConfig, folder: Path) -> RunConfig | None:
+    """Return the same without preparing anything; None if no data are prepared yet."""
+    if config.training.max_steps > 0:
+        return config
+    data = known_data(folder, _base(config)) or prepared(config)
+    if data is None:
+        return None
+    return _limited(config, total_steps(config.training, data.sides["train"].rows))
+
+
+def _limited(config: RunConfig, steps: int) -> RunConfig:
+    training = config.training.model_copy(update={"max_steps": steps})
+    # The name has the digest of the configuration as it is, with epochs.
+    named = config.model_copy(update={"training": training, "run": study_name(config)})
+    found = validated(named.model_dump(mode="json"))
+    if problems := list(fidelity_problems(found)):
+        raise ConfigError(problems)
+    return found
+
+
+def _base(config: RunConfig) -> RunConfig:
+    return with_fold(config, 0) if is_cross_validation(config) else config
+
+
+def _epochs(config: RunConfig) -> str:
+    return f"{config.training.num_train_epochs:g}"
 
 
 def write_study(study: Study, folder: Path) -> None:

@@ -10,18 +10,14 @@ from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.cross_validation import display as of_folds
-from steadytrain.components.tune.cross_validation.cross_validation_page import (
-    write_cross_validation,
-)
-from steadytrain.components.tune.cross_validation.fold_sizes import checked_start
-from steadytrain.components.tune.cross_validation.results import results_of
+from steadytrain.components.tune.cross_validation import ending as ending_of_folds
+from steadytrain.components.tune.cross_validation import results_of, words, write_cross_validation
+from steadytrain.components.tune.designs import as_cross_validation, check_folds
 from steadytrain.components.tune.display import Lines, ending
 from steadytrain.components.tune.driver import driving, study_folder
-from steadytrain.components.tune.first import first_trials
-from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
+from steadytrain.components.tune.folds import checked_start
 from steadytrain.components.tune.results import WINNER, best_config
-from steadytrain.components.tune.search import search
+from steadytrain.components.tune.search import first_trials, search
 from steadytrain.components.tune.study import Study, check_space
 from steadytrain.components.tune.trials.retrain import Trained, fresh_seeds, named_after, train_on
 
@@ -76,11 +72,11 @@ def run_cross_validation(config: RunConfig) -> Study:
     check_folds(config)
     config = as_cross_validation(config)
     with driving(config) as log, stage(config, "cross-validate") as current:
-        lines = Lines(_say, of_folds.words(config))
+        lines = Lines(_say, words(config))
         first = partial(checked_start, config)
         study = search(config, log, lines, _say, write=write_cross_validation, first=first)
         results = results_of(study, study_folder(config))
-        _said(of_folds.ending(study, results))
+        _said(ending_of_folds(study, results))
         if not results.folds:
             raise SteadytrainError(
                 "no run finished, so no fold has scores",

@@ -14,16 +14,12 @@ from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.config.tune import TuneConfig, TuneConstraints
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tune.constraints import keeps
-from steadytrain.components.tune.decide import Next, next_step, to_discard
-from steadytrain.components.tune.design import Design, is_ablation
-from steadytrain.components.tune.fidelity import Pace
-from steadytrain.components.tune.fold_design import FoldDesign, is_cross_validation
-from steadytrain.components.tune.history import History, Params, Trial
+from steadytrain.components.tune.designs import Design, FoldDesign, is_ablation, is_cross_validation
+from steadytrain.components.tune.history import History, Next, Params, Trial, next_step, to_discard
 from steadytrain.components.tune.log import Log, damaged
-from steadytrain.components.tune.rungs import Rungs
-from steadytrain.components.tune.space import contains
-from steadytrain.components.tune.suggest import Suggester, suggester_of
+from steadytrain.components.tune.rungs import Pace, Rungs
+from steadytrain.components.tune.samplers import Suggester, suggester_of
+from steadytrain.components.tune.space import contains, keeps
 from steadytrain.components.tune.trials.base import TrialState
 
 _NOT_WHAT_IT_SEARCHES = {"budget", "max_failed_share", "seeds", "log"}

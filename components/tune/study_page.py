@@ -97,7 +97,7 @@ def importance(study: Study) -> Mapping[str, float]:
         return {}
     import optuna
 
-    from steadytrain.components.tune.mirror import Mirror, frozen_trials
+    from steadytrain.components.tune.optuna_storage import Mirror, frozen_trials
 
     mirror = Mirror([study.tune.objective.direction])
     for trial in frozen_trials(study.tune, study.history):

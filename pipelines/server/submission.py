@@ -20,7 +20,7 @@ from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.traceparent import callers_span
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.resubmit import continuation, describes
-from steadytrain.components.tune.fold_design import as_cross_validation, check_folds
+from steadytrain.components.tune.designs import as_cross_validation, check_folds
 from steadytrain.components.tune.study import check_space, study_name
 from steadytrain.pipelines.addresses import check_submitted
 from steadytrain.pipelines.attached import MOUNT_PATH

@@ -22,7 +22,7 @@ import pytest
 from steadytrain.components.shared.config import load
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
-from steadytrain.components.tune.mirror import sampled
+from steadytrain.components.tune.optuna_storage import sampled
 from steadytrain.components.tune.rungs import Rungs
 from steadytrain.components.tune.space import varies
 from steadytrain.components.tune.study import Study

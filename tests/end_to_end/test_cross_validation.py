@@ -14,8 +14,8 @@ import pytest
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.events.types import AttemptEnded
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tune.designs import as_cross_validation
 from steadytrain.components.tune.driver import study_folder
-from steadytrain.components.tune.fold_design import as_cross_validation
 from steadytrain.components.tune.trials.place import TrialFolder, trials_of
 
 from support import trials as support

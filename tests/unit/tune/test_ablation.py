@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 import steadytrain.components.tune.trials.cluster as runner
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tune.ablation.ablation_page import render
-from steadytrain.components.tune.ablation.effects import effects_of
-from steadytrain.components.tune.design import as_ablation, variants
+from steadytrain.components.tune.ablation import effects_of, render
+from steadytrain.components.tune.comparisons import estimates, holm
+from steadytrain.components.tune.designs import as_ablation, variants
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
-from steadytrain.components.tune.paired import estimates, holm
 from steadytrain.components.tune.study import Study, study_name
 from steadytrain.pipelines.cli import app
 

@@ -20,11 +20,11 @@ from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, SteadytrainError
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune.cross_validation.fold_sizes import fold_sizes
+from steadytrain.components.tune.comparisons import estimates
+from steadytrain.components.tune.designs import as_cross_validation
 from steadytrain.components.tune.driver import study_folder
-from steadytrain.components.tune.fold_design import as_cross_validation
+from steadytrain.components.tune.folds import fold_sizes
 from steadytrain.components.tune.log import MemoryLog
-from steadytrain.components.tune.paired import estimates
 from steadytrain.components.tune.step import run_cross_validation
 from steadytrain.components.tune.study import Study, study_name
 from steadytrain.components.tune.trials.held_out import LABELS

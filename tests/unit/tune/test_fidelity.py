@@ -10,9 +10,8 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.fidelity import tokens_per_step
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tune.driver import drive
-from steadytrain.components.tune.fidelity import Pace
 from steadytrain.components.tune.log import MemoryLog
-from steadytrain.components.tune.rungs import Rungs
+from steadytrain.components.tune.rungs import Pace, Rungs
 from steadytrain.components.tune.study import Study
 
 from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World

@@ -9,15 +9,22 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-import steadytrain.components.tune.lr_range.run as range_run
+import steadytrain.components.tune.lr_range as range_run
 import steadytrain.components.tune.trials.local as runner
 from steadytrain.components.shared.config import TrainingConfig, load
 from steadytrain.components.shared.config.schedules import Course, schedule_spec
 from steadytrain.components.shared.events.types import AttemptEnded, TrainingStep
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune.lr_range.curve import curve_of, exploded, suggested
-from steadytrain.components.tune.lr_range.run import Losses, range_config, range_folder, range_test
+from steadytrain.components.tune.lr_range import (
+    Losses,
+    curve_of,
+    exploded,
+    range_config,
+    range_folder,
+    range_test,
+    suggested,
+)
 from steadytrain.pipelines.cli import app
 
 from support.command import TINY_LM

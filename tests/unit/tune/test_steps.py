@@ -10,10 +10,10 @@ import pytest
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError
-from steadytrain.components.tune.design import as_ablation
+from steadytrain.components.tune.designs import as_ablation
 from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.log import MemoryLog
-from steadytrain.components.tune.steps import with_known_steps, with_steps
+from steadytrain.components.tune.search import with_known_steps, with_steps
 from steadytrain.components.tune.study import Study, study_name
 
 SPACE = {"training.learning_rate": {"low": 1e-4, "high": 1e-2}}

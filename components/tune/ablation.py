@@ -1,20 +1,34 @@
-"""The effect of each change of an ablation, over the seeds on which both variants finished."""
+"""What an ablation found: the effect of each change, and its report."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
+from markupsafe import Markup
+
+from steadytrain.components.shared.config.ablation import DESIGNS
+from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.design import SEED, Comparison, Design, Variant, comparisons
-from steadytrain.components.tune.paired import Estimate, estimates
+from steadytrain.components.tune.comparisons import Estimate, Row, chart, estimates, row
+from steadytrain.components.tune.designs import (
+    SEED,
+    Comparison,
+    Design,
+    Variant,
+    comparisons,
+    variant_name,
+)
 from steadytrain.components.tune.results import signs
 from steadytrain.components.tune.study import Study, study_name
+from steadytrain.components.tune.study_page import study_html, time_tile
 
 SUMMARY: Final = "effects.json"
 Scores = Mapping[Variant, Mapping[int, float]]
@@ -109,3 +123,58 @@ def _as_plain(effect: Effect) -> dict[str, Any]:
         "better": effect.better,
         "pairs": effect.pairs,
     }
+
+
+_EXPLAINED: Final = {
+    "leave_one_out": "What a change contributes when all others are present: all changes, compared "
+    "with all but this one.",
+    "one_at_a_time": "What a change does by itself: the configuration with it, compared with the "
+    "configuration as it is.",
+}
+
+
+def render(study: Study) -> str:
+    """Return the report as HTML."""
+    ablation, objective, effects = study.config.ablation, study.tune.objective, effects_of(study)
+    first, changes, history = study.config.training.seed, len(ablation.changes), study.history
+    seeds = range(first, first + ablation.seeds)
+    better = Counter(effect.better for effect in effects)
+    trials = f"{len(history.trials):,} of {study.tune.budget.trials:,}"
+    return study_html(
+        "ablation",
+        study,
+        metric=objective.metric,
+        direction="lower" if objective.direction == "minimize" else "higher",
+        sentence=f"Of {len(effects)} comparisons, the change is better in {better[True]}, worse in "
+        f"{better[False]}, and {better[None]} are not decided.",
+        tiles=[
+            ("Trials", trials, f"{history.failed:,} failed"),
+            ("Steps", f"{study.steps:,}", ""),
+            time_tile(study),
+        ],
+        designs=list(_designs(effects)),
+        confidence=f"{ablation.confidence:.4g}",
+        seeds=[f"seed {seed}" for seed in seeds],
+        variants=[
+            (
+                variant_name(variant, changes),
+                [
+                    number(fmean(found.values())) if found else "",
+                    *(number(found.get(seed)) for seed in seeds),
+                ],
+            )
+            for variant, found in scores_of(study).items()
+        ],
+    )
+
+
+def _designs(effects: Sequence[Effect]) -> Iterator[tuple[str, str, Markup, list[Row]]]:
+    for design in DESIGNS:
+        found = [
+            (effect.comparison.change, effect)
+            for effect in effects
+            if effect.comparison.design == design
+        ]
+        if found:
+            title = design.replace("_", " ").capitalize()
+            yield title, _EXPLAINED[design], chart(title, found), [row(*item) for item in found]

@@ -1,9 +1,9 @@
-"""The scores of each configuration on the folds that its runs held out."""
+"""Folds: how many records each has before any run, and the scores on those that runs held out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +13,66 @@ import pyarrow.parquet as pq
 
 from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
-from steadytrain.components.tune.fold_design import FoldDesign
+from steadytrain.components.preprocess.fold_preview import preview_folds
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.tune.designs import FoldDesign, with_fold
+from steadytrain.components.tune.history import Params
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.held_out import LABELS
 from steadytrain.components.tune.trials.place import TrialFolder
+
+
+@dataclass(frozen=True)
+class FoldSizes:
+    """Records of each fold.
+
+    sizes: None if the data were not read.
+    why: the reason, if so.
+    """
+
+    sizes: Sequence[int] | None
+    warnings: Sequence[str] = ()
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.sizes is None:
+            return f"not checked: {self.why}"
+        least, most = min(self.sizes), max(self.sizes)
+        return f"{least:,} in each fold" if least == most else f"{least:,} to {most:,} in a fold"
+
+
+def fold_sizes(config: RunConfig) -> FoldSizes:
+    """Divide the data of a cross-validation, if they can be read here.
+
+    Raises:
+        ConfigError: a run that holds out a fold is not possible.
+        DataError: the data cannot be used, or not be divided.
+    """
+    held_out = with_fold(config, 0)
+    try:
+        found = preview_folds(held_out)
+    except DataError:
+        raise
+    except (BadInput, StorageError) as error:
+        return FoldSizes(None, why=error.message)
+    return FoldSizes(found.sizes, found.warnings)
+
+
+def checked_start(config: RunConfig) -> list[Params]:
+    """Reject data that cannot be divided, before a new cross-validation is written to its log.
+
+    Each run would fail on them, and the log would keep the name for these folds.
+
+    Returns:
+        No parameters: the design knows all runs.
+
+    Raises:
+        ConfigError, DataError: as for `fold_sizes`.
+    """
+    fold_sizes(config)
+    return []
+
 
 _CLASSES: Final = ("label", "prediction")
 _NAMES: Final = pa.list_(pa.string())

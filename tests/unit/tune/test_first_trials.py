@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune import first
+from steadytrain.components.tune import search
 from steadytrain.components.tune.driver import driving
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
@@ -25,15 +25,15 @@ def config(tmp_path, monkeypatch):
 @pytest.fixture
 def champion(config, monkeypatch):
     """The registry's champion, whose run had another learning rate."""
-    version = SimpleNamespace(tags={first.RUN: "earlier"})
-    monkeypatch.setattr(first, "Registry", lambda *_: SimpleNamespace(champion=lambda: version))
+    version = SimpleNamespace(tags={search.RUN: "earlier"})
+    monkeypatch.setattr(search, "Registry", lambda *_: SimpleNamespace(champion=lambda: version))
     workspace = Workspace.of(config)
     workspace.tracking_store.touch()
     return Workspace(workspace.output, "earlier")
 
 
 def test_without_a_registry_trial_0_has_the_configurations_own_values(config):
-    assert first.first_trials(config) == [
+    assert search.first_trials(config) == [
         {"training.learning_rate": 3e-3, "training.weight_decay": 0.1}
     ]
     assert not Workspace.of(config).tracking_store.exists()
@@ -41,18 +41,18 @@ def test_without_a_registry_trial_0_has_the_configurations_own_values(config):
 
 def test_field_that_is_left_open_is_sampled(config):
     content = load(config.to_yaml(), {"training.learning_rate": None})
-    assert first.first_trials(content) == [{"training.weight_decay": 0.1}]
+    assert search.first_trials(content) == [{"training.weight_decay": 0.1}]
 
 
 def test_trial_0_has_the_champions_parameters(config, champion):
     champion.folder.mkdir(parents=True)
     earlier = load("causal-lm", ["training.learning_rate=2e-3"])
     champion.config.write_text(earlier.to_yaml())
-    assert first.first_trials(config)[0]["training.learning_rate"] == 2e-3
+    assert search.first_trials(config)[0]["training.learning_rate"] == 2e-3
 
 
 def test_champion_whose_run_is_elsewhere_is_left_out(config, champion):
-    assert first.first_trials(config)[0]["training.learning_rate"] == 3e-3
+    assert search.first_trials(config)[0]["training.learning_rate"] == 3e-3
 
 
 def test_fields_that_do_not_vary_are_left_out_so_that_no_trial_is_queued_twice(config, champion):
@@ -66,4 +66,4 @@ def test_fields_that_do_not_vary_are_left_out_so_that_no_trial_is_queued_twice(c
         before.report(number, TrialState("paused", 1, (Validation(1, {"loss": 1.0}),)))
     champion.folder.mkdir(parents=True)
     champion.config.write_text(load("causal-lm", ["training.lr_scheduler_type=constant"]).to_yaml())
-    assert first.first_trials(study, "before") == [{"training.lr_scheduler_type": "constant"}]
+    assert search.first_trials(study, "before") == [{"training.lr_scheduler_type": "constant"}]

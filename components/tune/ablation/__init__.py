@@ -1,1 +1,0 @@
-"""What an ablation shows: the effect of each change, with its uncertainty."""

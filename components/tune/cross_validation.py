@@ -1,0 +1,299 @@
+"""What a cross-validation found: its scores, as lines of text and as a report."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from markupsafe import Markup
+
+from steadytrain.components.evaluate.metric import load_metric
+from steadytrain.components.pages.text_table import aligned
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.quantities import number
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tune.comparisons import Estimate, Row, chart, estimates, interval, row
+from steadytrain.components.tune.designs import AS_IT_IS, FoldDesign, configurations
+from steadytrain.components.tune.display import spent
+from steadytrain.components.tune.folds import Fold, FoldSizes, folds_of, predictions
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.search import UNKNOWN
+from steadytrain.components.tune.study import Study, study_name
+from steadytrain.components.tune.study_page import study_html, time_tile, write_page
+
+SUMMARY: Final = "cross-validation.json"
+PREDICTIONS: Final = "out-of-fold.parquet"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A configuration compared with the configuration as it is, in one metric.
+
+    pairs: by fold, the metric of the one minus the metric of the other.
+    estimate: None if no fold has both.
+    better: whether the configuration is better; None if the folds cannot tell, because Holm's
+        p-value over all configurations in this metric is above 1 - confidence.
+    """
+
+    configuration: str
+    metric: str
+    pairs: Mapping[int, float]
+    estimate: Estimate | None
+    better: bool | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a cross-validation found.
+
+    values: by configuration and metric, the value on each fold.
+    means: by configuration and metric, the mean over the folds.
+    """
+
+    folds: Sequence[Fold]
+    values: Mapping[str, Mapping[str, Mapping[int, float]]]
+    means: Mapping[str, Mapping[str, Estimate]]
+    comparisons: Sequence[Comparison]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that apply, sorted."""
+        return sorted({metric for found in self.values.values() for metric in found})
+
+
+def results_of(study: Study, folder: Path) -> Results:
+    """Return what the finished trials of a cross-validation show.
+
+    Args:
+        folder: of the study.
+    """
+    chosen, folds = study.config.cross_validation, list(folds_of(study, folder))
+    values: dict[str, dict[str, dict[int, float]]] = {
+        name: {} for name in configurations(study.config)
+    }
+    for fold in folds:
+        for metric, value in fold.metrics.items():
+            values[fold.configuration].setdefault(metric, {})[fold.fold] = value
+    # A fold is tested on, and the other folds are trained on.
+    overlap = 1 / (chosen.folds - 1)
+    means = {
+        name: {
+            metric: found
+            for metric, by_fold in by_metric.items()
+            for found in estimates([list(by_fold.values())], chosen.confidence, overlap=overlap)
+            if found
+        }
+        for name, by_metric in values.items()
+    }
+    compared = [
+        item
+        for metric in sorted(values[AS_IT_IS])
+        for item in _comparisons(metric, values, chosen.confidence, overlap)
+    ]
+    return Results(folds, values, means, compared)
+
+
+def summary(study: Study, results: Results) -> dict[str, Any]:
+    """Return what a cross-validation found, for programs."""
+    chosen, history = study.config.cross_validation, study.history
+    return {
+        "study": study_name(study.config),
+        "folds": chosen.folds,
+        "confidence": chosen.confidence,
+        "configurations": [
+            {
+                "name": name,
+                "sets": dict(sets),
+                "means": {metric: _mean(found) for metric, found in results.means[name].items()},
+                "values": results.values[name],
+            }
+            for name, sets in configurations(study.config).items()
+        ],
+        "comparisons": [_as_plain(item) for item in results.comparisons],
+        "trials": len(history.trials),
+        "trials_failed": history.failed,
+        "seconds": round(history.seconds, 3),
+        "usd": study.usd(study.hours),
+    }
+
+
+def write_results(study: Study, results: Results, folder: Path) -> None:
+    """Write `cross-validation.json` and, if a fold is finished, `out-of-fold.parquet`."""
+    place = LocalStorage(folder)
+    text = json.dumps(summary(study, results), indent=2)
+    place.write(SUMMARY, f"{text}\n".encode())
+    if results.folds:
+        sink = pa.BufferOutputStream()
+        pq.write_table(predictions(list(results.folds)), sink)
+        place.write(PREDICTIONS, sink.getvalue().to_pybytes())
+
+
+def _comparisons(
+    metric: str,
+    values: Mapping[str, Mapping[str, Mapping[int, float]]],
+    confidence: float,
+    overlap: float,
+) -> list[Comparison]:
+    base = values[AS_IT_IS][metric]
+    pairs = {
+        name: {
+            fold: value - base[fold]
+            for fold, value in found.get(metric, {}).items()
+            if fold in base
+        }
+        for name, found in values.items()
+        if name != AS_IT_IS
+    }
+    sign = 1 if load_metric(metric).greater_is_better else -1
+    made = estimates([list(item.values()) for item in pairs.values()], confidence, overlap=overlap)
+    return [
+        Comparison(name, metric, pair, found, _better(found, sign, 1 - confidence))
+        for (name, pair), found in zip(pairs.items(), made, strict=True)
+    ]
+
+
+def _better(estimate: Estimate | None, sign: float, level: float) -> bool | None:
+    if estimate is None or estimate.p is None or estimate.p > level:
+        return None
+    return sign * estimate.mean > 0
+
+
+def _mean(found: Estimate) -> dict[str, float | None]:
+    return {"mean": found.mean, "low": found.low, "high": found.high}
+
+
+def _as_plain(item: Comparison) -> dict[str, Any]:
+    found = item.estimate
+    return {
+        "configuration": item.configuration,
+        "metric": item.metric,
+        **(asdict(found) if found else dict.fromkeys(("mean", "low", "high", "p"))),
+        "better": item.better,
+        "pairs": item.pairs,
+    }
+
+
+def words(config: RunConfig) -> Callable[[Trial], str]:
+    """Return what describes a trial: its configuration and its fold."""
+    design = FoldDesign(config)
+    return lambda trial: f"{design.configuration(trial)}, fold {design.fold(trial)} held out"
+
+
+def outline(config: RunConfig, steps: int | None, cost: str, folds: FoldSizes) -> list[str]:
+    """Return lines on what a cross-validation would do, for `--dry-run`.
+
+    Args:
+        steps: optimizer steps of all runs together; None if they are not known yet.
+        cost: the estimated cost in words.
+    """
+    chosen, budget, names = config.cross_validation, config.tune.budget, configurations(config)
+    group = config.data.grouped_by
+    by = [
+        *(["stratified by label"] if open_encoder(config.data).labeled else []),
+        *([f"grouped by {group}"] if group else []),
+    ]
+    return [
+        f"study       {study_name(config)}",
+        f"folds       {', '.join([str(chosen.folds), *by])}",
+        f"records     {folds}",
+        *(f"warning     {text}" for text in folds.warnings),
+        f"runs        {budget.trials:,}: {len(names)} configurations, {budget.parallel} at a time",
+        f"steps       {UNKNOWN if steps is None else f'{steps:,}'}",
+        f"cost        {cost}",
+        *(f"compared    {name}" for name in names),
+    ]
+
+
+def ending(study: Study, results: Results) -> list[str]:
+    """Return lines on what a cross-validation found."""
+    lines = [f"runs    {len(study.history.trials):,}, {spent(study)}"]
+    means = [
+        (metric, name, number(mean.mean), interval(mean), str(len(results.values[name][metric])))
+        for metric in results.metrics
+        for name, by_metric in results.means.items()
+        if (mean := by_metric.get(metric))
+    ]
+    lines += ["", *aligned([("metric", "configuration", "mean", "interval", "folds"), *means])]
+    if results.comparisons:
+        header = (
+            "metric",
+            "configuration",
+            "difference",
+            "interval",
+            "p (Holm)",
+            "folds",
+            "verdict",
+        )
+        rows = [
+            (item.metric, item.configuration, *row("", item)[1]) for item in results.comparisons
+        ]
+        lines += ["", *aligned([header, *rows])]
+    return ["", *lines, ""]
+
+
+def write_cross_validation(study: Study, folder: Path) -> None:
+    """Write the results of a cross-validation, the predictions and the page."""
+    results = results_of(study, folder)
+    write_results(study, results, folder)
+    write_page(render(study, results), folder)
+
+
+def render(study: Study, results: Results) -> str:
+    """Return the report as HTML."""
+    chosen, history = study.config.cross_validation, study.history
+    runs = f"{len(history.trials):,} of {study.tune.budget.trials:,}"
+    return study_html(
+        "cross_validation",
+        study,
+        sentence=_sentence(results),
+        tiles=[
+            ("Folds", f"{chosen.folds}", ""),
+            ("Runs", runs, f"{history.failed:,} failed"),
+            time_tile(study),
+        ],
+        confidence=f"{chosen.confidence:.4g}",
+        folds=[f"fold {fold}" for fold in range(chosen.folds)],
+        metrics=list(_metrics(results, chosen.folds)),
+        comparisons=list(_comparison_rows(results)),
+    )
+
+
+def _metrics(results: Results, folds: int) -> Iterator[tuple[str, list[Row]]]:
+    """Yield each metric with a row of text for each configuration."""
+    for metric in results.metrics:
+        rows = []
+        for name, by_metric in results.values.items():
+            if metric in by_metric:
+                mean, values = results.means[name][metric], by_metric[metric]
+                each = [number(values.get(fold)) for fold in range(folds)]
+                rows.append((name, [number(mean.mean), interval(mean), *each]))
+        yield metric, rows
+
+
+def _comparison_rows(results: Results) -> Iterator[tuple[str, Markup, list[Row]]]:
+    by_metric = dict[str, list[tuple[str, Comparison]]]()
+    for item in results.comparisons:
+        by_metric.setdefault(item.metric, []).append((item.configuration, item))
+    for metric, items in by_metric.items():
+        yield metric, chart(f"Differences in {metric}", items), [row(*item) for item in items]
+
+
+def _sentence(results: Results) -> str:
+    if not results.folds:
+        return "No fold has finished."
+    counts = Counter(item.better for item in results.comparisons)
+    records = sum(fold.table.num_rows for fold in results.folds)
+    text = f"{records:,} out-of-fold predictions on {len(results.folds)} held-out folds."
+    if not results.comparisons:
+        return text
+    return (
+        f"{text} Of {len(results.comparisons)} comparisons, {counts[True]} are better, "
+        f"{counts[False]} worse, and {counts[None]} are not decided."
+    )

@@ -1,1 +1,0 @@
-"""What a cross-validation shows: scores on each fold, comparisons, and predictions."""
