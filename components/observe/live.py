@@ -9,11 +9,8 @@ from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.samples import Samples
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Cursor
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.spool import waiting
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.history import counted
-from steadytrain.components.train.recovery.ledger import Ledger
 
 
 def add_present(samples: Samples, config: RunConfig, workspace: Workspace) -> None:
@@ -29,18 +26,12 @@ def add_present(samples: Samples, config: RunConfig, workspace: Workspace) -> No
 
 
 class LiveMetrics:
-    """Follows a run's events, and computes its metrics from all of them.
-
-    It begins with the ledger: a supervisor may have died before it wrote to the event files.
-    """
+    """Follows a run's events, and computes its metrics from all of them."""
 
     def __init__(self, config: RunConfig, workspace: Workspace) -> None:
         self.config, self.workspace = config, workspace
         self._metrics, self._lock = RunMetrics(), threading.Lock()
         self._cursor = Cursor(workspace.events)
-        ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
-        for event in counted(ledger.entries()):
-            self._metrics.add(event)
 
     @property
     def has_ended(self) -> bool:

@@ -41,11 +41,7 @@ from steadytrain.components.train.recovery.times import Times, spans
 
 
 class RunMetrics:
-    """Adds up events. An event that it already has changes nothing.
-
-    That lets a reader start with the ledger, which may have events that the stream lacks, and
-    continue with the stream.
-    """
+    """Adds up events. An event that it already has changes nothing."""
 
     def __init__(self) -> None:
         self.samples = Samples.at_zero()
@@ -169,8 +165,9 @@ class RunMetrics:
 
     @_add.register
     def _(self, event: SupervisorStarted) -> None:
-        if self.history.supervisor is None or event.generation >= self.history.generation:
-            self.history.supervisor, self.history.generation = event, event.generation
+        before = self.history.supervisor
+        if before is None or event.generation >= before.generation:
+            self.history.supervisor = event
 
     @_add.register
     def _(self, event: AttemptStarted) -> None:

@@ -22,7 +22,6 @@ from steadytrain.components.shared.records import (
     RegistrationRecord,
     TrainRecord,
 )
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.regular import open_regular
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
@@ -116,11 +115,10 @@ def gather(workspace: Workspace, *, running: bool = False) -> Facts:
 
 
 def _history(facts: Facts) -> History:
-    ledger = Ledger(LocalStorage(facts.workspace.ledger), run_id=facts.workspace.run_id)
     try:
-        history, lost = ledger.history_from(facts.events)
+        history, lost = Ledger(facts.workspace).readable()
     except (BadInput, StorageError) as error:
-        facts.unreadable.append(f"{facts.workspace.ledger}: {error.message}")
+        facts.unreadable.append(error.message)
         return History()
     facts.unreadable += lost
     return history

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ Record = Mapping[str, Any]
 NUMBER: Final = "n"
 """The field of a line for the number of its record."""
 _SUM: Final = ',"sum":"'
+_SUMMED = re.compile(rb',"sum":"[0-9a-f]{8}"}')
+"""Matches the end of a line that was written up to its end of line."""
 
 
 def _damaged(what: str) -> BadInput:
@@ -50,7 +53,7 @@ class FileLog:
         A last line that is torn is left out. The next record replaces it.
         """
         lines = self._lines()
-        if lines and not lines[-1].endswith(b"\n") and decode(lines[-1]) is None:
+        if lines and not lines[-1].endswith(b"\n") and not _SUMMED.search(lines[-1]):
             lines.pop()
         self._end = sum(map(len, lines))
         return [decode(line) for line in lines]
@@ -102,8 +105,8 @@ class FileLog:
 
     def _cut(self) -> StorageError:
         return StorageError(
-            f"{self.path} was deleted or cut off by another program",
-            remedy="restore it from a backup, then start again",
+            f"{self.path} was deleted while it was in use, or cut off",
+            remedy="restore it from a backup if you need what it recorded, then start again",
             lasting=True,
         )
 

@@ -113,10 +113,6 @@ class Workspace:
         return self.folder / "events"
 
     @property
-    def ledger(self) -> Path:
-        return self.folder / "ledger"
-
-    @property
     def lease(self) -> Path:
         return self.folder / "lease"
 
@@ -224,7 +220,7 @@ class Workspace:
                 f"output = {str(self.output)!r} cannot be written: {error.strerror}",
                 remedy="grant write permission there, free space, or set another output",
             ) from error
-        for folder in (self.logs, self.records, self.ledger, self.lease, self.attempts):
+        for folder in (self.logs, self.records, self.lease, self.attempts):
             if os.path.lexists(folder) and not folder.is_dir():
                 raise BadInput(
                     f"{folder} is in the place of a folder of run {self.run_id!r}",

@@ -16,7 +16,6 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     Validated,
 )
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import Times, spans
 
@@ -93,7 +92,7 @@ def scraped(tmp_path_factory, collector):
 @pytest.fixture(scope="module")
 def times(scraped):
     run, _ = scraped
-    ledger = Ledger(LocalStorage(run.workspace.ledger), run_id=run.workspace.run_id)
+    ledger = Ledger(run.workspace)
     return Times.of(spans(ledger.history()))
 
 

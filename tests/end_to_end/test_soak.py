@@ -22,11 +22,10 @@ from steadytrain.components.shared.events.types import (
     DecisionMade,
     TrainingStep,
 )
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run, use_tracking
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.recovery.entries import KEPT, identity
+from steadytrain.components.train.recovery.history import State
 from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.clocks import clock
@@ -183,11 +182,12 @@ def assert_recovered(scene, struck):
 
 def assert_recorded_once(workspace):
     """Assert that the ledger and the events agree, whatever the clocks showed."""
-    ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
-    kept = [identity(entry.event) for entry in ledger.entries()]
-    told = [event for event in read_events(workspace.events) if isinstance(event, KEPT)]
-    assert sorted(kept) == sorted(map(identity, told))
-    assert len(set(kept)) == len(kept)
+    history = Ledger(workspace).history()
+    told = [repr(event) for event in read_events(workspace.events) if isinstance(event, State)]
+    assert len(set(told)) == len(told)
+    kept = [item for attempt in history.attempts for item in attempt.checkpoints]
+    kept += [item.ended for item in history.attempts] + history.decisions
+    assert {repr(event) for event in kept} <= set(told)
 
 
 def small_data(folder):

@@ -138,7 +138,7 @@ def test_commit_in_flight_at_a_takeover_is_never_used(bench, monkeypatch):
         proxy.concerns = lambda method, path: (method, path) == ("PUT", late)
         proxy.queued.append("late")
 
-        ledger = Ledger(LocalStorage(run.workspace.ledger), run_id="run")
+        ledger = Ledger(run.workspace)
         with hold(LocalStorage(run.workspace.lease), run_id="run", seconds=60) as ledger.lease:
             ledger.record(SupervisorStarted(generation=1, pid=1, host="gone", checkpoints=[]))
             folder = AttemptFolder(run.attempt())
@@ -210,15 +210,14 @@ def test_third_supervisor_finishes_after_one_is_killed_and_one_is_frozen(bench, 
     assert (outcome.outcome, outcome.attempts) == ("finished", 3)
     assert weights_digest(workspace) == weights_digest(undisturbed.workspace)
     assert Generations(LocalStorage(workspace.lease)).last() == 3
-    ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
-    attempts = ledger.history().attempts
+    attempts = Ledger(workspace).history().attempts
     assert [attempt.started.attempt for attempt in attempts] == [1, 2, 3]
     assert [attempt.ended.failure_class for attempt in attempts] == ["node_lost", "node_lost", ""]
 
-    written = LocalStorage(workspace.ledger).list()
+    written = Ledger(workspace).history()
     stopped.send_signal(signal.SIGCONT)
     _, err = stopped.communicate(timeout=90)
     assert stopped.returncode != 0
     assert f"taken over by process {os.getpid()}" in err
-    assert LocalStorage(workspace.ledger).list() == written
+    assert Ledger(workspace).history() == written
     assert not processes_of(workspace.attempts)

@@ -22,7 +22,6 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 from steadytrain.components.shared.records import TrainRecord
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
@@ -61,7 +60,7 @@ class Kept:
 
 
 def ledger(workspace):
-    return Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id).history()
+    return Ledger(workspace).history()
 
 
 def supervise(bench):

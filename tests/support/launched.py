@@ -15,6 +15,7 @@ from kubernetes import client
 
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
+    COPY,
     AttemptEnded,
     AttemptStarted,
     TrainingStep,
@@ -157,11 +158,8 @@ class Launched:
         return self._told(f"{run}/events/*.jsonl", kind)
 
     def ended(self, run: str) -> list[AttemptEnded]:
-        """Return the ended attempts from the ledger.
-
-        Only the ledger has the attempts whose supervisor died.
-        """
-        return self._told(f"{run}/ledger/*.json", AttemptEnded)
+        """Return the ended attempts."""
+        return self.events(run, AttemptEnded)
 
     def losses(self, run: str) -> dict[int, float]:
         return {event.step: event.loss for event in self.events(run, TrainingStep)}
@@ -239,7 +237,7 @@ class Launched:
     def _told(self, pattern: str, kind: type[E]) -> list[E]:
         """Return the events of a kind, skipping a line that is still being written."""
         lines = [line for line in self.read(pattern).splitlines() if line.startswith("{")]
-        told = [from_json(line) for line in lines if line.endswith("}")]
+        told = [from_json(line) for line in lines if line.endswith("}") and COPY not in line]
         return sorted(
             (event for event in told if isinstance(event, kind)), key=lambda event: event.time
         )

@@ -14,7 +14,6 @@ from steadytrain.components.shared.events.types import (
     CheckpointSaved,
     TrainingStarted,
 )
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
@@ -47,7 +46,7 @@ def told_spans(workspace: Workspace) -> list[Span]:
 
 
 def told_history(workspace: Workspace) -> History:
-    return Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id).history()
+    return Ledger(workspace).history()
 
 
 def assert_times_add_up(workspace: Workspace, seconds: float) -> Times:

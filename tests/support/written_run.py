@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -33,8 +34,8 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.registry.verdict import decided_about
 from steadytrain.components.shared.stage import environment
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.history import is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
 
 BEGAN = 1_700_000_000.0
@@ -51,17 +52,19 @@ class Writer:
         self.workspace = Workspace.of(self.config)
         self.workspace.create()
         self.workspace.config.write_bytes(self.config.to_saved())
-        self.ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
+        self.ledger = Ledger(self.workspace)
         self.random = random.Random(0)
 
     def emit(self, writer: str, kind: type[Event], **fields: Any) -> None:
         self.record(writer, kind(time=self.clock, **fields))
 
     def record(self, writer: str, event: Event) -> None:
-        stream = self.workspace.stream(writer)
-        stream.emit(event)
-        stream.close()
-        self.ledger.record(event)
+        with contextlib.closing(self.workspace.lines(writer)) as stream:
+            if is_of_rank(event):
+                stream.append(event)
+                self.ledger.record(event)
+            else:
+                self.ledger.emit(event, stream)
 
     def start_step(self, step: str) -> None:
         self.clock += 0.2

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from steadytrain.components.shared.events.types import Event, from_json
+from steadytrain.components.shared.events.types import COPY, Event, from_json
 from steadytrain.components.shared.storage.regular import open_regular
 
 FARTHEST = 4_102_444_800.0
@@ -141,7 +141,7 @@ def _tail(path: Path, offset: int, skipped: Counter[str] | None = None) -> Itera
             try:
                 event = from_json(line.decode("utf-8", "replace"))
             except ValueError:
-                if skipped is not None:
+                if skipped is not None and COPY.encode() not in line:
                     skipped[path.name] += 1
                 continue
             yield Placed(event, path.name, offset)

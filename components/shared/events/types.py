@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import TypeAdapter
 
@@ -148,7 +148,6 @@ class SupervisorStarted(Event):
     checkpoints: labels of the checkpoints that existed; None if unknown.
     settings: the settings that the supervisor uses, as sections of the configuration in plain data;
         empty if unknown.
-    entry: number of the ledger's entry; 0 if unknown.
     """
 
     name: ClassVar[str] = "supervisor_started"
@@ -157,7 +156,6 @@ class SupervisorStarted(Event):
     host: str
     checkpoints: list[str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    entry: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,6 @@ class AttemptStarted(Event):
     decisions: how the work is divided, as fields of `Decision`.
     code: where the user's code comes from, as far as known: git commit, digest of the uncommitted
         changes, image.
-    entry: number of the ledger's entry; 0 if unknown.
     """
 
     name: ClassVar[str] = "attempt_started"
@@ -185,7 +182,6 @@ class AttemptStarted(Event):
     nodes: int = 1
     decisions: list[dict[str, Any]] = field(default_factory=list)
     code: dict[str, str] = field(default_factory=dict)
-    entry: int = field(default=0, compare=False)
 
     def changed_by(self, decision: RecoveryDecision) -> AttemptStarted:
         """Return the attempt with the batch settings of a decision that it carried out itself."""
@@ -227,7 +223,6 @@ class AttemptEnded(Cause, Event):
     life.
 
     seconds: how long it took, however the clock was set meanwhile; 0 if its supervisor died.
-    entry: number of the ledger's entry; 0 if unknown.
     waited_seconds: how long its pods waited for nodes, quota and images; all of the attempt if one
         of them never started. That is no training time.
     """
@@ -239,7 +234,6 @@ class AttemptEnded(Cause, Event):
     step: int
     seconds: float = 0.0
     waited_seconds: float = 0.0
-    entry: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,13 +321,11 @@ class DecisionMade(RecoveryDecision, Event):
 
     attempt: the attempt that failed, or repeats a step; 0 for a decision that comes from an earlier
         run.
-    entry: number of the ledger's entry; 0 if unknown.
     """
 
     name: ClassVar[str] = "decision_made"
     attempt: int
     failure_class: str
-    entry: int = field(default=0, compare=False)
 
     @property
     def severity(self) -> Level:
@@ -700,6 +692,8 @@ Remark = Warned | BatchSplit | PodsPending | CheckpointSkipped
 # Create the encoder once and do not copy fields: this code runs between training steps.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
+COPY: Final = "copy_of"
+"""In a ledger, the key in place of `event` in a line that copies an event of another file."""
 _LARGEST = 1 << 63
 """Beyond the floats, a whole number cannot be shown. Nothing that is counted comes near this."""
 _TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}

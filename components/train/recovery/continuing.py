@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.settings import MAY_DIFFER, refused, stated
@@ -20,7 +19,7 @@ def check_continues(config: RunConfig) -> None:
     """
     workspace = Workspace.of(config)
     try:
-        history = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id).history()
+        history = Ledger(workspace).history()
     except BadInput:
         return
     if history.supervisor is None or not history.attempts:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events import Event
@@ -20,7 +21,23 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.recovery.entries import Entry, once
+
+State = (
+    SupervisorStarted
+    | AttemptStarted
+    | TrainingStarted
+    | AttemptEnded
+    | CheckpointSaved
+    | DecisionMade
+)
+"""The events that are state; other events only report."""
+
+
+def is_of_rank(event: Event) -> TypeGuard[CheckpointSaved | TrainingStarted | DecisionMade]:
+    """Return whether an event is state that a rank reports."""
+    if isinstance(event, DecisionMade):
+        return event.in_place
+    return isinstance(event, CheckpointSaved | TrainingStarted)
 
 
 @dataclass
@@ -30,6 +47,7 @@ class AttemptHistory:
     ready: its ranks were ready for their first step; None if they never got that far.
     ended: None while it runs, or if its supervisor died.
     waited: seconds that its pods waited for nodes, quota and images.
+    repeats: what its ranks decided when they repeated a step.
     """
 
     started: AttemptStarted
@@ -37,13 +55,16 @@ class AttemptHistory:
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
     ended: AttemptEnded | None = None
     waited: float = 0.0
+    repeats: list[DecisionMade] = field(default_factory=list)
 
     def add(self, event: TrainingStarted | AttemptEnded | CheckpointSaved | DecisionMade) -> None:
         """Add an event of this attempt. A decision that it carried out itself changes its plan."""
         if isinstance(event, TrainingStarted):
             self.ready = event
         elif isinstance(event, DecisionMade):
-            self.started = self.started.changed_by(event) if event.in_place else self.started
+            if event.in_place:
+                self.started = self.started.changed_by(event)
+                self.repeats.append(event)
         elif isinstance(event, AttemptEnded):
             self.ended = event
             self.waited = event.waited_seconds
@@ -73,16 +94,39 @@ class AttemptHistory:
 class History:
     """The attempts and decisions in a ledger, in order.
 
-    generation: of the last supervisor that wrote.
     supervisor: the last one that took over the run.
     outdated: how many of the decisions predate the last change of `compute.nodes`.
     """
 
     attempts: list[AttemptHistory] = field(default_factory=list)
     decisions: list[DecisionMade] = field(default_factory=list)
-    generation: int = 0
     supervisor: SupervisorStarted | None = None
     outdated: int = 0
+
+    @classmethod
+    def of(cls, events: Iterable[State]) -> History:
+        """Return the history of events, in their order."""
+        history = cls()
+        for event in events:
+            history.add(event)
+        return history
+
+    def add(self, event: State) -> None:
+        """Add the next event."""
+        if isinstance(event, SupervisorStarted):
+            if _other_nodes(self.supervisor, event):
+                self.outdated = len(self.decisions)
+            self.supervisor = event
+        elif isinstance(event, AttemptStarted):
+            self.attempts.append(AttemptHistory(event))
+        else:
+            if isinstance(event, DecisionMade):
+                self.decisions.append(event)
+            # The start of this attempt may be one of the lost entries.
+            for attempt in reversed(self.attempts):
+                if attempt.started.attempt == event.attempt:
+                    attempt.add(event)
+                    break
 
     @property
     def next_attempt(self) -> int:
@@ -213,45 +257,6 @@ class History:
             for attempt in self.attempts
             if attempt.ended
         )
-
-
-def counted(entries: Iterable[Entry]) -> Iterator[Event]:
-    """Yield the events of a ledger's entries, in order.
-
-    Leaves out what a supervisor wrote after another one took over, and an event's copies: versions
-    that told events apart by their time restored them again after a change of the clock.
-    """
-    generation, valid = 0, list[Event]()
-    for entry in entries:
-        if entry.event is not None and entry.generation >= generation:
-            generation = entry.generation
-            valid.append(entry.event)
-    return once(valid)
-
-
-def history_of(entries: Sequence[Entry]) -> History:
-    """Build the history from a ledger's entries, skipping entries without an event."""
-    history, attempts = History(), dict[int, AttemptHistory]()
-    for event in counted(entries):
-        if isinstance(event, SupervisorStarted):
-            if _other_nodes(history.supervisor, event):
-                history.outdated = len(history.decisions)
-            history.supervisor = event
-        elif isinstance(event, DecisionMade):
-            history.decisions.append(event)
-            if event.attempt in attempts:
-                attempts[event.attempt].add(event)
-        elif isinstance(event, AttemptStarted):
-            attempts[event.attempt] = AttemptHistory(event)
-        elif (
-            isinstance(event, TrainingStarted | AttemptEnded | CheckpointSaved)
-            # The start of this attempt may be one of the lost entries.
-            and event.attempt in attempts
-        ):
-            attempts[event.attempt].add(event)
-    history.attempts = list(attempts.values())
-    history.generation = max((item.generation for item in entries if item.event), default=0)
-    return history
 
 
 def _shrinks(decision: DecisionMade) -> bool:

@@ -1,193 +1,261 @@
 """The record of a run's attempts, from which any supervisor rebuilds its state.
 
-Each event is one small JSON object, written once under a sortable name. The state exists only
-here, so nothing is lost when a supervisor dies.
+A supervisor writes its events that are state into a log of its own among the run's events,
+`events/ledger-GENERATION.jsonl`, and nowhere else. The log also has copies of what the ranks report
+that is state: the ranks' files have no checksums, and a flipped bit that is still valid JSON could
+change the weights.
+
+The numbers of the lines continue from log to log. A supervisor that was paused while another one
+took over may still append to its log. The other one's log has the same numbers, and they count.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from steadytrain.components.shared.append_log import NUMBER, FileLog
 from steadytrain.components.shared.errors import BadInput, Unreadable
-from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events import Event, JsonLines, read_events
+from steadytrain.components.shared.events.types import COPY, from_json, to_json
 from steadytrain.components.shared.lease import Lease
-from steadytrain.components.shared.retry import retry_storage
-from steadytrain.components.shared.storage import Storage
-from steadytrain.components.shared.storage.regular import set_aside
-from steadytrain.components.train.recovery.entries import (
-    KEPT,
-    Entry,
-    decode,
-    encode,
-    merged,
-    numbered,
-    restored,
-    without_holes,
-)
-from steadytrain.components.train.recovery.history import History, history_of
+from steadytrain.components.shared.retry import REJECTED_SECONDS, retry_storage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.history import History, State, is_of_rank
 
-_ENTRY = re.compile(r"(\d{8})\.(json|lost)")
-"""Matches an entry, and an entry whose loss a person has accepted."""
+SCHEMA_VERSION: Final = 3
+_LOG = re.compile(r"ledger-(\d{8,})\.jsonl")
+_ACCEPTED = re.compile(r"ledger-entry-(\d{8,})\.lost")
+"""Matches the name of a file with which a person has accepted that entries are lost."""
 
 
 class LedgerDamaged(BadInput):
     """Ledger entries are permanently lost; the message names them and says how to continue."""
 
 
+class _Loss(NamedTuple):
+    """Lost entries.
+
+    first: the number of the first one.
+    problem: what is wrong, in words.
+    """
+
+    first: int
+    problem: str
+
+
+class _Content(NamedTuple):
+    """What a run's logs contain.
+
+    last: the number of the last entry, lost or not.
+    cut: whether that one is lost.
+    """
+
+    history: History
+    losses: list[_Loss]
+    last: int
+    cut: bool
+
+
 class Ledger:
-    """Writes and reads the events of one run.
+    """Writes and reads the state of one run. What was read once is only updated afterwards.
 
     lease: held by the writer; a reader needs none.
     """
 
-    def __init__(self, storage: Storage, *, run_id: str) -> None:
-        self.storage, self.run_id = storage, run_id
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
         self.lease: Lease | None = None
-        # List only once: a long run's ledger has thousands of events.
-        self._next = 0
+        self._read: _Content | None = None
+        self._log: FileLog | None = None
 
-    def record(self, event: Event, *, seconds: float = 0.0) -> Event:
-        """Write an event that is state; ignore other events.
+    def record(self, event: State, *, seconds: float = 0.0) -> None:
+        """Write an event.
 
         Args:
             seconds: how long to retry if storage refuses.
-
-        Returns:
-            The event as it was recorded, with the number of its entry.
 
         Raises:
             StorageError: the event cannot be written.
             RunBusy: another supervisor has taken over the run.
         """
-        if not isinstance(event, KEPT):
-            return event
-        return retry_storage(lambda: self._write(event), seconds)
+        retry_storage(lambda: self._write(event), seconds)
+
+    def emit(self, placed: Event, stream: JsonLines) -> None:
+        """Record an event of the supervisor, or write it to its stream if it only reports.
+
+        Args:
+            placed: has its time by the run's clock.
+        """
+        if isinstance(placed, State):
+            self.record(placed, seconds=REJECTED_SECONDS)
+        else:
+            stream.append(placed)
 
     def history(self) -> History:
-        """Return the history so far.
-
-        Ignores what a supervisor wrote after another one took over: it may have been paused for a
-        long time between checking the lease and writing.
+        """Return the history so far. It grows with each event that is recorded here.
 
         Raises:
-            LedgerDamaged: an entry is lost; `repair` may restore it.
-            BadInput: a newer version wrote the ledger.
+            LedgerDamaged: entries are lost.
+            BadInput: another version of steadytrain wrote the ledger.
         """
-        entries = self.entries()
-        holes = [entry for entry in entries if entry.is_hole]
-        if holes:
-            raise self._damaged(holes)
-        return history_of(entries)
+        if self._read is None:
+            if self._has_earlier_version():
+                raise BadInput(
+                    f"run {self.workspace.run_id!r} has a ledger of schema version 2 or 1 "
+                    f"({self.workspace.folder}/ledger); this steadytrain continues runs with "
+                    f"version {SCHEMA_VERSION}",
+                    remedy="finish it with the version that began it (steadytrain 0.1.0), or give "
+                    "this run another name (run: ...)",
+                )
+            content = self._content()
+            if content.losses:
+                raise self._damaged(content.losses)
+            self._read = content
+        return self._read.history
 
-    def history_from(self, events: Sequence[Event]) -> tuple[History, list[str]]:
+    def readable(self) -> tuple[History, list[str]]:
         """Return everything readable and a list of what is lost, for read-only use.
 
-        Args:
-            events: the run's events, from which entries are restored.
+        Raises:
+            BadInput: a newer version of steadytrain wrote the ledger.
         """
-        entries = self.entries()
-        entries = merged(entries, restored(entries, events))
-        problems = [f"{self._path(entry)} {entry.problem}" for entry in entries if entry.is_hole]
-        return history_of(without_holes(entries)), problems
+        if self._has_earlier_version():
+            # That version wrote each entry to the run's events too.
+            told = read_events(self.workspace.events)
+            return History.of(event for event in told if isinstance(event, State)), []
+        content = self._content()
+        return content.history, [loss.problem for loss in content.losses]
 
-    def repair(self, events: Sequence[Event], *, attempts: int = 0) -> list[str]:
-        """Restore damaged or missing entries. A damaged file is kept next to its entry.
+    def check(self, attempts: int) -> None:
+        """Compare the ledger with what is known from other sources.
 
         Args:
-            events: the run's events.
-            attempts: how many attempts are known from other sources.
-
-        Returns:
-            What was restored, in words.
+            attempts: how many attempts left traces.
 
         Raises:
-            LedgerDamaged: an entry is lost and no event contains it.
+            LedgerDamaged: it does not contain them.
         """
-        entries = self.entries()
-        put_back = restored(entries, events)
-        whole = merged(entries, put_back)
-        holes = [entry for entry in whole if entry.is_hole]
-        accepted = bool(whole) and whole[-1].event is None
-        if not holes and not accepted and attempts >= history_of(whole).next_attempt:
-            end = whole[-1].number + 1 if whole else 1
-            holes = [Entry(end, problem=f"is missing: attempt {attempts} left traces")]
-        if holes:
-            raise self._damaged(holes)
-        for entry in put_back:
-            assert entry.event is not None
-            path = self._path(entry)
-            if os.path.lexists(path):
-                set_aside(path)
-            body = encode(entry.event, generation=entry.generation, run_id=self.run_id)
-            self.storage.write(path.name, body)
-        return [f"{self._path(entry)} ({entry.event.name})" for entry in put_back if entry.event]
+        if attempts < self.history().next_attempt:
+            return
+        assert self._read is not None
+        if not self._read.cut:
+            first = self._read.last + 1
+            problem = f"entry {first} is missing: attempt {attempts} left traces"
+            raise self._damaged([_Loss(first, problem)])
 
     def generation(self) -> int:
-        """Return the highest generation of any undamaged entry."""
-        return max((entry.generation for entry in self.entries()), default=0)
+        """Return the highest generation of a supervisor that has written."""
+        return max(self._numbered(_LOG), default=0)
 
-    def entries(self) -> list[Entry]:
-        """Return all entries in numeric order, with a hole for each lost one."""
-        names = {name: match for name in self.storage.list() if (match := _ENTRY.fullmatch(name))}
-        accepted = {int(match[1]) for match in names.values() if match[2] == "lost"}
-        found = {
-            int(match[1]): self._read(name) for name, match in names.items() if match[2] == "json"
-        }
-        last = max([*accepted, *(item.number for item in found.values() if item.event)], default=0)
-        # Writers skip no number: an unreadable file that does not follow an entry is not an entry.
-        while last + 1 in found:
-            last += 1
-        return [
-            Entry(number)
-            if number in accepted
-            else found.get(number, Entry(number, problem="is missing"))
-            for number in range(1, last + 1)
-        ]
-
-    def _write(self, event: Event) -> Event:
+    def _write(self, event: State) -> None:
         if self.lease is not None:
             self.lease.fence()
-        if not self._next:
-            self._next = max((entry.number for entry in self.entries()), default=0) + 1
-        # Another writer may take the number first, so each event keeps its own name. A write that
-        # was refused may still have happened; then the file exists.
-        generation, written = self.lease.generation if self.lease else 0, False
-        while not written:
-            event, name = numbered(event, self._next), f"{self._next:08d}.json"
-            body = encode(event, generation=generation, run_id=self.run_id)
-            written = self.storage.write(name, body, if_absent=True) or self._is(name, body)
-            self._next += 1
-        return event
+        history = self.history()
+        generation = self.lease.generation if self.lease else 0
+        if self._log is None:
+            assert self._read is not None
+            self._log = FileLog(self.workspace.events / f"ledger-{generation:08d}.jsonl")
+            self._log.scan()
+            self._log.next = self._read.last + 1
+        content = json.loads(to_json(event, job_id=self.workspace.run_id))
+        if is_of_rank(event):
+            content = {COPY: content.pop("event"), **content}
+        self._log.append({"schema_version": SCHEMA_VERSION, "generation": generation} | content)
+        history.add(event)
 
-    def _is(self, name: str, body: bytes) -> bool:
-        try:
-            return self.storage.read(name) == body
-        except (FileNotFoundError, Unreadable):
-            return False
+    def _content(self) -> _Content:
+        found, problems = dict[int, State](), dict[int, str]()
+        for path in self._numbered(_LOG).values():
+            end = max([0, *found, *problems]) + 1
+            try:
+                lines = FileLog(path).scan() if path.is_file() else None
+            except Unreadable:
+                lines = None
+            if lines is None:
+                problems[end] = f"{path} cannot be read"
+                continue
+            known = ((index, line[NUMBER]) for index, line in enumerate(lines) if line)
+            start = next((number - index for index, number in known), end)
+            # What an earlier supervisor wrote after this one took over is void.
+            found = {number: event for number, event in found.items() if number < start}
+            problems = {number: why for number, why in problems.items() if number < start}
+            for index, line in enumerate(lines):
+                where = f"line {index + 1} of {path}"
+                if line is None:
+                    problems[start + index] = f"{where} has changed since it was written (CRC-32)"
+                    continue
+                try:
+                    found[line[NUMBER]] = _event(line, where)
+                except ValueError as error:
+                    problems[line[NUMBER]] = f"{where} has no event: {error}"
+        accepted = self._numbered(_ACCEPTED)
+        last = max([0, *found, *problems, *accepted])
+        losses = [
+            loss
+            for loss in _losses(found, problems, last, self.workspace.events)
+            if loss.first not in accepted
+        ]
+        history = History.of(found[number] for number in sorted(found))
+        return _Content(history, losses, last, cut=last > 0 and last not in found)
 
-    def _read(self, name: str) -> Entry:
-        number = int(name.partition(".")[0])
-        try:
-            return decode(number, self.storage.read(name))
-        except FileNotFoundError:
-            return Entry(number, problem="is missing")
-        except Unreadable as error:
-            return Entry(number, problem=f"cannot be read: {error.message}")
+    def _has_earlier_version(self) -> bool:
+        """Return whether a version that had one file for each entry wrote the ledger."""
+        return any((self.workspace.folder / "ledger").glob("[0-9]*.json"))
 
-    def _path(self, entry: Entry) -> Path:
-        return Path(self.storage.uri) / f"{entry.number:08d}.json"
+    def _numbered(self, pattern: re.Pattern[str]) -> dict[int, Path]:
+        """Return the files whose names match, by their numbers, in order."""
+        paths = self.workspace.events.glob("ledger-*")
+        found = {int(match[1]): path for path in paths if (match := pattern.fullmatch(path.name))}
+        return dict(sorted(found.items()))
 
-    def _damaged(self, holes: Sequence[Entry]) -> LedgerDamaged:
-        lost = "; ".join(f"{self._path(hole)} {hole.problem}" for hole in holes)
-        accept = " ".join(str(self._path(hole).with_suffix(".lost")) for hole in holes)
+    def _damaged(self, losses: list[_Loss]) -> LedgerDamaged:
+        lost = "; ".join(loss.problem for loss in losses)
+        folder = self.workspace.events
+        accept = " ".join(str(folder / f"ledger-entry-{loss.first:08d}.lost") for loss in losses)
         return LedgerDamaged(
-            f"the ledger of run {self.run_id!r} is damaged, and its events do not show what is "
-            f"lost: {lost}",
+            f"the ledger of run {self.workspace.run_id!r} is damaged: {lost}",
             remedy="restore it from a backup, or give this run another name (run: ...). To "
             "continue without the lost entries (counted failures, skipped batches, "
             "lowered learning rates, memory limits), which may change the weights: "
             f"touch {accept}",
         )
+
+
+def _event(line: dict[str, Any], where: str) -> State:
+    """Return the event of a line.
+
+    Raises:
+        BadInput: another version of steadytrain wrote it.
+        ValueError: it has no event that is state.
+    """
+    version = line.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise BadInput(
+            f"{where} has schema version {version}; this steadytrain reads {SCHEMA_VERSION}",
+            remedy="install the version that wrote it, or use another run name",
+        )
+    if COPY in line:
+        line = {**line, "event": line[COPY]}
+    event = from_json(json.dumps(line))
+    if not isinstance(event, State):
+        raise ValueError(f"{event.name} is not state")
+    return event
+
+
+def _losses(
+    found: Mapping[int, Event], problems: Mapping[int, str], last: int, folder: Path
+) -> Iterator[_Loss]:
+    """Yield the losses, one for each sequence of entries that are lost together."""
+    first, why = 0, list[str]()
+    for number in range(1, last + 2):
+        if number <= last and number not in found:
+            first = first or number
+            why += filter(None, [problems.get(number)])
+        elif first:
+            names = f"entry {first}" if first == number - 1 else f"entries {first} to {number - 1}"
+            yield _Loss(first, "; ".join(why) or f"{names} of {folder}/ledger-* are missing")
+            first, why = 0, []

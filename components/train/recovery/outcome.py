@@ -89,7 +89,7 @@ def repeated(ending: Ending, history: History, *, saved: bool) -> Ending:
     step does not lead past it.
 
     Args:
-        history: before the attempt that ended this way.
+        history: with the attempt that ended this way, whose end is not recorded yet.
         saved: whether that attempt saved a checkpoint.
     """
     failure = ending.failure
@@ -102,16 +102,19 @@ def repeated(ending: Ending, history: History, *, saved: bool) -> Ending:
 
 
 def _came_before(failure: Failure, history: History, *, saved: bool) -> bool:
-    if not history.attempts or (history.decisions and history.decisions[-1].action == "stop"):
+    decided = [item.action for item in history.decisions if not item.in_place]
+    if decided[-1:] == ["stop"]:
         return False
-    ends = [attempt.ended for attempt in history.stalled if attempt.ended]
-    if not saved and any(item.message == failure.message for item in ends):
+    stalled, ended = (
+        [attempt.ended for attempt in attempts if attempt.ended]
+        for attempts in (history.stalled, history.attempts)
+    )
+    if not saved and any(item.message == failure.message for item in stalled):
         return True
-    last = history.attempts[-1].ended
     return (
-        last is not None
-        and last.failed_step == failure.failed_step > 0
-        and last.message.partition(":")[0] == failure.message.partition(":")[0]
+        bool(ended)
+        and ended[-1].failed_step == failure.failed_step > 0
+        and ended[-1].message.partition(":")[0] == failure.message.partition(":")[0]
     )
 
 

@@ -32,12 +32,11 @@ def owned(config: RunConfig) -> Iterator[Lease]:
     if outer is not None and outer.generations.storage.uri == storage.uri:
         yield outer
         return
-    ledger = Ledger(LocalStorage(workspace.ledger), run_id=workspace.run_id)
     with hold(
         storage,
         run_id=workspace.run_id,
         seconds=config.recovery.lease_seconds,
-        after=ledger.generation(),
+        after=Ledger(workspace).generation(),
         tell=partial(_tell, workspace),
     ) as lease:
         token = _owned_here.set(lease)

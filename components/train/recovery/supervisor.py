@@ -30,7 +30,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.retry import AWAY_SECONDS, REJECTED_SECONDS, retry_storage
+from steadytrain.components.shared.retry import AWAY_SECONDS, retry_storage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.trace import attempt_traceparent
 from steadytrain.components.shared.workspace import Workspace
@@ -96,7 +96,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self.workspace = Workspace.of(self.config)
-        self.ledger = Ledger(LocalStorage(self.workspace.ledger), run_id=self.workspace.run_id)
+        self.ledger = Ledger(self.workspace)
         self.device = self.launcher.device
         self.sizing = Sizing(
             self.config,
@@ -154,23 +154,21 @@ class Supervisor:
         )
 
         past = Takeover(self.ledger, self.workspace, self._emit)
-        past.repair()
-        before, now = self.ledger.history(), settings(self.config, self.data)
-        self._refuse_other_inputs(before, now)
-        refuse_foreign(checkpoints_of(self.config), self.config.run_id, before.known_checkpoints)
-        if before.supervisor and before.attempts:
-            self._changed = accepted(before.supervisor.settings, now)
+        self.ledger.check(last_folder(self.workspace))
+        history, now = self.ledger.history(), settings(self.config, self.data)
+        self._refuse_other_inputs(history, now)
+        refuse_foreign(checkpoints_of(self.config), self.config.run_id, history.known_checkpoints)
+        if history.supervisor and history.attempts:
+            self._changed = accepted(history.supervisor.settings, now)
         self._emit(
             SupervisorStarted(
                 generation=self.lease.generation,
                 pid=self.lease.holder.pid,
                 host=self.lease.holder.host,
-                checkpoints=survey(checkpoints_of(self.config), Lineage.of(before.supervisor)),
+                checkpoints=survey(checkpoints_of(self.config), Lineage.of(history.supervisor)),
                 settings=now,
             )
         )
-        # Read again: from here on no other process changes it.
-        history = self.ledger.history()
         past.end_lost_attempts(history)
         past.decide_again(history, self._policy)
         folder = LocalStorage(self.workspace.folder)
@@ -184,14 +182,13 @@ class Supervisor:
         return inputs_digest(self.config, self.data)
 
     def _emit(self, event: Event, *, placed: bool = False) -> None:
-        """Record an event while no attempt is running, and write it to the run's events.
+        """Record an event while no attempt is running.
 
         Args:
             placed: whether its time is by the run's clock already.
         """
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:
-            event = event if placed else stream.placed(event)
-            stream.append(self.ledger.record(event, seconds=REJECTED_SECONDS))
+            self.ledger.emit(event if placed else stream.placed(event), stream)
 
     def _now(self) -> float:
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:

@@ -1,23 +1,21 @@
-"""Cleans up after earlier supervisors: damaged entries, lost attempts, pending decisions."""
+"""Cleans up after earlier supervisors: lost attempts and pending decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steadytrain.components.shared.events import Cursor, read_events
+from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     DecisionMade,
     RecoveryDecision,
-    Warned,
 )
 from steadytrain.components.shared.retry import REJECTED_SECONDS
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.failures import Failure, FailureClass
-from steadytrain.components.train.recovery.entries import KEPT
-from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.history import History, is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import (
     last_sign_of_life,
@@ -40,25 +38,19 @@ class Takeover:
     workspace: Workspace
     tell: Callable[..., None]
 
-    def repair(self) -> None:
-        """Restore damaged ledger entries.
-
-        Raises:
-            LedgerDamaged: no event contains what is lost.
-        """
-        emitted = (item.event for item in Cursor(self.workspace.events).read())
-        events = [event for event in emitted if isinstance(event, KEPT)]
-        for line in self.ledger.repair(events, attempts=last_folder(self.workspace)):
-            self.tell(Warned(stage="train", message=f"restored from the run's events: {line}"))
-
     def end_lost_attempts(self, history: History) -> None:
-        """End the attempts whose supervisor died, and make sure that their ranks are gone too."""
+        """End the attempts whose supervisor died, and make sure that their ranks are gone too.
+
+        Also record what ranks reported last, which their supervisor did not.
+        """
         end_processes(self.workspace.attempts)
-        lost = [attempt for attempt in history.attempts if attempt.ended is None]
-        events = read_events(self.workspace.events) if lost else []
-        for attempt in lost:
+        lost = {item.started.attempt: item for item in history.attempts if item.ended is None}
+        found = (item.event for item in Cursor(self.workspace.events).read())
+        events = [item for item in found if is_of_rank(item) or getattr(item, "attempt", 0) in lost]
+        for attempt in history.attempts:
             for event in unrecorded(attempt, events):
                 self.ledger.record(event, seconds=REJECTED_SECONDS)
+        for attempt in lost.values():
             seen, step = last_sign_of_life(attempt, events)
             self.tell(
                 AttemptEnded(

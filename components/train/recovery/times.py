@@ -28,9 +28,8 @@ from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
     PodWaited,
-    TrainingStarted,
 )
-from steadytrain.components.train.recovery.history import AttemptHistory, History
+from steadytrain.components.train.recovery.history import AttemptHistory, History, State, is_of_rank
 from steadytrain.components.train.recovery.outcome import SUCCESSES
 
 Kind = Literal["useful", "lost", "restarting", "checkpointing", "waiting"]
@@ -106,15 +105,13 @@ def spans(history: History, *, until: float = 0.0) -> list[Span]:
     return found
 
 
-def unrecorded(attempt: AttemptHistory, events: Iterable[Event]) -> list[Event]:
+def unrecorded(attempt: AttemptHistory, events: Iterable[Event]) -> list[State]:
     """Return what an attempt's ranks reported but its supervisor died before recording."""
-    known = {(item.name, item.step) for item in (*attempt.checkpoints, attempt.ready) if item}
+    known = [attempt.ready, *attempt.checkpoints, *attempt.repeats]
     return [
         event
         for event in events
-        if isinstance(event, CheckpointSaved | TrainingStarted)
-        and event.attempt == attempt.started.attempt
-        and (event.name, event.step) not in known
+        if is_of_rank(event) and event.attempt == attempt.started.attempt and event not in known
     ]
 
 

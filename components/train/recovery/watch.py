@@ -14,9 +14,7 @@ from steadytrain.components.shared.events.types import (
     AttemptOutcome,
     AttemptStarted,
     CheckpointSaved,
-    DecisionMade,
     PodWaited,
-    TrainingStarted,
     TrainingStep,
     Validated,
     Warned,
@@ -28,6 +26,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.base import RunningAttempt
+from steadytrain.components.train.recovery.history import State, is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import pods_waited
 from steadytrain.components.train.signals import StopRequest
@@ -59,7 +58,7 @@ class Watch:
         self.supervisor, self.folder, self.request = supervisor, folder, request
         self.step, self.saved = step, False
         self.pruned = False
-        self._unrecorded = deque[Event]()
+        self._unrecorded = deque[State]()
         self._retry = Retry(
             transient=any_error, seconds=FOREVER, delays=_REJECTED_DELAYS, report=self._warn
         )
@@ -80,11 +79,10 @@ class Watch:
             StorageError: the ledger could not be written for REJECTED_SECONDS.
             RunBusy: another supervisor has taken over the run.
         """
-        for waiting in self._unrecorded:
-            self.supervisor.ledger.record(waiting, seconds=REJECTED_SECONDS)
-        self._unrecorded.clear()
-        placed = self.stream.placed(event)
-        self.stream.append(self.supervisor.ledger.record(placed, seconds=REJECTED_SECONDS))
+        while self._unrecorded:
+            self.supervisor.ledger.record(self._unrecorded[0], seconds=REJECTED_SECONDS)
+            self._unrecorded.popleft()
+        self.supervisor.ledger.emit(self.stream.placed(event), self.stream)
         self._relay()
 
     def follow(self, ranks: RunningAttempt) -> None:
@@ -136,9 +134,7 @@ class Watch:
     def _relay(self) -> None:
         for event in self.cursor.new():
             self.saved |= isinstance(event, CheckpointSaved)
-            if isinstance(event, CheckpointSaved | TrainingStarted) or (
-                isinstance(event, DecisionMade) and event.in_place
-            ):
+            if is_of_rank(event):
                 self._unrecorded.append(event)
             if isinstance(event, PodWaited):
                 self._waits.append(event)

@@ -13,6 +13,7 @@ from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.shared.events.types import SupervisorStarted
 from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
     CheckpointStore,
@@ -32,7 +33,8 @@ class Run:
 
     def __init__(self, root, address):
         self.leases, self.address = LocalStorage(root / "lease"), address
-        self.ledger = Ledger(LocalStorage(root / "ledger"), run_id="run")
+        self.workspace = Workspace(root, "run")
+        self.ledger = Ledger(self.workspace)
 
     @contextlib.contextmanager
     def supervised(self):
@@ -42,6 +44,7 @@ class Run:
         """
         if self.ledger.lease is not None:
             self.ledger.lease.release()
+        self.ledger = Ledger(self.workspace)
         with hold(self.leases, run_id="run", seconds=60) as self.ledger.lease:
             lease = self.ledger.lease
             found = survey(self.address, self.lineage)

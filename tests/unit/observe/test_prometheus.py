@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
 import subprocess
@@ -21,10 +20,9 @@ from steadytrain.components.observe import endpoint
 from steadytrain.components.observe.prometheus import PrometheusSink
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import AttemptEnded, Warned
+from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.workspace import Workspace
 
 from support.command import wait_for
@@ -245,14 +243,6 @@ def test_next_supervisor_serves_the_same_counters(written, serving, port):
     }
 
 
-def test_what_only_the_ledger_has_is_served(written, serving, port):
-    path = written.workspace.events / "supervisor.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if AttemptEnded.name not in line))
-    serving()
-    assert scrape(port)["training_duration_seconds_count",] == 1
-
-
 def test_port_in_use_is_a_warning_until_it_is_free(written, serving, port):
     with socket.create_server(("", port)):
         serving()
@@ -323,17 +313,6 @@ def test_run_that_others_continue_does_not_wait(make_config, serving, port, outc
     sink = serving(prometheus_linger_seconds=600)
     scrape(port)
     sink.close()
-
-
-def test_ledger_of_a_newer_version_is_a_warning(written, serving):
-    first = min(written.workspace.ledger.glob("*.json"))
-    content = json.loads(first.read_text()) | {"schema_version": 99}
-    del content["digest"]
-    first.write_text(json.dumps(content | {"digest": value_digest(content)}))
-    serving()
-    wait_for(lambda: warnings(written.workspace))
-    (message,) = warnings(written.workspace)
-    assert message.startswith("no metrics: ledger entry 1 has schema version 99")
 
 
 def test_secrets_of_the_environment_are_in_no_warning_and_no_scrape(

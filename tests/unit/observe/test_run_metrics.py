@@ -22,7 +22,6 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.train.recovery.entries import KEPT
 from steadytrain.components.train.recovery.times import Times, spans
 
 from support.decided import halved
@@ -113,21 +112,6 @@ def test_event_that_is_known_changes_nothing(written):
     for event in events:
         metrics.add(event)
     assert (metrics.current().values, counters(metrics)) == before
-
-
-def test_supervisor_that_dies_between_the_ledger_and_the_stream_loses_nothing(written):
-    """The next one reads the ledger first, and each event of the stream once."""
-    events = read_events(written.workspace.events)
-    expected = counters(RunMetrics.of(events))
-    for place, lost in enumerate(events):
-        if isinstance(lost, KEPT):
-            ledger = [event for event in events[: place + 1] if isinstance(event, KEPT)]
-            before = counters(RunMetrics.of(events[:place]))
-            rebuilt = RunMetrics.of([*ledger, *events[:place]])
-            assert all(counters(rebuilt)[key] >= before[key] for key in before), lost
-            for event in events[place + 1 :]:
-                rebuilt.add(event)
-            assert counters(rebuilt) == pytest.approx(expected), lost
 
 
 def test_price_that_changes_applies_to_later_attempts():

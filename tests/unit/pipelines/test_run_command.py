@@ -62,7 +62,7 @@ def test_process_that_a_signal_stopped_is_named_once(make_run, monkeypatch):
         process.kill()
 
 
-@pytest.mark.parametrize("folder", ["logs", "records", "ledger", "lease", "attempts"])
+@pytest.mark.parametrize("folder", ["logs", "records", "lease", "attempts"])
 def test_file_in_the_place_of_a_folder_is_named_before_anything_starts(make_run, folder):
     run = make_run()
     place = getattr(run.workspace, folder)

@@ -11,12 +11,10 @@ import uuid
 
 import pytest
 
-from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.append_log import ObjectLog
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted
 from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.storage import S3Storage, open_storage, s3
-from steadytrain.components.train.recovery.ledger import Ledger
 
 from support.command import wait_for
 from support.selected import each
@@ -223,21 +221,14 @@ def test_one_writer_wins_if_responses_are_lost(storage, proxy):
         assert len(won) == 1
 
 
-def test_ledger_holds_each_event_once_if_responses_are_lost(storage, proxy):
+def test_log_holds_each_record_once_if_responses_are_lost(storage, proxy):
     proxy.concerns = lambda method, _path: method == "PUT"
-    ledger = Ledger(storage, run_id="r")
-    for number in (1, 2):
+    log, records = ObjectLog(storage), [{"step": 1}, {"step": 2}]
+    for record in records:
         proxy.queued.append("lose")
-        ledger.record(
-            AttemptStarted(
-                attempt=number, world_size=1, batch=BatchSettings(1), gradient_accumulation_steps=1
-            )
-        )
-        proxy.queued.append("lose")
-        ledger.record(AttemptEnded(attempt=number, outcome="failed", step=number))
+        log.append(record)
     assert not proxy.queued
-    assert storage.list() == [f"{number:08d}.json" for number in range(1, 5)]
-    assert [item.ended.step for item in ledger.history().attempts] == [1, 2]
+    assert ObjectLog(storage).read() == records
 
 
 def test_lock_is_held_and_released_if_its_response_is_lost(storage, proxy):

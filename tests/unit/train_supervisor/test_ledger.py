@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from steadytrain.components.shared.append_log import FileLog, decode, encode
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
+from steadytrain.components.shared.events import problems, read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -23,17 +24,24 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger, LedgerDamaged
 
 
 @pytest.fixture
-def storage(tmp_path):
-    return LocalStorage(tmp_path / "ledger")
+def workspace(tmp_path):
+    return Workspace(tmp_path, "tiny")
 
 
 @pytest.fixture
-def ledger(storage):
-    return Ledger(storage, run_id="tiny")
+def ledger(workspace):
+    return Ledger(workspace)
+
+
+@pytest.fixture
+def log(workspace):
+    return workspace.events / "ledger-00000000.jsonl"
 
 
 def started(attempt, *, time=0.0, resumed=None):
@@ -71,7 +79,7 @@ def test_cost_of_the_newest_checkpoint_is_known(ledger):
     assert ledger.history().checkpoint_seconds == (0.1, 0.0)
 
 
-def test_new_reader_knows_everything(ledger, storage):
+def test_new_reader_knows_everything(ledger, workspace):
     decision = DecisionMade(attempt=1, failure_class="network", action="stop", reason="so")
     for event in [
         started(1, time=100),
@@ -82,7 +90,7 @@ def test_new_reader_knows_everything(ledger, storage):
         started(2, time=200, resumed=20),
     ]:
         ledger.record(event)
-    history = Ledger(storage, run_id="tiny").history()
+    history = Ledger(workspace).history()
     first, second = history.attempts
     assert first.last_step == 20
     assert first.ended.time == 130
@@ -93,46 +101,13 @@ def test_new_reader_knows_everything(ledger, storage):
     assert history.seconds == 30
 
 
-def test_line_that_is_not_a_state_is_skipped(ledger, storage):
-    ledger.record(Warned(stage="train", message="only told"))
-    assert storage.list() == []
-
-
-def test_each_event_is_an_object_with_a_sortable_name(ledger, storage):
-    for attempt in range(1, 13):
-        ledger.record(started(attempt))
-    names = storage.list()
-    assert names == sorted(names)
-    content = [json.loads(storage.read(name)) for name in names]
-    assert [item["attempt"] for item in content] == list(range(1, 13))
-    assert {item["schema_version"] for item in content} == {2}
-
-
-def test_two_writers_never_take_the_same_number(storage):
-    class Late(LocalStorage):
-        """Storage where another writer comes between the listing and the write."""
-
-        def list(self, prefix=""):
-            names = super().list(prefix)
-            Ledger(storage, run_id="tiny").record(saved(1, 10))
-            return names
-
-    Ledger(storage, run_id="tiny").record(started(1))
-    Ledger(Late(storage.folder), run_id="tiny").record(saved(1, 20))
-    assert [
-        item.step for item in Ledger(storage, run_id="tiny").history().attempts[0].checkpoints
-    ] == [
-        10,
-        20,
-    ]
-
-
-def test_entries_of_a_superseded_supervisor_are_void(storage):
+def test_entries_of_a_superseded_supervisor_are_void(workspace):
     """It checked the lease, was suspended for a long time, and writes when it wakes up."""
-    leases = LocalStorage(storage.folder.parent / "lease")
-    older, newer = (Ledger(storage, run_id="tiny") for _ in range(2))
+    leases = LocalStorage(workspace.lease)
+    older = Ledger(workspace)
     with hold(leases, run_id="tiny", seconds=60) as older.lease:
         older.record(started(1, time=100))
+        newer = Ledger(workspace)
     with hold(leases, run_id="tiny", seconds=60) as newer.lease:
         newer.record(ended(1, time=110))
         with pytest.raises(RunBusy, match="taken over"):
@@ -141,19 +116,55 @@ def test_entries_of_a_superseded_supervisor_are_void(storage):
         older.record(ended(1, time=999))
         older.record(started(2, time=999))
         newer.record(started(2, time=120))
-    history = Ledger(storage, run_id="tiny").history()
+    history = Ledger(workspace).history()
     assert [attempt.started.time for attempt in history.attempts] == [100, 120]
     assert history.attempts[0].ended.time == 110
 
 
-def test_another_schema_version_is_rejected_by_name(ledger, storage):
+def test_what_only_reports_and_what_ranks_report_is_an_event_once(ledger, workspace):
+    stream = workspace.lines("supervisor")
+    told = [started(1, time=1.0), Warned(time=2.0, stage="train", message="only told")]
+    for event in told:
+        ledger.emit(event, stream)
+    ranks = workspace.lines("rank-0")
+    ranks.append(replace(saved(1, 10), time=3.0))
+    ledger.record(replace(saved(1, 10), time=3.0))
+    left_out = Counter()
+    assert read_events(workspace.events, left_out) == [*told, replace(saved(1, 10), time=3.0)]
+    assert not left_out
+    assert not problems(workspace.events)
+    assert Ledger(workspace).history().attempts[0].last_step == 10
+
+
+def test_history_is_read_once_and_grows(ledger, workspace, monkeypatch):
+    written(ledger)
+    later = Ledger(workspace)
+    history = later.history()
+    later.record(skipped(2, 9))
+    monkeypatch.setattr(FileLog, "scan", None)
+    assert later.history() is history
+    assert history.skipped_batches == (7, 9)
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_another_schema_version_is_rejected_by_name(ledger, log, version):
     ledger.record(started(1))
-    (name,) = storage.list()
-    content = json.loads(storage.read(name)) | {"schema_version": 3}
-    del content["digest"]
-    storage.write(name, json.dumps(content | {"digest": value_digest(content)}).encode())
-    with pytest.raises(BadInput, match="schema version 3"):
+    content = decode(log.read_bytes()) | {"schema_version": version}
+    log.write_bytes(encode(content, content.pop("n")))
+    with pytest.raises(BadInput, match=f"line 1 of {log} has schema version {version}"):
+        Ledger(ledger.workspace).history()
+
+
+def test_run_of_an_earlier_version_is_refused_with_that_version(ledger, workspace):
+    old = workspace.folder / "ledger" / "00000001.json"
+    old.parent.mkdir(parents=True)
+    old.write_text('{"schema_version": 2}')
+    with pytest.raises(BadInput, match="ledger of schema version 2 or 1") as raised:
         ledger.history()
+    assert "steadytrain 0.1.0" in raised.value.remedy
+    with contextlib.closing(workspace.lines("supervisor")) as stream:
+        stream.append(started(1, time=1.0))
+    assert ledger.readable() == (History.of([started(1, time=1.0)]), [])
 
 
 def skipped(attempt, batch):
@@ -176,17 +187,12 @@ STORY = [
 ]
 
 
-def flip(path):
-    """Change a number and keep the JSON valid."""
-    path.write_text(path.read_text().replace('"skipped_batch": 7', '"skipped_batch": 5'))
-
-
 def truncate(path):
-    path.write_bytes(path.read_bytes()[:-9])
+    path.write_bytes(path.read_bytes()[:9])
 
 
-def empty(path):
-    path.write_bytes(b"")
+def binary(path):
+    path.write_bytes(b"\xff\x00\n" * 9)
 
 
 def make_folder(path):
@@ -204,7 +210,9 @@ def link_nowhere(path):
     path.symlink_to("nowhere")
 
 
-HARMS = [truncate, empty, make_folder, make_pipe, link_nowhere, Path.unlink]
+def break_reads(path):
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
 
 
 def written(ledger):
@@ -213,107 +221,98 @@ def written(ledger):
     return ledger.history()
 
 
-@pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("number", range(1, 7))
-def test_entry_that_is_lost_is_restored_from_the_events(ledger, storage, harm, number):
-    before = written(ledger)
-    harm(storage.folder / f"{number:08d}.json")
-    reader = Ledger(storage, run_id="tiny")
-    assert reader.history_from(STORY) == (before, [])
-    (told,) = reader.repair(STORY)
-    assert f"{number:08d}.json ({STORY[number - 1].name})" in told
-    assert reader.history() == before
-    assert reader.repair(STORY) == []
-
-
-def test_flipped_bit_in_valid_json_never_changes_skipped_batches(ledger, storage):
-    before = written(ledger)
-    path = storage.folder / "00000005.json"
-    flip(path)
-    with pytest.raises(
-        BadInput, match=r"00000005.json has changed since it was written \(SHA-256\)"
-    ):
-        ledger.history()
-    ledger.repair(STORY)
-    assert ledger.history() == before
-    assert before.skipped_batches == (7,)
-    assert path.with_name("00000005.json.damaged-1").is_file()
-
-
-@pytest.mark.parametrize("harm", [*HARMS, flip])
-def test_lost_entry_is_an_error_that_says_what_to_do(ledger, storage, harm):
-    written(ledger)
-    harm(storage.folder / "00000005.json")
-    told = [event for event in STORY if not isinstance(event, DecisionMade)]
+def refused(workspace, attempts=2):
+    """Return the file that accepts the loss that a new supervisor finds."""
     with pytest.raises(LedgerDamaged) as raised:
-        ledger.repair(told)
-    accept = raised.value.remedy.rpartition("touch ")[2]
-    assert str(storage.folder / "00000005.json") in raised.value.message
+        Ledger(workspace).check(attempts)
     assert "may change the weights" in raised.value.remedy
-    history, problems = ledger.history_from(told)
-    assert history.skipped_batches == ()
-    assert len(problems) == 1
-
-    Path(accept).touch()
-    assert ledger.repair(told) == []
-    assert ledger.history().skipped_batches == ()
-    ledger.record(skipped(2, 9))
-    assert ledger.history().skipped_batches == (9,)
+    return raised.value.message, Path(raised.value.remedy.rpartition("touch ")[2])
 
 
-def test_deleted_ledger_is_restored(ledger, storage):
-    before = written(ledger)
-    shutil.rmtree(storage.folder)
-    reader = Ledger(storage, run_id="tiny")
-    assert len(reader.repair(STORY, attempts=2)) == len(STORY)
-    assert reader.history() == before
+@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("place", [20, -20, -1])
+def test_flipped_bit_is_an_error_that_says_what_to_do(ledger, workspace, log, number, place):
+    """It could still be valid JSON, and skip another batch. The last place is the end of line."""
+    written(ledger)
+    lines = log.read_bytes().splitlines(keepends=True)
+    changed = bytearray(lines[number - 1])
+    changed[place] ^= 1
+    log.write_bytes(b"".join([*lines[: number - 1], changed, *lines[number:]]))
+    message, accept = refused(workspace)
+    assert f"line {number} of {log} has changed since it was written" in message
+    history, lost = Ledger(workspace).readable()
+    assert len(lost) == 1
+    assert len(history.decisions) + len(history.attempts) + bool(history.supervisor) <= 4
 
-
-def test_unknown_attempts_do_not_start_a_new_run(ledger, storage):
-    """Otherwise budgets, skipped batches, and lowered learning rates would silently be lost."""
-    with pytest.raises(LedgerDamaged, match="attempt 2 left traces") as raised:
-        ledger.repair([], attempts=2)
-    accept = Path(raised.value.remedy.rpartition("touch ")[2])
-    accept.parent.mkdir()
     accept.touch()
-    assert ledger.repair([], attempts=2) == []
-    assert ledger.history().attempts == []
+    later = Ledger(workspace)
+    later.check(0)
+    later.record(skipped(2, 9))
+    assert 9 in Ledger(workspace).history().skipped_batches
 
 
-def test_other_files_in_the_folder_are_skipped(ledger, storage):
+@pytest.mark.parametrize(
+    "harm", [truncate, binary, make_folder, make_pipe, link_nowhere, break_reads, Path.unlink]
+)
+def test_lost_log_does_not_start_the_run_over(ledger, workspace, log, harm):
+    """Otherwise budgets, skipped batches, and lowered learning rates would silently be lost."""
+    written(ledger)
+    harm(log)
+    _, accept = refused(workspace)
+    accept.touch()
+    later = Ledger(workspace)
+    later.check(2)
+    assert later.history().attempts == []
+
+
+def test_lost_log_of_an_earlier_supervisor_is_an_error(ledger, workspace, log):
+    written(ledger)
+    later = Ledger(workspace)
+    with hold(LocalStorage(workspace.lease), run_id="tiny", seconds=60) as later.lease:
+        later.record(ended(2, time=230))
+    log.unlink()
+    message, accept = refused(workspace)
+    assert "entries 1 to 6 of" in message
+    accept.touch()
+    assert Ledger(workspace).history().attempts == []
+
+
+def test_torn_last_line_costs_that_line_at_every_byte(ledger, workspace, log, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    before, content = written(ledger), log.read_bytes()
+    last = len(content.splitlines(keepends=True)[-1])
+    for cut in (1, 2, 14, 15, last // 2, last - 1, last):
+        log.write_bytes(content[:-cut])
+        again = Ledger(workspace)
+        if len(again.history().attempts) == 1:
+            again.record(STORY[-1])
+        again.record(ended(2, time=230))
+        found = Ledger(workspace).history()
+        assert [item.started for item in found.attempts] == [
+            item.started for item in before.attempts
+        ]
+        assert found.attempts[-1].ended == ended(2, time=230)
+
+
+def test_other_files_in_the_folder_are_skipped(ledger, workspace):
     before = written(ledger)
-    for name in ("notes.txt", "00000003.json~", "1.json", "99999999.json", "other"):
-        (storage.folder / name).write_bytes(b"\x00")
-    assert Ledger(storage, run_id="tiny").history() == before
-    Ledger(storage, run_id="tiny").record(ended(2, time=230))
-    assert (storage.folder / "00000007.json").is_file()
+    for name in ("ledger-1.jsonl", "ledger-00000001.jsonl~", "ledger-notes.txt", "other"):
+        (workspace.events / name).write_bytes(b"\x00")
+    assert Ledger(workspace).history() == before
 
 
-def test_rejected_write_that_succeeded_counts_once(storage):
-    """On a network file system, the answer may be lost."""
+def test_storage_that_rejects_for_a_moment_or_permanently(ledger, workspace, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
 
-    class Lossy(LocalStorage):
-        answers = 2
-
-        def write(self, name, content, *, if_absent=False):
-            done = super().write(name, content, if_absent=if_absent)
-            self.answers -= 1
-            if self.answers >= 0:
-                raise StorageError("no answer")
-            return done
-
-    slow = skipped(1, 7)
-    Ledger(Lossy(storage.folder), run_id="tiny").record(slow, seconds=30)
-    assert Ledger(storage, run_id="tiny").history().decisions == [slow]
-
-
-def test_storage_that_rejects_permanently_is_reported(storage, monkeypatch):
-    def refuse(self, name, content, *, if_absent=False):
-        raise StorageError("no room")
-
-    monkeypatch.setattr(LocalStorage, "write", refuse)
-    with pytest.raises(StorageError, match="no room"):
-        Ledger(storage, run_id="tiny").record(started(1), seconds=1)
+    before = written(ledger)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", refuse)
+        with pytest.raises(StorageError, match="No space left"):
+            ledger.record(skipped(2, 9))
+    assert Ledger(workspace).history() == before
+    ledger.record(skipped(2, 9))
+    assert Ledger(workspace).history().skipped_batches == (7, 9)
 
 
 def taken_over(nodes):
@@ -342,41 +341,3 @@ def test_shrink_holds_until_the_configuration_changes_nodes(ledger):
     assert ledger.history().nodes is None
     ledger.record(shrunk(1))
     assert ledger.history().nodes == 1
-
-
-def test_events_whose_time_moved_are_known(ledger):
-    """The event stream moves times forward after the clock was set back."""
-    before = written(ledger)
-    assert ledger.repair([replace(event, time=event.time + 3600) for event in STORY]) == []
-    assert ledger.history() == before
-
-
-def test_copies_in_an_older_ledger_count_once(ledger, storage):
-    """Older versions appended moved events again, and a learning-rate scale counted twice."""
-    slower = replace(skipped(1, 7), learning_rate_scale=0.1)
-    for moved in (0, 3600):
-        Ledger(storage, run_id="tiny").record(replace(slower, time=slower.time + moved))
-    assert ledger.history().decisions == [slower]
-    assert ledger.history().learning_rate_scale == 0.1
-
-
-@pytest.mark.parametrize("lost", [{2, 5}, {3, 4}, {3, 5, 6}, set(range(1, 7))])
-def test_entries_return_to_their_places_whatever_the_clocks_say(ledger, storage, lost):
-    """One event is from a clock in the far future, and the later ones from one in the past."""
-    skewed = [replace(STORY[0], time=9e9), *(replace(e, time=1e9 - e.time) for e in STORY[1:])]
-    told = [ledger.record(event) for event in skewed]
-    before = ledger.history()
-    for number in lost:
-        (storage.folder / f"{number:08d}.json").unlink()
-    reader = Ledger(storage, run_id="tiny")
-    reader.repair(sorted(told, key=lambda event: event.time))
-    assert [entry.event for entry in reader.entries()] == skewed
-    assert reader.history() == before
-
-
-def test_entry_that_only_later_numbers_reveal_is_an_error(ledger, storage):
-    told = [ledger.record(event) for event in STORY]
-    for number in (4, 5, 6):
-        (storage.folder / f"{number:08d}.json").unlink()
-    with pytest.raises(LedgerDamaged, match=r"00000005.json is missing"):
-        Ledger(storage, run_id="tiny").repair([told[3], told[5]])

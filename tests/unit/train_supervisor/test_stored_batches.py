@@ -8,10 +8,9 @@ import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import from_json, to_json
-from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.sizing.learned import Learned
-from steadytrain.components.train.recovery.ledger import Ledger
+from steadytrain.components.train.recovery.history import History
 
 LOWERED = BatchSettings(
     1, gradient_checkpointing=True, snapshot=False, strategy="fsdp", offload="all"
@@ -49,11 +48,8 @@ WITHOUT_STRATEGY = (
 )
 
 
-def test_ledger_of_an_earlier_version_is_read(tmp_path):
-    storage = LocalStorage(tmp_path)
-    for number, line in enumerate((LOWERING, RETRYING, STARTED), start=1):
-        storage.write(f"{number:08d}.json", line.encode())
-    history = Ledger(storage, run_id="tiny").history()
+def test_events_of_an_earlier_version_are_read():
+    history = History.of(map(from_json, (LOWERING, RETRYING, STARTED)))
     assert history.limit.batch == LOWERED
     assert [item.batch for item in history.decisions] == [LOWERED, None]
     (attempt,) = history.attempts

@@ -351,7 +351,7 @@ def test_run_whose_folder_is_deleted_ends_with_a_clear_error(supervisor, workspa
 
     thread = threading.Thread(target=delete)
     thread.start()
-    with pytest.raises(StorageError, match=f"{workspace.events} was deleted while"):
+    with pytest.raises(StorageError, match=f"{workspace.events}.* was deleted while"):
         running.run()
     thread.join()
     assert not processes_of(folder)

@@ -84,7 +84,7 @@ def test_file_that_another_program_changed_is_not_continued(tmp_path, harm):
     log = FileLog(tmp_path / "log")
     log.append(RECORDS[0])
     harm(log.path)
-    with pytest.raises(StorageError, match="was deleted or cut off"):
+    with pytest.raises(StorageError, match="was deleted while it was in use"):
         log.append(RECORDS[1])
 
 
