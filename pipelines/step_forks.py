@@ -17,14 +17,9 @@ from typing import IO, Any, Protocol, Self
 
 import psutil
 
+from steadytrain.components.train.agent.forking import SINGLE_THREADED
 from steadytrain.components.train.agent.processes import MARK, alive
 from steadytrain.pipelines.step_template import BEGUN, PROGRAM, STATUS
-
-_VARIABLES = {
-    # Both libraries would start threads on import, and a process with threads cannot be forked.
-    "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
 
 
 class _Program(Protocol):
@@ -64,7 +59,7 @@ class StepTemplate:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_VARIABLES, MARK: str(folder)},
+                env={**os.environ, **SINGLE_THREADED, MARK: str(folder)},
                 pass_fds=(theirs.fileno(), *also_hold),
                 start_new_session=True,
             )

@@ -144,11 +144,11 @@ def _answer(requests: socket.socket, kind: str, number: int) -> None:
 
 
 def _be_step(request: Mapping[str, Any], descriptors: Sequence[int], prepared: bool) -> int:
-    from steadytrain.components.train.launch.process import template_forked_early
+    from steadytrain.components.train.launch.process import agent_forked_early
 
     _become(request["environment"], *descriptors)
     # Now, because soon this process will have other threads, and cannot be forked then.
-    with template_forked_early():
+    with agent_forked_early():
         _run(request["step"], request["config"], prepared)
     return 0
 

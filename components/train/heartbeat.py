@@ -92,6 +92,12 @@ class Heartbeat:
         else:
             self._tell("")
 
+    def close(self) -> None:
+        """Close the file. A later beat opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
     def _write(self, line: bytes) -> None:
         if self._descriptor is None:
             self._descriptor = os.open(self.path, _WRITE, 0o644)
@@ -100,8 +106,7 @@ class Heartbeat:
             os.pwrite(self._descriptor, line, 0)
         except OSError:
             # A stale handle never works again.
-            stale, self._descriptor = self._descriptor, None
-            os.close(stale)
+            self.close()
             raise
 
     def _tell(self, refusal: str) -> None:

@@ -44,8 +44,8 @@ class Grouped(ProcessLauncher):
         super().__init__(compute)
         self.group = group
 
-    def _command(self):
-        return self.group.inside(super()._command())
+    def _command(self, *pipes):
+        return self.group.inside(super()._command(*pipes))
 
 
 @pytest.fixture

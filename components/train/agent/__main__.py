@@ -65,6 +65,7 @@ class Agent:
         heartbeat, kills = Heartbeat(self.node.heartbeat), oom_kills()
         try:
             with (
+                contextlib.closing(heartbeat),
                 stop_requests() as request,
                 started(
                     self.folder,

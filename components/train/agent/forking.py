@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import multiprocessing
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -21,6 +21,12 @@ import psutil
 from steadytrain.components.shared.logs.output import open_log, redact_output
 from steadytrain.components.shared.stopping import STOP_SIGNALS
 
+SINGLE_THREADED = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Variables that keep libraries from starting threads on import: a process with several threads
+cannot be forked."""
 _CUDA_NOT_INITIALIZED = 3  # CUresult, cuda.h
 _context = multiprocessing.get_context("fork")
 _possible = False
@@ -94,6 +100,10 @@ class Forked:
     def kill(self) -> None:
         """Send SIGKILL."""
         self._process.kill()
+
+    def abandon(self) -> None:
+        """Do not wait for the process when this one exits, because it cannot be killed."""
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
 
 
 def write_to(log: Path) -> None:

@@ -1,4 +1,4 @@
-"""An agent as a process on this machine."""
+"""The agent of this machine."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import os
 import select
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Protocol, Self
-
-import psutil
+from typing import Self
 
 from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.logs.output import open_log
 from steadytrain.components.sizing.device import device_name
-from steadytrain.components.train.agent import forking, template
+from steadytrain.components.train.agent import forking, warm
 from steadytrain.components.train.agent.memory import host_memory
-from steadytrain.components.train.agent.processes import MARK, alive, end_processes
+from steadytrain.components.train.agent.processes import MARK, end_processes, unreaped
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
@@ -39,19 +38,21 @@ RANK_IMPORTS = (
     # Almost everything that one model imports is also imported by the others.
     "transformers.models.llama.modeling_llama",
 )
-_TEMPLATE = "steadytrain.components.train.agent.template"
+_AGENT = "steadytrain.components.train.agent.warm"
+_IDLE_SECONDS = 5.0
+"""How long an agent may take from its report to the end of the attempt."""
 
 
 @contextlib.contextmanager
-def template_forked_early() -> Iterator[None]:
-    """Fork the template of this process's next launcher now, while there are no other threads.
+def agent_forked_early() -> Iterator[None]:
+    """Fork the agent of this process's next launcher now, while there are no other threads.
 
     Do nothing in a process that does not descend from a prepared one (`forking.possible`).
     """
     if not forking.possible():
         yield
         return
-    _early.append(Template(_Fork()))
+    _early.append(LocalAgent(_fork))
     try:
         yield
     finally:
@@ -59,22 +60,22 @@ def template_forked_early() -> Iterator[None]:
             unused.kill()
 
 
-_early: list[Template] = []
+_early: list[LocalAgent] = []
 
 
-def _take_early() -> Template | None:
+def _take_early() -> LocalAgent | None:
     return _early.pop() if _early else None
 
 
 class ProcessLauncher:
-    """Starts an agent for the ranks of this machine, from a template that is kept for the next one.
+    """Starts the ranks of this machine through an agent, which is kept for the next attempt.
 
-    Use it as a context manager; the template ends with the context. In a process that descends
-    from a prepared one, the template is forked and imports nothing (see `template_forked_early`).
+    Use it as a context manager; the agent ends with the context. In a process that descends from a
+    prepared one, the agent is forked and imports nothing (see `agent_forked_early`).
 
     Args:
         program: command of a rank; the attempt's folder is appended to it.
-        imports: modules that the template imports in advance.
+        imports: modules that the agent imports in advance.
     """
 
     def __init__(
@@ -84,18 +85,18 @@ class ProcessLauncher:
         imports: Sequence[str] = RANK_IMPORTS,
     ) -> None:
         self.compute, self.program, self.imports = compute, tuple(program), tuple(imports)
-        self._template: Template | None = None
+        self._agent: LocalAgent | None = None
 
     def __enter__(self) -> Self:
-        self._template = _take_early()
-        if self._template is None and forking.possible():
+        self._agent = _take_early()
+        if self._agent is None and forking.possible():
             # Now: soon this process will have other threads, and cannot be forked then.
-            self._template = Template(_Fork())
+            self._agent = LocalAgent(_fork)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._template is not None:
-            self._template.kill()
+        if self._agent is not None:
+            self._agent.kill()
 
     @property
     def world_size(self) -> int:
@@ -113,19 +114,42 @@ class ProcessLauncher:
     def start(self, folder: AttemptFolder) -> Iterator[AgentAttempt]:
         node = folder.node(0)
         node.path.mkdir(parents=True, exist_ok=True)
-        if self._template is None or not self._template.alive:
-            threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
-            self._template = start_template(_TEMPLATE, self.imports, os.environ, threads, node.log)
-        current = self._template
-        environment = {**os.environ, MARK: str(folder.path)}
-        agent = current.ask(self._arguments(folder), environment, node.log)
+        if self._agent is None or not self._agent.alive:
+            self._agent = LocalAgent(partial(self._program, node.log))
+        agent = self._agent
+        agent.ask(self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log)
         try:
-            yield AgentAttempt(folder, gone=lambda _: agent.exit())
+            yield AgentAttempt(folder, gone=lambda _: agent.gone())
         finally:
-            if not agent.started:
-                # The template may be about to fork.
-                current.kill()
-            end_processes(folder.path, root=agent.pid)
+            # One that does not end is not awaited either.
+            self._agent = None
+            agent.finish(folder)
+            self._agent = agent
+
+    def _program(self, log: Path, requests: int, answers: int) -> subprocess.Popen[bytes]:
+        """Start an agent as a new program.
+
+        Args:
+            log: file for the output of its imports, such as the error of one that fails.
+        """
+        with os.fdopen(open_log(log), "ab") as output:
+            # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
+            return subprocess.Popen(
+                self._command(requests, answers),
+                env=self._variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                pass_fds=(requests, answers),
+                start_new_session=True,
+            )
+
+    def _command(self, requests: int, answers: int) -> list[str]:
+        return [sys.executable, "-m", _AGENT, str(requests), str(answers), *self.imports]
+
+    def _variables(self) -> dict[str, str]:
+        threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
+        return {**os.environ, **forking.SINGLE_THREADED, "OMP_NUM_THREADS": str(threads)}
 
     def _arguments(self, folder: AttemptFolder) -> list[str]:
         threads = self.compute.threads_per_rank
@@ -136,161 +160,74 @@ class ProcessLauncher:
         return [*options, str(folder.path), *self.program]
 
 
-class _Process(Protocol):
-    """A running template, as subprocess.Popen has it."""
-
-    @property
-    def stdin(self) -> IO[bytes] | None: ...
-
-    @property
-    def stdout(self) -> IO[bytes] | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def kill(self) -> None: ...
-
-    def communicate(self) -> object: ...
+def _fork(requests: int, answers: int) -> forking.Forked:
+    return forking.Forked(partial(warm.forked, requests, answers), dict(os.environ))
 
 
-def start_template(
-    program: str, imports: Sequence[str], environment: Mapping[str, str], threads: int, log: Path
-) -> Template:
-    """Start a template that imports everything first.
+class LocalAgent:
+    """An agent on this machine, which serves one attempt after another.
 
     Args:
-        program: its module.
-        threads: what torch computes with in the forked processes.
-        log: file for its output, such as a failed import.
+        start: starts it with the descriptors of its requests and its answers.
     """
-    # Libraries read these when they are imported. The last two keep them from starting threads:
-    # a process with several threads can't be forked.
-    own = {
-        "OMP_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": "1",
-        "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    }
-    with os.fdopen(open_log(log), "ab") as errors:
-        # Its own session, so that Ctrl-C in the terminal reaches only this process.
-        return Template(
-            subprocess.Popen(
-                [sys.executable, "-m", program, *imports],
-                bufsize=0,
-                env={**environment, **own},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-        )
 
-
-class _Fork:
-    """A template forked from this process."""
-
-    def __init__(self) -> None:
-        requests, asking = os.pipe()
-        answering, answers = os.pipe()
-        self._process = forking.Forked(
-            partial(template.forked, requests, answers), dict(os.environ)
-        )
+    def __init__(
+        self, start: Callable[[int, int], subprocess.Popen[bytes] | forking.Forked]
+    ) -> None:
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        self._process = start(requests, answers)
         os.close(requests)
         os.close(answers)
-        self.stdin: IO[bytes] = os.fdopen(asking, "wb", buffering=0)
-        self.stdout: IO[bytes] = os.fdopen(answering, "rb", buffering=0)
 
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def communicate(self) -> None:
-        """Close the pipes, and wait for the end of the process."""
-        self.stdin.close()
-        self.stdout.close()
-        self._process.wait()
-
-
-class Template:
-    """The process that others are forked from.
-
-    served: whether it has forked one.
-    """
-
-    def __init__(self, process: _Process) -> None:
-        self._process, self.served = process, False
-        self._unanswered = deque[Fork]()
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    @property
-    def status(self) -> int | None:
-        """The exit status; None while the template runs."""
-        return self._process.poll()
-
-    def ask(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Fork:
-        """Request a process; return at once, though the template may still be importing."""
-        fork = Fork(self)
-        self._unanswered.append(fork)
+    def ask(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Request an attempt; return at once, though the agent may still be importing."""
         request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
-        assert self._process.stdin is not None
-        # If the template died meanwhile, `Fork.exit` notices that.
+        # If the agent died meanwhile, `gone` notices that.
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        return fork
+            os.write(self._requests, json.dumps(request).encode() + b"\n")
+
+    def gone(self) -> AgentExit | None:
+        """Return how the agent ended; None if it has not."""
+        status = self._process.poll()
+        return None if status is None else AgentExit(status)
+
+    def finish(self, folder: AttemptFolder) -> None:
+        """End every process of an attempt. Only an agent that is done with it stays.
+
+        Raises:
+            Unkillable: a process does not end.
+        """
+        reported = folder.node(0).exits.is_file()
+        idle = self._idle(_IDLE_SECONDS if reported else 0.0)
+        try:
+            end_processes(folder.path, root=None if idle else unreaped(self._process))
+        except Unkillable:
+            if isinstance(self._process, forking.Forked):
+                self._process.abandon()
+            raise
 
     def kill(self) -> None:
-        """End the template; an agent dies with it."""
+        """End the agent; its ranks die with it."""
         self._process.kill()
-        self.read_answers()
-        self._process.communicate()
-        self._unanswered.clear()
+        self._process.wait()
+        os.close(self._requests)
+        os.close(self._answers)
 
-    def read_answers(self) -> None:
-        """Read the process IDs that have arrived. They have the order of the requests."""
-        output = self._process.stdout
-        assert output is not None
-        while self._unanswered and select.select([output], [], [], 0)[0]:
-            if not (line := output.readline()):
-                return
-            # Native libraries may print while they are imported.
-            if line.strip().isdigit():
-                self._unanswered.popleft().found(int(line))
-                self.served = True
-
-
-class Fork:
-    """A process that a template was asked for."""
-
-    def __init__(self, template: Template) -> None:
-        self._template, self._found = template, False
-        self._process: psutil.Process | None = None
-
-    def found(self, pid: int) -> None:
-        """Receive the process ID."""
-        self._found = True
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._process = psutil.Process(pid)
-
-    @property
-    def started(self) -> bool:
-        """Whether the process has been forked; it may have ended since."""
-        self._template.read_answers()
-        return self._found
-
-    @property
-    def pid(self) -> int | None:
-        """The process ID while the process runs."""
-        process = self._process if self.started else None
-        return process.pid if process and alive(process) else None
-
-    def exit(self) -> AgentExit | None:
-        """Return how the process ended, or that it will never start; None if neither."""
-        if self.pid is not None:
-            return None
-        # An agent dies with the template, whose status is the only one known here.
-        status = self._template.status
-        return None if status is None and not self._found else AgentExit(status)
+    def _idle(self, seconds: float) -> bool:
+        """Return whether the agent is done with its attempt within some seconds."""
+        end = time.monotonic() + seconds
+        while self.alive:
+            if select.select([self._answers], [], [], 0.02)[0]:
+                return bool(os.read(self._answers, 1))
+            if time.monotonic() > end:
+                return False
+        return False

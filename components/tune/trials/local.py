@@ -20,8 +20,8 @@ from steadytrain.components.shared.events.types import Remark
 from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
+from steadytrain.components.train.agent.template import Fork, Template, start_template
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.launch.process import Fork, Template, start_template
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.curve import Curve, read_curve
 from steadytrain.components.tune.trials.place import (
@@ -108,7 +108,7 @@ class _Trial:
     def ended(self) -> bool:
         """Return whether the process has ended, or will never start."""
         if self.fork is not None:
-            return self.fork.exit() is not None
+            return self.fork.ended()
         return self.process is not None and not alive(self.process)
 
     def state(self) -> TrialState:

@@ -31,7 +31,7 @@ from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.train.agent import forking, template
-from steadytrain.components.train.launch.process import template_forked_early
+from steadytrain.components.train.launch.process import agent_forked_early
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.data import known_data, prepare_data
@@ -70,9 +70,9 @@ def _train_trial(arguments: Sequence[str]) -> int:
     data = known_data(study, config) or _prepared(study, config, driver)
     if data is None:
         return 1
-    # Ranks on this machine need a template, and a process with threads cannot fork one.
+    # Ranks on this machine need an agent, and a process with threads cannot fork one.
     local = config.compute.launcher == "process"
-    with _reported(config), template_forked_early() if local else contextlib.nullcontext():
+    with _reported(config), agent_forked_early() if local else contextlib.nullcontext():
         threading.Thread(target=driver.watch, name="driver", daemon=True).start()
         with owned(config):
             outcome = run(config, data, until=until)

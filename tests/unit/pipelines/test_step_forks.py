@@ -39,7 +39,7 @@ from steadytrain.components.shared.config import ComputeConfig
 thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
 with ProcessLauncher(ComputeConfig()) as launcher:
-    ready = launcher._template is not None and launcher._template.alive
+    ready = launcher._agent is not None and launcher._agent.alive
 had = "slow_import" in sys.modules
 with open(os.environ["TOLD"], "w") as file:
     json.dump({"parent": os.getppid(), "had": had, "ready": ready}, file)

@@ -20,7 +20,6 @@ from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import MARK, processes_of
-from steadytrain.components.train.launch.agent import AgentExit
 from steadytrain.components.tune.trials import local
 from steadytrain.components.tune.trials.local import LocalTrials
 from steadytrain.components.tune.trials.place import TrialFolder, driver_of, trials_of
@@ -51,8 +50,8 @@ class Fork:
         self.number, self.until = int(arguments[1]), int(arguments[2])
         self.gpu = environment["CUDA_VISIBLE_DEVICES"]
 
-    def exit(self):
-        return AgentExit() if self.over else None
+    def ended(self):
+        return self.over
 
 
 class Template:

@@ -1,4 +1,4 @@
-"""The process that forks ranks: it imports once for all attempts, and is replaced if it dies."""
+"""The agent of a machine: it imports once for all attempts, and is replaced if it dies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.outcome import conclude
 
@@ -45,42 +46,46 @@ def test_preloaded_modules_are_imported_once(module, make_folder, tmp_path):
     imported = tmp_path / "imported"
     with module(f"open({str(imported)!r}, 'a').write('once ')") as launcher:
         folders = [make_folder(attempt=number) for number in (1, 2)]
-        assert [run(launcher, folder) for folder in folders] == [{0: 0}, {0: 0}]
+        agents = []
+        for folder in folders:
+            assert run(launcher, folder) == {0: 0}
+            agents.append(Beat.read(folder.node(0).heartbeat).pid)
+        assert agents == [launcher._agent.pid] * 2
     assert imported.read_text() == "once "
-    assert all("agent.template" in folder.log(0).read_text() for folder in folders)
+    assert all("agent.warm" in folder.log(0).read_text() for folder in folders)
 
 
-def test_template_that_was_killed_is_replaced(module, folder, make_folder):
+def test_agent_that_was_killed_is_replaced(module, folder, make_folder, wait_for):
     with module("") as launcher:
         run(launcher, folder)
-        psutil.Process(launcher._template._process.pid).kill()
-        launcher._template._process.wait()
+        psutil.Process(launcher._agent.pid).kill()
+        wait_for(lambda: not launcher._agent.alive)
         assert run(launcher, make_folder(attempt=2)) == {0: 0}
 
 
-def test_agent_that_dies_with_its_template_is_reported_with_its_signal(module, folder, wait_for):
+def test_agent_that_dies_is_reported_with_its_signal(module, folder, wait_for):
     warning = "import sys; print('install something', file=sys.stderr); sys.stderr.flush()"
     with module(warning, "wait") as launcher, launcher.start(folder) as attempt:
         wait_for(lambda: (folder.path / "waiting-0").exists())
-        psutil.Process(launcher._template._process.pid).terminate()
+        psutil.Process(launcher._agent.pid).kill()
         wait_for(attempt.poll)
     failure = conclude(folder, {}, None).failure
     assert failure.failure_class is FailureClass.NODE_LOST
-    assert f"exit status {-signal.SIGTERM}; its log, " in failure.message
+    assert f"exit status {-signal.SIGKILL}; its log, " in failure.message
     assert failure.message.endswith("ends with: install something")
 
 
-def test_output_of_an_import_is_not_a_response(module, folder):
+def test_output_of_an_import_is_in_the_log(module, folder):
     with module("print('hello')") as launcher:
         assert run(launcher, folder) == {0: 0}
     assert "hello" in folder.node(0).log.read_text()
 
 
-def test_no_template_outlives_its_launcher(module, folder):
+def test_no_agent_outlives_its_launcher(module, folder):
     with module("") as launcher:
         run(launcher, folder)
-        template = psutil.Process(launcher._template._process.pid)
-    assert not template.is_running()
+        agent = psutil.Process(launcher._agent.pid)
+    assert not agent.is_running()
 
 
 def test_failed_import_is_reported(module, folder):
@@ -130,7 +135,7 @@ def test_silent_agent_is_a_hang(module, make_folder):
     assert str(folder.node(0).log) in failure.message
 
 
-def test_ranks_are_spawned_if_the_template_has_threads(module, folder):
+def test_ranks_are_spawned_if_the_agent_has_threads(module, folder):
     """In a fork, nothing would release a lock that the second thread holds."""
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True)"
     with module(f"{thread}.start()") as launcher:
@@ -142,7 +147,7 @@ def test_ranks_are_spawned_if_the_template_has_threads(module, folder):
 def test_imports_of_ranks_allow_forking(folder):
     with ProcessLauncher(ComputeConfig(), [sys.executable, str(RANK), "tell"]) as launcher:
         assert run(launcher, folder) == {0: 0}
-    assert "agent.template" in folder.log(0).read_text()
+    assert "agent.warm" in folder.log(0).read_text()
 
 
 def test_stop_during_imports(module, folder):
