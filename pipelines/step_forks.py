@@ -6,39 +6,22 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
-
-import psutil
+from typing import IO, Any, Self
 
 from steadytrain.components.train.agent.forking import SINGLE_THREADED
-from steadytrain.components.train.agent.processes import MARK, alive
+from steadytrain.components.train.agent.processes import MARK
 from steadytrain.pipelines.step_template import BEGUN, PROGRAM, STATUS
-
-
-class _Program(Protocol):
-    """A template's process, as subprocess.Popen has it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def kill(self) -> None: ...
 
 
 class StepTemplate:
     """A process that has imported what steps need, or is still importing it."""
 
-    def __init__(self, process: _Program, channel: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process, self._channel = process, channel
         self._received = b""
 
@@ -65,21 +48,6 @@ class StepTemplate:
             )
         return cls(process, channel)
 
-    def with_imports(self, modules: Sequence[str]) -> Self | None:
-        """Fork another template from this one, which imports the modules in the background.
-
-        Returns:
-            The other template, which dies with this one; or None if this one is dead.
-        """
-        channel, theirs = socket.socketpair()
-        with theirs:
-            self._ask({"imports": list(modules)}, [theirs.fileno()])
-            _, number = self._answer()
-        if number is None:
-            channel.close()
-            return None
-        return type(self)(_Fork(number), channel)
-
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -89,12 +57,18 @@ class StepTemplate:
         return self._process.poll() is None
 
     def fork(
-        self, step: str, config: Path, environment: Mapping[str, str], lifeline: int
+        self,
+        step: str,
+        config: Path,
+        environment: Mapping[str, str],
+        lifeline: int,
+        imports: Sequence[str] = (),
     ) -> tuple[int | None, IO[str]]:
         """Start a step in its own session.
 
         Args:
             config: file with the run's configuration.
+            imports: modules that the template imports meanwhile, for the steps after this one.
 
         Returns:
             The step's process id, or None if the step or the template is dead; and the step's
@@ -102,7 +76,12 @@ class StepTemplate:
         """
         reading, writing = os.pipe()
         output = os.fdopen(reading, encoding="utf-8", errors="replace")
-        request = {"step": step, "config": str(config), "environment": dict(environment)}
+        request = {
+            "step": step,
+            "config": str(config),
+            "environment": dict(environment),
+            "imports": list(imports),
+        }
         try:
             self._ask(request, [writing, lifeline])
         finally:
@@ -149,24 +128,3 @@ class StepTemplate:
         line, _, self._received = self._received.partition(b"\n")
         kind, number = line.decode().split()
         return kind, int(number)
-
-
-class _Fork:
-    """A template that another template forked. It is a zombie from its end to the other's end."""
-
-    def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
-        self.pid = pid
-
-    def poll(self) -> int | None:
-        return None if alive(self._process) else self.wait()
-
-    def wait(self) -> int:
-        """Wait for its end. Return the likely status, because only its parent gets the real one."""
-        while alive(self._process):
-            time.sleep(0.01)
-        return -signal.SIGKILL
-
-    def kill(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._process.kill()

@@ -29,7 +29,6 @@ from steadytrain.pipelines.step_template import CLOSING
 from steadytrain.pipelines.unexpected import memory_limit
 
 _BEFORE_TRAINING = "preprocess"
-_WITH_TORCH = ("train", "evaluate", "register")
 _OUTPUT_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _REMEDY = "the same command continues the run where it stopped"
@@ -65,7 +64,6 @@ class StepProcesses:
         self._steps, self._closing = Lifeline(), Lifeline()
         self._template = self._new_template()
         self._trains = trains
-        self._heavy: StepTemplate | None = None
         self._step: int | None = None
         self._stopped = False
         self._killed: float | None = None
@@ -83,10 +81,13 @@ class StepProcesses:
         # By position, because the clock may be set while the step runs.
         news = Cursor(self._workspace.events)
         news.skip_to_end()
-        template = self._template_for(name)
+        if not self._template.alive:
+            self._template = self._new_template()
+        template = self._template
+        imports = RANK_IMPORTS if self._trains and name == _BEFORE_TRAINING else ()
         line = (self._closing if closing else self._steps).descriptor
         environment = {**os.environ, MARK: str(self._workspace.folder)}
-        step, output = template.fork(name, self._config, environment, line)
+        step, output = template.fork(name, self._config, environment, line, imports)
         if not closing:
             self._step = step
             if self._killed is not None:
@@ -133,8 +134,7 @@ class StepProcesses:
         Raises:
             Unkillable: a process does not end.
         """
-        for template in self._templates():
-            template.kill()
+        self._template.kill()
         try:
             end_processes(self._workspace.folder, spared=self._unkillable)
         finally:
@@ -152,19 +152,6 @@ class StepProcesses:
                 with contextlib.suppress(OSError):
                     os.write(self._log_to, redact(text).encode())
 
-    def _template_for(self, name: str) -> StepTemplate:
-        if not self._template.alive:
-            self._template = self._new_template()
-        if name == _BEFORE_TRAINING and self._trains:
-            self._heavy = self._template.with_imports(RANK_IMPORTS)
-        if name in _WITH_TORCH and self._heavy is not None and self._heavy.alive:
-            return self._heavy
-        return self._template
-
-    def _templates(self) -> list[StepTemplate]:
-        # The second one is a fork of the first, which reaps it.
-        return [item for item in (self._heavy, self._template) if item is not None]
-
     def _taken_over(self) -> bool:
         """Return whether another supervisor trains the run, and so will report on it."""
         with contextlib.suppress(StorageError):
@@ -173,7 +160,7 @@ class StepProcesses:
 
     def _end_leftovers(self, name: str) -> int:
         """End what a step left behind. Return 1, and report it, if that cannot be killed."""
-        spared = [*(item.pid for item in self._templates()), *self._unkillable]
+        spared = [self._template.pid, *self._unkillable]
         try:
             end_processes(self._workspace.folder, spared=spared)
         except Unkillable as error:

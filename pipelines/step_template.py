@@ -2,13 +2,11 @@
 
 It imports once what every step imports, MLflow above all, so that a step starts at once. A request
 on the channel is a line of JSON with the step, the file with the run's configuration, and the
-step's environment. Two descriptors come with it: the step's output and its lifeline. The answers
-are lines: BEGUN with the step's process id, once the step leads its own session, and then STATUS
-with its exit status. If the channel ends, the command that runs the steps has died, and the
-template writes the report in its place.
-
-Another request is for a second template, a fork of this one that imports torch while the data is
-prepared. One descriptor comes with it: the second template's channel. The only answer is BEGUN.
+step's environment, and with modules to import while the step runs: torch is imported while the data
+is prepared. Two descriptors come with it: the step's output and its lifeline. The answers are
+lines: BEGUN with the step's process id, once the step leads its own session, and then STATUS with
+its exit status. If the channel ends, the command that runs the steps has died, and the template
+writes the report in its place.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 # Import nothing heavy here: processes that a step spawns import this module again.
-from steadytrain.components.shared.lifeline import VARIABLE, die_with_parent
+from steadytrain.components.shared.lifeline import VARIABLE
 
 PROGRAM: Final = "steadytrain.pipelines.step_template"
 BEGUN, STATUS = "begun", "status"
@@ -47,20 +46,13 @@ _MODULES: Final = (
 def main(channel: int) -> int:
     """Fork a step for each request until the channel ends. In a step, do that step's work."""
     prepared = _prepared()
-    requests, second = socket.socket(fileno=channel), False
+    requests = socket.socket(fileno=channel)
     # Of the newest step, until the report is written.
     last: dict[str, Any] | None = None
     while (received := _receive(requests)) is not None:
         request, descriptors = received
         sys.stdout.flush()
         pid = os.fork()
-        if pid == 0 and "imports" in request:
-            die_with_parent()
-            requests.close()
-            requests, second = socket.socket(fileno=descriptors[0]), True
-            if not (prepared and _import_more(request["imports"])):
-                return 1
-            continue
         if pid == 0:
             os.setsid()
             _answer(requests, BEGUN, os.getpid())
@@ -69,15 +61,66 @@ def main(channel: int) -> int:
             return _be_step(request, descriptors, prepared)
         for descriptor in descriptors:
             os.close(descriptor)
-        if "imports" in request:
-            _answer(requests, BEGUN, pid)
-        else:
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            last = None if request["step"] == CLOSING and status == 0 else request
-            _answer(requests, STATUS, status)
-    if last is not None and not second:
+        step = _Step(pid, requests)
+        if prepared and request["imports"]:
+            prepared = step.import_meanwhile(request["imports"])
+        status = step.wait()
+        last = None if request["step"] == CLOSING and status == 0 else request
+    if last is not None:
         _close(last, prepared)
     return 0
+
+
+class _StepFailed(BaseException):
+    """Ends the imports while a step runs: no other step needs them."""
+
+
+class _Step:
+    """A running step. Its end is reported as soon as it is seen."""
+
+    def __init__(self, pid: int, requests: socket.socket) -> None:
+        self._pid, self._requests = pid, requests
+        self._status: int | None = None
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended."""
+        while self._status is None:
+            self._look(0)
+        return self._status
+
+    def import_meanwhile(self, modules: Iterable[str]) -> bool:
+        """Import modules until the step fails. Return whether a fork is still as good."""
+        from steadytrain.components.train.agent import forking
+
+        signal.signal(signal.SIGCHLD, self._stop_imports)
+        try:
+            # It may have ended before.
+            self._stop_imports()
+            forking.prepare(modules)
+        except _StepFailed:
+            return True
+        except Exception as error:
+            # The training process gets the same error, and reports it.
+            forking.start_process("ranks", error)
+            return forking.freeze("steps")
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return forking.possible()
+
+    def _stop_imports(self, *_: object) -> None:
+        self._look(os.WNOHANG)
+        if self._status:
+            raise _StepFailed
+
+    def _look(self, options: int) -> None:
+        if self._status is not None:
+            return
+        # The signal may interrupt this very function, after it has learned of the end.
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(self._pid, options)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+                _answer(self._requests, STATUS, self._status)
 
 
 def _close(last: Mapping[str, Any], prepared: bool) -> None:
@@ -111,18 +154,6 @@ def _prepared() -> bool:
         start_process("steps", error)
         return False
     return freeze("steps")
-
-
-def _import_more(modules: Iterable[str]) -> bool:
-    """Import what training needs too. Return whether a fork is still as good as a new process."""
-    from steadytrain.components.train.agent import forking
-
-    try:
-        forking.prepare(modules)
-    except Exception as error:
-        # The training process gets the same error, and reports it.
-        forking.start_process("ranks", error)
-    return forking.possible()
 
 
 def _import() -> None:

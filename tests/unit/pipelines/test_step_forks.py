@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -305,15 +304,13 @@ def origin(processes, told):
 def test_imports_of_training_begin_while_data_is_prepared(training, tmp_path):
     assert run(training, "", "preprocess") == 0
     found = origin(training, tmp_path / "told")
-    assert found == {"parent": training._heavy.pid, "had": True, "ready": True}
-    assert training._heavy.pid != training._template.pid
+    assert found == {"parent": training._template.pid, "had": True, "ready": True}
 
 
 def test_training_starts_without_the_early_imports(training, tmp_path):
     """Whatever happens to the process that has them."""
     assert run(training, "", "preprocess") == 0
-    os.kill(training._heavy.pid, signal.SIGKILL)
-    wait_for_end(training._heavy)
+    training._template.kill()
     found = origin(training, tmp_path / "told")
     assert found == {"parent": training._template.pid, "had": False, "ready": False}
 
@@ -321,21 +318,18 @@ def test_training_starts_without_the_early_imports(training, tmp_path):
 def test_import_that_fails_is_left_to_the_training_process(training, tmp_path):
     (tmp_path / "slow_import.py").write_text("raise OSError('not this one')")
     assert run(training, "", "preprocess") == 0
-    wait_for_end(training._heavy)
-    assert origin(training, tmp_path / "told")["parent"] == training._template.pid
+    found = origin(training, tmp_path / "told")
+    assert found == {"parent": training._template.pid, "had": False, "ready": False}
+    assert "ranks are started as new processes instead of forked: not this one" in log(training)
 
 
-def test_early_imports_leave_no_process(training):
-    assert run(training, "", "preprocess") == 0
-    heavy = training._heavy.pid
-    for template in training._templates():
-        template.kill()
-    assert not runs(heavy)
-
-
-def wait_for_end(template):
-    while template.alive:
-        time.sleep(0.01)
+@pytest.mark.parametrize(("source", "status"), [("", 0), ("import sys; sys.exit(3)", 3)])
+def test_end_of_a_step_does_not_wait_for_the_imports(training, tmp_path, source, status):
+    """And the report does not if the step failed."""
+    (tmp_path / "slow_import.py").write_text("import time\nwhile True:\n    time.sleep(0.02)")
+    assert run(training, source, "preprocess") == status
+    if status:
+        assert run(training, "", "report") == 0
 
 
 @pytest.mark.parametrize(
