@@ -202,10 +202,6 @@ class NodeFolder:
         return self.path / "exits.json"
 
     @property
-    def torchrun(self) -> Path:
-        return self.path / "torchrun.json"
-
-    @property
     def error(self) -> Path:
         return self.path / "error.json"
 

@@ -36,7 +36,7 @@ from steadytrain.components.train.attempt import (
     Exits,
     RankError,
 )
-from steadytrain.components.train.heartbeat import Heartbeat, longest_wait
+from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.signals import StopRequest, stop_requests
 
 _POLL_SECONDS = 0.1
@@ -67,13 +67,7 @@ class Agent:
             with (
                 contextlib.closing(heartbeat),
                 stop_requests() as request,
-                started(
-                    self.folder,
-                    program,
-                    self.share,
-                    threads=threads,
-                    longest_wait=longest_wait(self.recovery),
-                ) as ranks,
+                started(self.folder, program, self.share, threads=threads) as ranks,
             ):
                 while not ranks.down():
                     heartbeat.beat("follow")

@@ -1,12 +1,11 @@
-"""The ranks on this node: plain Python if the attempt has only one, torchrun otherwise."""
+"""The ranks on this node: the agent starts them, and ends the others once one has failed."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,25 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.logs.output import redact_file
-from steadytrain.components.train.agent import forking, torchrun
+from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent import rank as one_rank
-from steadytrain.components.train.agent.processes import (
-    KILL_SECONDS,
-    MARK,
-    Process,
-    alive,
-    end_processes,
-    kill,
-    unreaped,
-)
-from steadytrain.components.train.attempt import AttemptFolder, NodeFolder
+from steadytrain.components.train.agent.processes import MARK, Process, end_processes
+from steadytrain.components.train.attempt import AttemptFolder
 
 OUTLIVE_SECONDS = 8.0
-"""How long the other ranks may outlive one that is down; torchrun alone would wait for 30 s."""
+"""How long the other ranks may outlive one that is down."""
 
 # A program that is itself a rank must not pass these variables on.
 _OTHERS_RANK = (
@@ -45,7 +34,7 @@ _OTHERS_RANK = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-_AGENT = "steadytrain.components.train.agent"
+_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 @dataclass(frozen=True)
@@ -75,13 +64,15 @@ class Ranks:
     """The processes of a node's ranks.
 
     Args:
-        process: the rank itself if the attempt has only one, torchrun otherwise.
+        processes: by rank.
         folder: the node's folder.
     """
 
-    def __init__(self, process: Process, folder: Path, share: NodeShare) -> None:
-        self.process, self.folder, self.share = process, folder, share
-        self._deadline = self._others_deadline = float("inf")
+    def __init__(self, processes: Mapping[int, Process], folder: Path) -> None:
+        self.folder = folder
+        self._running, self._exits = dict(processes), dict[int, int]()
+        self._asked = False
+        self._deadline = float("inf")
         self._stuck: Unkillable | None = None
 
     def down(self) -> bool:
@@ -90,32 +81,25 @@ class Ranks:
         Raises:
             Unkillable: see `kill`.
         """
-        if time.monotonic() >= self._deadline:
+        self._follow()
+        if self._running and time.monotonic() >= self._deadline:
             self.kill()
-        elif self.share.count > 1:
-            self._end_stragglers()
-        return self.process.poll() is not None
+        return not self._running
 
     def leave(self, grace_seconds: float) -> None:
         """Ask every rank to leave, and return immediately.
 
         A second call with a shorter grace period shortens the deadline.
         """
-        self._deadline = min(self._deadline, time.monotonic() + grace_seconds)
-        for rank in self._present():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                rank.send_signal(signal.SIGTERM)
+        self._asked = True
+        self._limit(grace_seconds)
+        for process in self._running.values():
+            # It is not reaped yet, so no other process has its ID.
+            os.kill(process.pid, signal.SIGTERM)
 
     def exits(self) -> Mapping[int, int]:
         """Return the exit status by rank (negative: a signal), the earliest failure first."""
-        if self.share.alone:
-            return {0: self._status()}
-        try:
-            content = json.loads(NodeFolder(self.folder).torchrun.read_bytes())
-        except FileNotFoundError:
-            # torchrun itself was killed, or succeeded.
-            return dict.fromkeys(self.share.ranks, self._status())
-        return {int(rank): status for rank, status in content.items()}
+        return dict(sorted(self._exits.items(), key=lambda item: item[1] == 0))
 
     def kill(self) -> None:
         """Kill every process of the node but this one, including any that left its process tree.
@@ -125,108 +109,105 @@ class Ranks:
         """
         if self._stuck is None:
             try:
-                end_processes(self.folder, root=unreaped(self.process))
+                end_processes(self.folder, root=os.getpid(), spared=[os.getpid()])
             except Unkillable as error:
                 self._stuck = error
         if self._stuck is not None:
             raise self._stuck
-        self.process.wait()
+        for process in self._running.values():
+            process.wait()
+        self._follow()
 
-    def _status(self) -> int:
-        status = self.process.poll()
-        assert status is not None
-        return status
+    def _follow(self) -> None:
+        """See which ranks have ended. The others can't go on without them."""
+        statuses = {rank: process.poll() for rank, process in self._running.items()}
+        ended = {rank: status for rank, status in statuses.items() if status is not None}
+        # Between two looks, a rank that a signal killed may have made another one fail.
+        for rank in sorted(ended, key=lambda rank: ended[rank] >= 0):
+            del self._running[rank]
+            self._exits[rank] = ended[rank]
+        if any(ended.values()) and not self._asked:
+            self.leave(OUTLIVE_SECONDS)
+        elif ended:
+            self._limit(OUTLIVE_SECONDS)
 
-    def _end_stragglers(self) -> None:
-        """Kill ranks that outlive another one. Keep torchrun: it reports which one failed first."""
-        remaining = [rank for rank in self._started() if alive(rank)]
-        if len(remaining) in (0, self.share.count):
-            self._others_deadline = float("inf")
-            return
-        # One rank is down or not started yet. Both count as down: starting takes no time, and a
-        # rank may die before it is ever seen alive.
-        now = time.monotonic()
-        self._others_deadline = min(self._others_deadline, now + OUTLIVE_SECONDS)
-        if now >= self._others_deadline:
-            kill(remaining)
-            # torchrun would wait forever for one that does not end.
-            self._deadline = min(self._deadline, now + KILL_SECONDS)
-
-    def _present(self) -> list[psutil.Process]:
-        """Return the ranks, or torchrun itself if it has not started them yet."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return self._started() or [psutil.Process(self.process.pid)]
-        return []
-
-    def _started(self) -> list[psutil.Process]:
-        """Return the processes that torchrun has started."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not self.share.alone:
-                return psutil.Process(self.process.pid).children()
-        return []
+    def _limit(self, seconds: float) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
 
 
 @contextlib.contextmanager
 def started(
-    folder: AttemptFolder,
-    program: Sequence[str],
-    share: NodeShare,
-    *,
-    threads: int | None,
-    longest_wait: float,
+    folder: AttemptFolder, program: Sequence[str], share: NodeShare, *, threads: int | None
 ) -> Iterator[Ranks]:
     """Start `program FOLDER` once for each rank of this node.
 
     On exit from the context, for any reason, every process of the node except this one is gone, or
     Unkillable says which one is not.
-    With several nodes, the ranks meet at PET_MASTER_ADDR and PET_MASTER_PORT, which torchrun reads.
+    With several nodes, the ranks meet at PET_MASTER_ADDR and PET_MASTER_PORT, where rank 0 listens.
 
     Args:
         threads: threads of each rank. None means the number of cores divided by the ranks.
-        longest_wait: seconds that the nodes wait for each other.
     """
     node = folder.node(share.node).path
-    options = _torchrun_options(share, longest_wait)
-    process = _start(folder, program, share, options, _environment(node, share, threads))
-    ranks = Ranks(process, node, share)
-    try:
-        yield ranks
-    finally:
+    command = [str(folder.path), *program, str(folder.path)]
+    with contextlib.ExitStack() as reserved:
+        meeting = {} if share.alone else reserved.enter_context(_meeting(share))
+        environment = _environment(node, share, threads) | meeting
+        ranks = Ranks(
+            {rank: _start(command, environment | _numbers(share, rank)) for rank in share.ranks},
+            node,
+        )
         try:
-            ranks.kill()
+            yield ranks
         finally:
-            for rank in share.ranks:
-                # Of what native code and other programs have printed.
-                redact_file(folder.log(rank))
+            try:
+                ranks.kill()
+            finally:
+                for rank in share.ranks:
+                    # Of what native code and other programs have printed.
+                    redact_file(folder.log(rank))
 
 
-def _start(
-    folder: AttemptFolder,
-    program: Sequence[str],
-    share: NodeShare,
-    options: Sequence[str],
-    environment: Mapping[str, str],
-) -> Process:
-    one = [str(folder.path), *program, str(folder.path)]
-    node = folder.node(share.node).path
-    several = [str(node), str(share.ranks[0]), *options]
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
     if forking.possible():
-        several += ["--start-method=fork", "--run-path", one_rank.__file__, *one]
-        main = partial(one_rank.main, *one) if share.alone else partial(torchrun.main, *several)
-        return forking.Forked(main, environment)
-    as_rank = [sys.executable, "-m", f"{_AGENT}.rank", *one]
-    through_torchrun = [sys.executable, "-m", f"{_AGENT}.torchrun", *several, "--no-python"]
-    command = as_rank if share.alone else [*through_torchrun, *as_rank]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        return forking.Forked(partial(one_rank.main, *command), environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", one_rank.__name__, *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
 
 
-def _torchrun_options(share: NodeShare, longest_wait: float) -> list[str]:
-    options = [f"--nnodes={share.nodes}", f"--nproc-per-node={share.count}", "--max-restarts=0"]
-    # Otherwise torchrun leaves a folder in TMPDIR.
-    options.append(f"--log-dir={os.devnull}")
-    if share.nodes == 1:
-        return [*options, "--standalone", "--local-addr=127.0.0.1"]
-    return [*options, f"--node-rank={share.node}", f"--rdzv-conf=timeout={math.ceil(longest_wait)}"]
+@contextlib.contextmanager
+def _meeting(share: NodeShare) -> Iterator[dict[str, str]]:
+    """Yield the variables of the address where the ranks meet."""
+    if share.nodes > 1:
+        host, port = os.environ["PET_MASTER_ADDR"], os.environ["PET_MASTER_PORT"]
+        yield {"MASTER_ADDR": host, "MASTER_PORT": port}
+        return
+    # Nobody else is given the port while this socket has it. Rank 0 may still listen there, because
+    # this socket does not, and both allow it.
+    with socket.socket() as reserving:
+        reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserving.bind(("127.0.0.1", 0))
+        host, port = reserving.getsockname()
+        yield {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+
+
+def _numbers(share: NodeShare, rank: int) -> dict[str, str]:
+    """Return the variables that tell a rank which one it is. One that is alone has none."""
+    if share.alone:
+        return {}
+    numbers = {
+        "RANK": rank,
+        "LOCAL_RANK": rank - share.ranks[0],
+        "WORLD_SIZE": share.nodes * share.count,
+        "LOCAL_WORLD_SIZE": share.count,
+        "GROUP_RANK": share.node,
+    }
+    # As torchrun sets it: a rank that waits for a lost one ends, and aborts its communicators.
+    handling = {_NCCL_ERRORS: os.environ.get(_NCCL_ERRORS, "1")}
+    return handling | {name: str(number) for name, number in numbers.items()}
 
 
 def _environment(node: Path, share: NodeShare, threads: int | None) -> dict[str, str]:

@@ -34,7 +34,6 @@ RANK_IMPORTS = (
     "steadytrain.components.train.loop.process",
     "steadytrain.components.train.loop.training",
     "steadytrain.components.train.strategy.replicated",
-    "torch.distributed.run",
     # Almost everything that one model imports is also imported by the others.
     "transformers.models.llama.modeling_llama",
 )

@@ -1,7 +1,7 @@
 """A rank: `python -m steadytrain.components.train.loop.main ATTEMPT_FOLDER`.
 
-Runs alone or under torchrun. Exit status: 0 if training ended or stopped on request, 143 if it left
-on SIGTERM, 1 if it failed (rank-<r>.error.json has the reason).
+Runs alone or as one of several. Exit status: 0 if training ended or stopped on request, 143 if it
+left on SIGTERM, 1 if it failed (rank-<r>.error.json has the reason).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Rank(RankProcess):
             self.finish(self.training, outcome, steps=parts.steps, parameters=parts.parameters)
         else:
             wait_for_file(self.folder.result, beat)
-        # All ranks exit together: torchrun ends the others once one exits with a nonzero status.
+        # All ranks exit together: the agent ends the others once one exits with a nonzero status.
         parts.accelerator.wait_for_everyone()
         parts.accelerator.end_training()
         return outcome

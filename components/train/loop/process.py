@@ -188,7 +188,7 @@ def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
             print(traceback_of(error), end="", file=sys.stderr, flush=True)
         rank.report(error)
         return 1
-    # Python restores the default handler while it exits, and torchrun forwards SIGTERM a second
-    # time. The rank would then appear to die of the signal instead of exiting on its own.
+    # Python restores the default handler while it exits, and the agent may send SIGTERM just then.
+    # The rank would appear to die of the signal instead of exiting on its own.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return PREEMPTED_EXIT if outcome == "preempted" else 0
