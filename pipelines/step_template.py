@@ -45,6 +45,11 @@ _MODULES: Final = (
 
 def main(channel: int) -> int:
     """Fork a step for each request until the channel ends. In a step, do that step's work."""
+    from steadytrain.components.shared.process_title import set_title
+    from steadytrain.components.train.agent.processes import MARK
+
+    # The command has marked this process with the run's folder.
+    set_title(f"steps of {Path(os.environ[MARK]).name}")
     prepared = _prepared()
     requests = socket.socket(fileno=channel)
     # Of the newest step, until the report is written.
@@ -204,9 +209,12 @@ def _run(step: str, config: str, prepared: bool) -> None:
 
 def _perform(step: str, config: str) -> None:
     from steadytrain.components.shared.config import load
+    from steadytrain.components.shared.process_title import set_title
     from steadytrain.pipelines.steps import perform
 
-    perform(step, load(Path(config)))
+    given = load(Path(config))
+    set_title(f"{step} of {given.run_id}")
+    perform(step, given)
 
 
 if __name__ == "__main__":

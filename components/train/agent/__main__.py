@@ -22,6 +22,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.lease import Renewal
 from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.process_title import set_title
 from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.regular import Awaited
@@ -48,6 +49,7 @@ class Agent:
     def __init__(self, folder: AttemptFolder, share: NodeShare) -> None:
         spec = AttemptSpec.load(folder.spec)
         config = load(Path(spec.config))
+        set_title(f"agent of {spec.run_id}")
         self.folder, self.share, self.recovery = folder, share, config.recovery
         self.node = folder.node(share.node)
         self.lease = Renewal(

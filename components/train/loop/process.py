@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.logs.output import redact_output
+from steadytrain.components.shared.process_title import set_title
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.train.agent.stacks import answer_to_signal
@@ -177,6 +178,7 @@ def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
     rank = make(place)
     rank.requests.listen()
     try:
+        set_title(f"rank {rank.number} of {rank.spec.run_id}")
         if rank.spec.traceparent:
             # For whatever a task or a component of the user's starts.
             os.environ[TRACEPARENT] = rank.spec.traceparent

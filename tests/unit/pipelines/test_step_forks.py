@@ -148,6 +148,7 @@ def test_forked_step_has_its_own_session_variables_and_output(processes, tmp_pat
     found = json.loads(told.read_text())
     assert found["session"] == found["pid"]
     assert found["parent"] == processes._template.pid
+    assert psutil.Process(found["parent"]).cmdline()[0] == "steadytrain: steps of tiny"
     assert found["imported"] == ["mlflow"]
     assert (found["own"], found["blas"], found["held"]) == ("for it", None, True)
     assert found["output"].startswith("pipe:")

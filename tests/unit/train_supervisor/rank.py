@@ -1,6 +1,6 @@
 """A stand-in for a rank that behaves as asked, quickly: `python rank.py HOW ... FOLDER`.
 
-Under torchrun, RANK says which rank it is. "1:HOW" applies to rank 1 alone. The others then wait
+RANK says which of several ranks it is. "1:HOW" applies to rank 1 alone. The others then wait
 until they are asked to exit, or with "1:HOW:OTHER" do OTHER.
 """
 

@@ -127,7 +127,7 @@ def test_kill_that_the_agent_explains_is_no_longer_unexplained():
     assert classify([], {1: -9}, {}).unexplained
 
 
-def test_ranks_stopped_by_torchrun_are_not_the_cause():
+def test_ranks_stopped_by_the_agent_are_not_the_cause():
     failure = classify([], {1: 3, 0: -15, 2: -9}, {1: "the disk is full: No space left on device"})
     assert (failure.failure_class, failure.rank) == ("storage", 1)
 
