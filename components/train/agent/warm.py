@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.process_title import set_title
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.__main__ import main as run_attempt
 
@@ -23,6 +24,8 @@ from steadytrain.components.train.agent.__main__ import main as run_attempt
 def main(requests: int, answers: int, modules: Sequence[str]) -> int:
     """Import the modules, then serve until the requests end."""
     die_with_parent()
+    # Before the environment is replaced: the library finds the place of the title through it.
+    set_title("agent")
     with contextlib.redirect_stdout(sys.stderr):
         forking.prepare(modules)
     return _serve(requests, answers)
