@@ -131,18 +131,18 @@ class TrainingTask(Protocol):
         """
 
     def measure(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """Return a sum over a micro-batch, whose mean in the global batch `loss` depends on.
+        """Return a sum over a micro-batch. `compute_loss` depends on its mean in the global batch.
 
-        Optional. It comes before the first loss of a step, without gradients. `loss` then finds the
-        sum over the global batch, divided by its targets, as `batch[MEASURED]`. The rows of
-        training come with the row before them in the global batch, the first with the last, as
+        Optional. It comes before the first loss of a step, without gradients. `compute_loss` then
+        finds the sum over the global batch, divided by its targets, as `batch[MEASURED]`. The rows
+        of training come with the row before them in the global batch, the first with the last, as
         `mixup.PARTNER`. So neither depends on the micro-batch.
 
         Returns:
             Scalar, float64.
         """
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         """Run the forward pass and return the summed loss."""
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:

@@ -85,7 +85,7 @@ def _part_metrics(config: RunConfig) -> Sequence[str]:
 
 CAUSAL_LM: Final = Task(
     encoder=PlainTextEncoder,
-    training=late(f"{_TASKS}.causal_lm:CausalLanguageModel", metrics=_language_metrics),
+    training=late(f"{_TASKS}.causal_lm:SupervisedFineTuning", metrics=_language_metrics),
     scorer=late(f"{_TASKS}.scoring.language:LanguageScorer", metrics=_text_metrics),
     packager=late(f"{_TASKS}.causal_lm:LanguageModelPackager"),
     language_model=True,

@@ -72,8 +72,11 @@ _NOT_FOR_MODELS: Final = ("targets", "lengths", "spans", "counts", *COLUMNS)
 """Entries of a micro-batch that the model does not get."""
 
 
-class CausalLanguageModel(TextTraining):
-    """Predict each target token from the tokens before it in its document."""
+class SupervisedFineTuning(TextTraining):
+    """Predicts each target token from the tokens before it in its document.
+
+    The targets of supervised fine-tuning are answers; those of pre-training, all tokens.
+    """
 
     task = "causal_lm"
     auto = "AutoModelForCausalLM"
@@ -203,7 +206,7 @@ class CausalLanguageModel(TextTraining):
     def weight(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORED).sum())
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         settings = self.config.training.distillation
         teaching = stored_teaching(batch, settings)
         if self.teacher is not None:
@@ -238,7 +241,7 @@ def _collated(rows: Sequence[Row], *, packed: bool, by_document: bool, pad_token
 class LanguageModelPackager(TransformersPackager):
     """Packages a causal language model."""
 
-    training = CausalLanguageModel
+    training = SupervisedFineTuning
     pipeline = "text-generation"
 
     def _tokenizer(self) -> Any:
@@ -327,7 +330,7 @@ def _loss_of_logits(
     )
 
 
-class Denoising(CausalLanguageModel):
+class Denoising(SupervisedFineTuning):
     """Predict the hidden spans of each row. What is drawn from a row is one document."""
 
     task = "denoising"

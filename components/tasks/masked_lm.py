@@ -63,7 +63,7 @@ class MaskedLanguageModel(TextTraining):
     def weight(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORED).sum())
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         return LossSum(masked_loss(model, batch, self.config.training.label_smoothing_factor))
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:

@@ -57,7 +57,7 @@ class MultiLabelClassification(SequenceClassification):
             target[torch.from_numpy(np.asarray(row["label"], dtype=np.int64))] = 1
         return padded_inputs(rows, self.pad_token_id) | {"targets": targets}
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         return LossSum(label_losses(head_logits(model, batch), batch["targets"]).sum())
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:

@@ -51,7 +51,7 @@ class MultiTaskClassification(SequenceClassification):
         if self.learns_weights:
             attach_uncertainty(model, len(self.parts))
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         if self.criterion.r_drop:
             batch = twice(batch)
         targets = batch["targets"]

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel, token_logits
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning, token_logits
 from steadytrain.components.tasks.documents import attend_by_document
 from steadytrain.components.tasks.fused_likelihood import Comparison
 from steadytrain.components.tasks.inference import eval_mode
@@ -24,7 +24,7 @@ from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.models import load_frozen
 
 
-class PreferenceTraining(CausalLanguageModel):
+class PreferenceTraining(SupervisedFineTuning):
     """Prefer the first of a row's two documents to the second."""
 
     task = "preference"
@@ -66,7 +66,7 @@ class PreferenceTraining(CausalLanguageModel):
     def weight(self, batch: Batch) -> int:
         return len(batch["counts"]) // 2
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         training = self.config.training
         reference = self._reference_likelihoods(model, batch)
 

@@ -63,7 +63,15 @@ class OpenTask:
 
     @cached_property
     def training(self) -> TrainingTask:
-        return self._task.training(self.config, self.data)
+        found = self._task.training(self.config, self.data)
+        if hasattr(found, "loss"):
+            # Its old name. The training would use the loss of the base class instead.
+            raise BadInput(
+                f"data.task = {self.config.data.task!r}: the method `loss` of "
+                f"{type(found).__name__} is not called",
+                remedy="rename it to `compute_loss`",
+            )
+        return found
 
     @cached_property
     def scorer(self) -> Scorer:

@@ -104,7 +104,7 @@ class SequenceClassification(TextHead):
         partners = collate_padded([row[PARTNER] for row in rows], self.pad_token_id)
         return mixed_batch(batch, partners, [row[SHARE] for row in rows], self.pad_token_id)
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         smoothing = self.config.training.label_smoothing_factor
         contrast = self.config.training.batch_contrastive
         if self.criterion.r_drop:

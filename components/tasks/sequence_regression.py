@@ -97,7 +97,7 @@ class SequenceRegression(TextHead):
         predicted = (numbers - self.scale.shift) / self.scale.unit
         return torch.square(predicted - batch["targets"])
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         return LossSum((head_logits(model, batch)[:, 0] - batch["targets"]).square().sum())
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:

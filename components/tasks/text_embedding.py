@@ -88,7 +88,7 @@ class TextEmbedding(TextTraining):
     def weight(self, batch: Batch) -> int:
         return len(batch["texts"]) // 2
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         training = self.config.training
         losses = in_batch(model, batch).losses(
             training.batch_contrastive.temperature, training.label_smoothing_factor

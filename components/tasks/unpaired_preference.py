@@ -53,7 +53,7 @@ class UnpairedPreferenceTraining(PreferenceTraining):
             found = document_likelihoods(model, others)
         return (found - self._reference_likelihoods(model, others)).sum()
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         own, kto = _own(batch), self.config.training.kto
         reference = self._reference_likelihoods(model, own)
         # The divergence itself is never negative, only its estimate.

@@ -174,7 +174,7 @@ def step(model: torch.nn.Module, batch: dict[str, Any], config: RunConfig) -> No
         task.ready(model)
     attacked = config.training.adversarial.on
     for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
-        (task.loss(model, batch).total * each.share).backward()
+        (task.compute_loss(model, batch).total * each.share).backward()
 
 
 def setting_of(setting: Setting, config: RunConfig) -> Setting:

@@ -62,7 +62,7 @@ def trained(
     """Return the loss, and leave the gradients, as the training loop does."""
     total = torch.zeros(())
     for each in adversarial_passes(parts_of(model, task, how), batch):
-        loss = task.loss(model, batch).total * each.share
+        loss = task.compute_loss(model, batch).total * each.share
         loss.backward()
         total = total + loss.detach()
         assert each.last or each.share < 1

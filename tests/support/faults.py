@@ -25,34 +25,34 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.built_in import CAUSAL_LM
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel, LanguageModelPackager
+from steadytrain.components.tasks.causal_lm import LanguageModelPackager, SupervisedFineTuning
 from steadytrain.components.tasks.teacher import AnsweringTeacher
 from steadytrain.components.train.loop import row_losses
 
 from support.limits import address_space, limited, return_freed_memory
 
 
-class Faulty(CausalLanguageModel):
+class Faulty(SupervisedFineTuning):
     """Runs `fault` once, at its step."""
 
     seen = 0
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         self.seen += 1
-        found = super().loss(model, batch)
+        found = super().compute_loss(model, batch)
         return self.fault(found) if self.seen == int(os.environ["FAULT_STEP"]) else found
 
     def fault(self, found: LossSum) -> LossSum:
         return found
 
 
-class SlowExport(CausalLanguageModel):
+class SlowExport(SupervisedFineTuning):
     """Limits collectives to COLLECTIVE_SECONDS."""
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         limit = timedelta(seconds=float(os.environ["COLLECTIVE_SECONDS"]))
         distributed_c10d._set_pg_timeout(limit)
-        return super().loss(model, batch)
+        return super().compute_loss(model, batch)
 
 
 class SlowPackager(LanguageModelPackager):
@@ -117,20 +117,20 @@ class Stops(Faulty):
         return found
 
 
-class MissingField(CausalLanguageModel):
+class MissingField(SupervisedFineTuning):
     """The user's own code reads a field that no row has."""
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         return {"input_ids": torch.stack([torch.as_tensor(row["no_such_field"]) for row in rows])}
 
 
-class PoisonedToken(CausalLanguageModel):
+class PoisonedToken(SupervisedFineTuning):
     """The loss of a batch with the poisoned token is NaN."""
 
     TOKEN = 63
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        found = super().loss(model, batch)
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        found = super().compute_loss(model, batch)
         return (
             LossSum(found.total * math.nan) if (batch["input_ids"] == self.TOKEN).any() else found
         )
@@ -149,21 +149,21 @@ class SilentWeight(Faulty):
         return self.model
 
 
-class Slow(CausalLanguageModel):
+class Slow(SupervisedFineTuning):
     """Slows down each micro-batch, so that a fault from outside hits a run in progress."""
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         time.sleep(0.05)
-        return super().loss(model, batch)
+        return super().compute_loss(model, batch)
 
 
-class Paced(CausalLanguageModel):
+class Paced(SupervisedFineTuning):
     """Each micro-batch sleeps for the number of seconds in the file PACE_FILE, while it exists."""
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         with contextlib.suppress(FileNotFoundError):
             time.sleep(float(Path(os.environ["PACE_FILE"]).read_text()))
-        return super().loss(model, batch)
+        return super().compute_loss(model, batch)
 
 
 class HoldsTheInterpreter(Slow):
@@ -172,16 +172,16 @@ class HoldsTheInterpreter(Slow):
     This happens on the rank whose number is in the file FAULT_FILE, as soon as the file exists.
     """
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         asked = Path(os.environ["FAULT_FILE"])
         if asked.exists() and asked.read_text() == os.environ.get("RANK", "0"):
             asked.unlink()
             nothing_comes, _ = os.pipe()
             ctypes.PyDLL(None).read(nothing_comes, ctypes.create_string_buffer(1), 1)
-        return super().loss(model, batch)
+        return super().compute_loss(model, batch)
 
 
-class RunsOut(CausalLanguageModel):
+class RunsOut(SupervisedFineTuning):
     """Runs out of memory from a phase of its first step on; torch's allocator raises the error.
 
     FAULTS contains one phase and rank per attempt, such as "forward:0 backward:1".
@@ -196,10 +196,10 @@ class RunsOut(CausalLanguageModel):
         self.phase = phase if rank == os.environ.get("RANK", "0") else ""
         return_freed_memory()
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         if self.phase == "forward":
             self.limit()
-        found = super().loss(model, batch)
+        found = super().compute_loss(model, batch)
         if self.phase == "backward":
             found.total.register_hook(self.limit)
         if self.phase == "optimizer":
@@ -216,10 +216,10 @@ class Exhausted(Faulty):
 
     raised = 0
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         if 0 < self.raised < int(os.environ.get("FAULT_TIMES", "1")):
             self.run_out()
-        return super().loss(model, batch)
+        return super().compute_loss(model, batch)
 
     def fault(self, found: LossSum) -> LossSum:
         phase = os.environ["FAULT_PHASE"]
@@ -238,7 +238,7 @@ class Exhausted(Faulty):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-class LittleMemory(CausalLanguageModel):
+class LittleMemory(SupervisedFineTuning):
     """Another model has SPARE bytes for a pass over rows; torch's allocator raises the error.
 
     This happens on the ranks in SHORT_RANKS. The first attempt kills itself before its pass number

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.events.types import TrainingStep
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 
 from support.forked import on_ranks
 from support.strategies import RECIPE, train
@@ -22,7 +22,7 @@ def steps_with_a_slow_rank(folder: Path, strategy: str, slow: str) -> list[Train
     """Return the step events that rank 0 of two reports.
 
     Args:
-        slow: the task method that is slower on rank 1: "loss" or "collate".
+        slow: the task method that is slower on rank 1: "compute_loss" or "collate".
     """
     on_ranks(2, _rank, folder, strategy, slow)
     bench = Bench.make(folder, write_data(folder / "none", [], []))
@@ -31,11 +31,11 @@ def steps_with_a_slow_rank(folder: Path, strategy: str, slow: str) -> list[Train
 
 def _rank(folder: Path, strategy: str, slow: str) -> None:
     if os.environ["RANK"] == "1":
-        prompt = getattr(CausalLanguageModel, slow)
+        prompt = getattr(SupervisedFineTuning, slow)
 
         def late(*given: Any) -> Any:
             time.sleep(SECONDS)
             return prompt(*given)
 
-        setattr(CausalLanguageModel, slow, late)
+        setattr(SupervisedFineTuning, slow, late)
     train(folder, strategy, training={**RECIPE, "max_steps": STEPS})

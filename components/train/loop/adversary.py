@@ -50,7 +50,7 @@ def adversarial_passes(parts: Parts, batch: Batch) -> Iterator[Pass]:
     def loss() -> torch.Tensor:
         dropout.repeat()
         # In 16 bits, the gradient of the loss itself would underflow.
-        return parts.task.loss(module, batch).total * max(parts.strategy.scale, 1.0)
+        return parts.task.compute_loss(module, batch).total * max(parts.strategy.scale, 1.0)
 
     if attack.ascents:
         with perturbed(module, search(module, batch, attack, loss).detach()):

@@ -164,7 +164,7 @@ def _accumulate(
         for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
             with strategy.micro_batch(last=index == last and each.last):
                 with phases.forward:
-                    total = parts.task.loss(strategy.model, batch).total * each.share
+                    total = parts.task.compute_loss(strategy.model, batch).total * each.share
                 with phases.backward:
                     # Gradients are averaged over the ranks, but we need their sum.
                     strategy.backward(total / weight * parts.world_size)

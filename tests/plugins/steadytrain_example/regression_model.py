@@ -79,12 +79,12 @@ class RegressionTraining:
     def weight(self, batch: Batch) -> int:
         return len(batch["targets"])
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
         error = model(batch["features"]) - batch["targets"]
         return LossSum(error.square().sum())
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        return {"loss": self.loss(model, batch).total.item(), "weight": self.weight(batch)}
+        return {"loss": self.compute_loss(model, batch).total.item(), "weight": self.weight(batch)}
 
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         mean = sums["loss"] / sums["weight"]

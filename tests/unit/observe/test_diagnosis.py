@@ -29,7 +29,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import LossSum
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.training import Training
@@ -142,9 +142,9 @@ def test_run_whose_loss_rises_has_too_high_a_learning_rate(trained):
 
 
 def test_run_whose_loss_is_scaled_up_has_exploding_gradients(trained, monkeypatch):
-    prompt = CausalLanguageModel.loss
+    prompt = SupervisedFineTuning.compute_loss
     monkeypatch.setattr(
-        CausalLanguageModel, "loss", lambda *given: LossSum(prompt(*given).total * 1000)
+        SupervisedFineTuning, "compute_loss", lambda *given: LossSum(prompt(*given).total * 1000)
     )
     short = {"max_steps": 16, "logging_steps": 1}
     assert "exploding_gradients" in problems(trained("scaled", language_rows(40), [], **short))
@@ -167,14 +167,14 @@ def test_run_whose_loss_weights_change_too_fast_loses_a_part(tmp_path, scale, fo
 
 
 def test_run_with_a_slow_input_is_bound_by_its_data(trained, monkeypatch):
-    prompt = CausalLanguageModel.collate
+    prompt = SupervisedFineTuning.collate
 
     def late(*given):
         # Long compared with a step on a machine that is busy, too.
         time.sleep(0.3)
         return prompt(*given)
 
-    monkeypatch.setattr(CausalLanguageModel, "collate", late)
+    monkeypatch.setattr(SupervisedFineTuning, "collate", late)
     short = {"max_steps": 8, "logging_steps": 1}
     assert "data_bound" in problems(trained("data", language_rows(40), [], **short))
 
@@ -193,7 +193,7 @@ def test_run_that_saves_slowly_after_each_step_is_bound_by_its_checkpoints(train
 
 @pytest.mark.slow
 def test_run_whose_task_keeps_every_batch_leaks_memory(trained, monkeypatch):
-    prompt, kept = CausalLanguageModel.loss, []
+    prompt, kept = SupervisedFineTuning.compute_loss, []
 
     def keeps(*given):
         kept.append(bytearray(b"x" * 8_000_000))
@@ -203,7 +203,7 @@ def test_run_whose_task_keeps_every_batch_leaks_memory(trained, monkeypatch):
     monkeypatch.setattr(Emitter, "resident", lambda _: psutil.Process().memory_info().rss)
     short = {"max_steps": 60, "logging_steps": 1}
     assert "memory_leak" not in problems(trained("tight", language_rows(40), [], **short))
-    monkeypatch.setattr(CausalLanguageModel, "loss", keeps)
+    monkeypatch.setattr(SupervisedFineTuning, "compute_loss", keeps)
     assert "memory_leak" in problems(trained("leaks", language_rows(40), [], **short))
 
 

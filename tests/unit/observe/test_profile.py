@@ -11,7 +11,7 @@ import pytest
 from steadytrain.components.observe.profile import Profile
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 
 from support.benches import make_bench
 from support.training import LLAMA, weights_digest
@@ -22,13 +22,13 @@ RECORDED = {"profile": {"steps": [3, 5]}}
 
 @pytest.fixture
 def slow_data(monkeypatch):
-    prompt = CausalLanguageModel.collate
+    prompt = SupervisedFineTuning.collate
 
     def late(*given):
         time.sleep(0.2)
         return prompt(*given)
 
-    monkeypatch.setattr(CausalLanguageModel, "collate", late)
+    monkeypatch.setattr(SupervisedFineTuning, "collate", late)
 
 
 @pytest.mark.slow

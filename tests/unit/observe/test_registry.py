@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.observe.registry import METRICS, SERIES, VALIDATION_PREFIX
 from steadytrain.components.observe.samples import Samples
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
 
 REQUIRED = {
@@ -74,7 +74,7 @@ def test_value_on_a_bound_belongs_to_that_bucket():
     assert samples.distributions["training_duration_seconds"].counts == [2, 1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("task", [CausalLanguageModel, SequenceClassification])
+@pytest.mark.parametrize("task", [SupervisedFineTuning, SequenceClassification])
 def test_validation_metrics_of_our_tasks_are_exposed(task):
     scores = task.validation_metrics(None, {"loss": 1.0, "weight": 1.0, "correct": 1.0})
     assert {f"{VALIDATION_PREFIX}{name}" for name in scores} <= METRICS.keys()

@@ -19,7 +19,7 @@ from transformers import (
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
 from steadytrain.components.tasks.attack import ascended, perturbed, search, texts_of
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.frozen_parts import HostEmbedding
 from steadytrain.components.tasks.masked_lm import MaskedLanguageModel
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
@@ -175,7 +175,7 @@ def tokenized(tmp_path_factory):
 @pytest.fixture
 def language(tokenized):
     """Return a task, its model, and packed rows."""
-    task = CausalLanguageModel(configure("causal_lm", LLAMA), tokenized)
+    task = SupervisedFineTuning(configure("causal_lm", LLAMA), tokenized)
     fields = AutoConfig.for_model(**LLAMA, vocab_size=VOCABULARY)
     model = AutoModelForCausalLM.from_config(fields).eval()
     assert task.ready(model) == []
@@ -235,7 +235,7 @@ def test_the_perturbation_of_a_document_does_not_depend_on_the_rest_of_its_row(
     (task, model, rows), how = language, attack_of("pgd", norm)
 
     def found_in(batch):
-        worst = search(model, batch, how, lambda: task.loss(model, batch).total).detach()
+        worst = search(model, batch, how, lambda: task.compute_loss(model, batch).total).detach()
         positions = batch["position_ids"].flatten()
         starts = [*(positions == 0).nonzero().flatten().tolist(), len(positions)]
         flat = worst.flatten(0, 1)
@@ -270,7 +270,7 @@ def test_padding_is_not_perturbed(language):
 
 
 def loss_of(task, model, batch):
-    return task.loss(model, batch).total
+    return task.compute_loss(model, batch).total
 
 
 @pytest.mark.parametrize("norm", SIZES)
@@ -296,7 +296,7 @@ def test_half_precision_has_perturbations_in_32_bits(tokenized, language, layout
     fields = AutoConfig.for_model(**LLAMA, vocab_size=VOCABULARY)
     how = attack_of(kind, "l2")
     for weights in (torch.float32, torch.bfloat16):
-        task = CausalLanguageModel(configure("causal_lm", LLAMA), tokenized)
+        task = SupervisedFineTuning(configure("causal_lm", LLAMA), tokenized)
         model = AutoModelForCausalLM.from_config(fields).to(weights).eval()
         task.ready(model)
         batch = arranged(task, rows, layout)

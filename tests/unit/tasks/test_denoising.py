@@ -161,7 +161,7 @@ def test_the_loss_is_on_the_spans_alone(data):
         chances = model(input_ids=ids[None], use_cache=False).logits[0].double().log_softmax(1)
         for place, target in enumerate(row["targets"]):
             expected -= chances[place - 1, ids[place]].item() if target else 0.0
-    assert task.loss(model, batch).total.item() == pytest.approx(expected, rel=1e-4)
+    assert task.compute_loss(model, batch).total.item() == pytest.approx(expected, rel=1e-4)
     assert task.weight(batch) == sum(sum(row["targets"]) for row in rows)
     assert (batch["targets"] == IGNORED).any()
 

@@ -102,7 +102,7 @@ def test_loss_and_gradients_equal_the_formula(name):
     weights = [item for item in model.parameters() if item.requires_grad]
     expected = plain_loss(model, pairs)
     slopes = torch.autograd.grad(expected, weights, allow_unused=True)
-    found = task.loss(model, task.collate(ROWS)).total
+    found = task.compute_loss(model, task.collate(ROWS)).total
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     for one, other in zip(
         torch.autograd.grad(found, weights, allow_unused=True), slopes, strict=True
@@ -116,7 +116,7 @@ def test_gradients_are_finite_differences():
     task = opened()
     task.ready(model)
     batch, table = task.collate(ROWS), model.get_input_embeddings().weight
-    task.loss(model, batch).total.backward()
+    task.compute_loss(model, batch).total.backward()
     slope = table.grad.clone()
     for token, column in ((5, 0), (8, 3), (17, 7), (20, 1)):
         values = []
@@ -193,8 +193,8 @@ def test_r_drop_passes_each_mixture_twice():
     alone = opened(focal_loss={"gamma": 2.0})
     alone.ready(model)
     # Without dropout, both passes are equal and their divergence is 0.
-    found = task.loss(model, task.collate(ROWS)).total
-    expected = alone.loss(model, alone.collate(ROWS)).total
+    found = task.compute_loss(model, task.collate(ROWS)).total
+    expected = alone.compute_loss(model, alone.collate(ROWS)).total
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -202,8 +202,8 @@ def test_mixtures_do_not_depend_on_the_micro_batch():
     model = built()
     task = opened()
     task.ready(model)
-    whole = task.loss(model, task.collate(ROWS)).total
-    parts = sum(task.loss(model, task.collate([row])).total for row in ROWS)
+    whole = task.compute_loss(model, task.collate(ROWS)).total
+    parts = sum(task.compute_loss(model, task.collate([row])).total for row in ROWS)
     torch.testing.assert_close(whole, parts, rtol=1e-6, atol=0)
 
 
@@ -214,7 +214,7 @@ def test_row_alone_has_the_plain_loss():
     batch = task.collate([{**own, PARTNER: own, SHARE: 0.3} for own, _, _ in PAIRS])
     plain = task.collate([own for own, _, _ in PAIRS])
     assert "partner_ids" not in plain
-    found, expected = (task.loss(model, item).total.item() for item in (batch, plain))
+    found, expected = (task.compute_loss(model, item).total.item() for item in (batch, plain))
     assert found == pytest.approx(expected, rel=1e-6)
     assert task.validate(model, plain)["loss"] == pytest.approx(expected, rel=1e-6)
 
@@ -262,7 +262,7 @@ def test_mixtures_need_no_more_memory_than_texts_of_their_length():
             for tensor in (*model.parameters(), *model.buffers()):
                 live.see(tensor, "held")
             held = live.bytes
-            task.loss(model, batch).total.backward()
+            task.compute_loss(model, batch).total.backward()
         return live.peak - held
 
     plain = peak(task.collate([own for own, _ in rows]))

@@ -64,7 +64,7 @@ def test_loss_and_gradient_are_those_of_separate_heads(smoothing, micro):
     model, found = Logits(), 0.0
     for start in range(0, len(TARGETS), micro):
         rows = list(range(start, min(start + micro, len(TARGETS))))
-        total = task.loss(model, batch_of(rows)).total
+        total = task.compute_loss(model, batch_of(rows)).total
         total.backward()
         found += total.item()
 
@@ -97,7 +97,7 @@ def test_focal_loss_and_class_weights_are_those_of_separate_heads(monkeypatch, s
     )
     targets = torch.tensor([0, 2, 1, 4, 2, 2, 1])
     model, batch = Logits(), batch_of(list(range(7))) | {"targets": targets}
-    total = task.loss(model, batch).total
+    total = task.compute_loss(model, batch).total
     total.backward()
 
     logits = model.logits.detach().double().requires_grad_()
@@ -145,7 +145,7 @@ def test_r_drop_compares_the_classes_of_each_part_alone(weighting, micro):
     model, found = TwoPasses(variances), 0.0
     for start in range(0, len(TARGETS), micro):
         rows = list(range(start, min(start + micro, len(TARGETS))))
-        total = task.loss(model, batch_of(rows)).total
+        total = task.compute_loss(model, batch_of(rows)).total
         total.backward()
         found += total.item()
 

@@ -136,7 +136,7 @@ def test_loss_gradients_and_metrics_are_those_of_trl(tmp_path, base, rows):
     expected.backward()
     batch = task.collate(rows)
     assert "lengths" in batch, "attention by document is what is tested"
-    found = task.loss(model, batch).total / task.weight(batch)
+    found = task.compute_loss(model, batch).total / task.weight(batch)
     found.backward()
     assert found.item() == pytest.approx(expected.item(), abs=1e-5)
     assert found.item() != pytest.approx(np.log(2), abs=1e-3)
@@ -164,8 +164,8 @@ def test_the_untrained_model_is_its_own_reference(tmp_path, base, rows):
 def test_pairs_have_the_same_loss_in_smaller_micro_batches(tmp_path, base, rows):
     task = task_of(tmp_path, base)
     model = opened(task)
-    whole = task.loss(model, task.collate(rows)).total
-    parts = sum(task.loss(model, task.collate([row])).total for row in rows)
+    whole = task.compute_loss(model, task.collate(rows)).total
+    parts = sum(task.compute_loss(model, task.collate([row])).total for row in rows)
     assert parts.item() == pytest.approx(whole.item(), rel=1e-5)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.registry import OpenTask
 
 from support.training import (
@@ -70,8 +70,8 @@ def test_loss_and_validation_add_up_over_micro_batches(tmp_path, name, model):
     whole, parts = task.training.collate(rows), [task.training.collate([row]) for row in rows]
 
     with torch.no_grad():
-        total = task.training.loss(built, whole).total
-        summed = sum(task.training.loss(built, part).total for part in parts)
+        total = task.training.compute_loss(built, whole).total
+        summed = sum(task.training.compute_loss(built, part).total for part in parts)
         sums = task.training.validate(built, whole)
 
     torch.testing.assert_close(total, summed, rtol=1e-4, atol=1e-4)
@@ -139,9 +139,21 @@ def test_built_in_tasks_open(tmp_path, name):
 
 
 def test_user_task_is_opened_by_its_address(tmp_path):
-    address = "steadytrain.components.tasks.causal_lm:CausalLanguageModel"
+    address = "steadytrain.components.tasks.causal_lm:SupervisedFineTuning"
 
-    assert isinstance(task_of(tmp_path, address, LLAMA).training, CausalLanguageModel)
+    assert isinstance(task_of(tmp_path, address, LLAMA).training, SupervisedFineTuning)
+
+
+class OldName(SupervisedFineTuning):
+    def loss(self, model, batch):
+        """The name before `compute_loss`."""
+
+
+def test_training_part_with_the_old_name_of_its_loss_is_rejected(tmp_path):
+    with pytest.raises(BadInput, match="the method `loss` of OldName is not called") as error:
+        assert task_of(tmp_path, f"{__name__}:OldName", LLAMA).training
+
+    assert "`compute_loss`" in error.value.remedy
 
 
 @pytest.mark.parametrize("name", ["no.such.module:Task", "json:Task", ":"])

@@ -164,7 +164,9 @@ def test_every_weight_learns_in_half_precision(data, encode, fields):
     task = TextEmbedding(configure(fields), data)
     model = task.build_model()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = task.loss(model, task.collate(encode((TEXTS[0], "b"), ("c", TEXTS[1])))).total
+        loss = task.compute_loss(
+            model, task.collate(encode((TEXTS[0], "b"), ("c", TEXTS[1])))
+        ).total
     loss.backward()
     assert loss.dtype == torch.float32
     assert all(item.grad.isfinite().all() for item in model.parameters())

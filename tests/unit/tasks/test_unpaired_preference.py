@@ -93,7 +93,7 @@ def step(task, model, rows, micro):
     measured = sum(task.measure(model, batch) for batch in batches) / weight
     total = 0.0
     for batch in batches:
-        loss = task.loss(model, {**batch, MEASURED: measured}).total / weight
+        loss = task.compute_loss(model, {**batch, MEASURED: measured}).total / weight
         loss.backward()
         total += loss.item()
     return total, measured.item()

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.adapter import attach
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.frozen_parts import (
     FrozenHead,
     HostEmbedding,
@@ -154,7 +154,7 @@ def steps_in_4_bits(data, base, **frozen):
             "training": SMALL_CARD,
         }
     )
-    task = CausalLanguageModel(config, data)
+    task = SupervisedFineTuning(config, data)
     model = build_module(config, task)
     assert task.ready(model) == []
     recompute_activations(model, configured=True)
@@ -162,7 +162,7 @@ def steps_in_4_bits(data, base, **frozen):
     batch = task.collate(language_rows(4, seed=2))
     for _ in range(STEPS):
         with torch.autocast("cpu", torch.bfloat16):
-            loss = task.loss(model, batch).total / task.weight(batch)
+            loss = task.compute_loss(model, batch).total / task.weight(batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import LayersMeasured
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.train.loop import layers
 from steadytrain.components.train.loop.layers import layer_of
 from steadytrain.components.train.recovery.settings import inputs_digest
@@ -136,7 +136,7 @@ def test_ddp_and_fsdp_measure_the_same(tmp_path):
 
 
 def test_layer_without_gradients_is_found(make_bench, monkeypatch):
-    prompt = CausalLanguageModel.build_model
+    prompt = SupervisedFineTuning.build_model
 
     def build(self):
         model = prompt(self)
@@ -144,7 +144,7 @@ def test_layer_without_gradients_is_found(make_bench, monkeypatch):
             weight.register_hook(lambda gradient: gradient * 1e-6)
         return model
 
-    monkeypatch.setattr(CausalLanguageModel, "build_model", build)
+    monkeypatch.setattr(SupervisedFineTuning, "build_model", build)
     bench = make_bench(training=WATCHED)
     bench.train_here()
     (found,) = [

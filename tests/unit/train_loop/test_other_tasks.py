@@ -68,7 +68,7 @@ class ImageClassification:
     def weight(self, batch):
         return len(batch["labels"])
 
-    def loss(self, model, batch):
+    def compute_loss(self, model, batch):
         logits = model(batch["pixels"])
         return LossSum(functional.cross_entropy(logits, batch["labels"], reduction="sum"))
 

@@ -15,7 +15,7 @@ from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.order import RowOrder
@@ -119,7 +119,7 @@ def test_scalars_of_a_batch_are_unchanged():
     assert moved["lengths"] == [1, 2]
 
 
-class Fails(CausalLanguageModel):
+class Fails(SupervisedFineTuning):
     """Collate three times, once per step, and then fail."""
 
     times = 0

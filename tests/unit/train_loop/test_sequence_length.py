@@ -99,7 +99,9 @@ def test_loss_is_that_of_the_parts_alone(tmp_path, kind):
         longest = parts.sequences.at(step)
         assert longest == {0: 12, 4: 27, STEPS: 48}[step]
         own = take_share(parts, step)
-        losses = [parts.task.loss(parts.module, batch).total.item() for batch in own.batches]
+        losses = [
+            parts.task.compute_loss(parts.module, batch).total.item() for batch in own.batches
+        ]
         total, count = 0.0, 0
         for index in parts.order.take(step * BATCH, BATCH):
             row = parts.train[index]

@@ -316,7 +316,7 @@ def test_more_answers_than_tokens_are_an_error(tmp_path, language):
 
 def test_a_task_that_draws_what_it_learns_is_an_error(tmp_path, language, monkeypatch):
     draw = lambda self, row, place, *, training: {**row}  # noqa: E731
-    monkeypatch.setattr(causal_lm.CausalLanguageModel, "draw", draw, raising=False)
+    monkeypatch.setattr(causal_lm.SupervisedFineTuning, "draw", draw, raising=False)
     with pytest.raises(BadInput, match=r"top_k = 4: data\.task causal_lm draws what it learns"):
         train(tmp_path / "run", language, top_k=4)
 

@@ -15,7 +15,7 @@ from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.digest import BASE_FILE, weights_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.adapter import attach
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel, LanguageModelPackager
+from steadytrain.components.tasks.causal_lm import LanguageModelPackager, SupervisedFineTuning
 from steadytrain.components.tasks.sequence_classification import ClassifierPackager
 from steadytrain.components.train.loop.export import export_model
 
@@ -190,7 +190,7 @@ def quantized(data, base):
     content = {"name": "q", "data": {"source": ["x"]}, "training": {"bf16": True}}
     model = {"base": base, "adapter": {**ADAPTER, "kind": "qlora"}}
     config = from_mapping({**content, "model": model})
-    module = CausalLanguageModel(config, data).build_model()
+    module = SupervisedFineTuning(config, data).build_model()
     return attach(module, config.model.adapter), LanguageModelPackager(config, data)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steadytrain.components.shared.events.types import TrainingStep
-from steadytrain.components.tasks.causal_lm import CausalLanguageModel
+from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.train.strategy.base import Timer
 
 from support.benches import make_bench
@@ -35,7 +35,7 @@ def test_spans_add_up_and_are_taken_once(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slow", ["loss", "collate"])
+@pytest.mark.parametrize("slow", ["compute_loss", "collate"])
 def test_late_rank_makes_the_other_wait(tmp_path, slow):
     steps = steps_with_a_slow_rank(tmp_path, "ddp", slow)
     # One of the two waits for most of each step. The late one does not wait.
@@ -46,7 +46,7 @@ def test_late_rank_makes_the_other_wait(tmp_path, slow):
 
 @pytest.mark.slow
 def test_no_waiting_share_is_reported_if_ranks_synchronize_throughout_a_step(tmp_path):
-    steps = steps_with_a_slow_rank(tmp_path, "fsdp", "loss")
+    steps = steps_with_a_slow_rank(tmp_path, "fsdp", "compute_loss")
     assert {step.communication_wait for step in steps} == {None}
     assert {step.slowest_rank for step in steps} == {None}
 
@@ -58,7 +58,7 @@ def test_single_rank_waits_for_nobody(make_bench):
 
 
 def test_phases_of_a_step_are_measured_separately_and_fit_into_it(make_bench, monkeypatch):
-    prompt = CausalLanguageModel.loss
+    prompt = SupervisedFineTuning.compute_loss
 
     def late(*given):
         time.sleep(0.2)
@@ -72,6 +72,6 @@ def test_phases_of_a_step_are_measured_separately_and_fit_into_it(make_bench, mo
     usual = measured("usual")
     assert min(usual.forward, usual.backward, usual.optimizer) > 0
     assert usual.forward + usual.backward + usual.optimizer < 1.01
-    monkeypatch.setattr(CausalLanguageModel, "loss", late)
+    monkeypatch.setattr(SupervisedFineTuning, "compute_loss", late)
     slow = measured("slow")
     assert slow.forward > slow.backward + slow.optimizer
