@@ -103,7 +103,7 @@ def predicted_and_measured(facts: Facts) -> list[Comparison]:
 
 
 def _compared(expected: Estimate | None, steps: list[TrainingStep]) -> Iterator[Comparison]:
-    peak = max((event.gpu_memory_peak for event in steps), default=0)
+    peak = steps[-1].gpu_memory_peak if steps else 0
     yield Comparison(
         "GPU memory of a rank",
         size(expected.memory) if expected else "",

@@ -397,7 +397,8 @@ class TrainingStep(Event):
     tokens: tokens processed since the attempt started, without padding.
     gpu_memory_used: bytes allocated on this rank's device; 0 on a CPU.
     gpu_memory_reserved: bytes that torch holds on the device, allocated or not; 0 on a CPU.
-    gpu_memory_peak: most bytes allocated since the attempt started; 0 on a CPU.
+    gpu_memory_peak: most bytes allocated since the attempt started, or since it halved its
+        micro-batch; 0 on a CPU.
     gpu_memory_retries: how often in the attempt an allocation succeeded only after torch had
         emptied its cache.
     gpu_utilization: share of the driver's last sample period in which the device was busy, 0 to 1.

@@ -107,3 +107,6 @@ class Halving:
         parts.phases.take(0.0)
         restore_random_state(self._generators)
         release_memory()
+        if parts.accelerator.device.type == "cuda":
+            # Otherwise, the predicted memory would be compared with what did not fit.
+            torch.cuda.reset_peak_memory_stats()
