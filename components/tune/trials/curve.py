@@ -36,6 +36,8 @@ class Curve:
         self._fallbacks = list[str]()
         self._latency_ms: float | None = None
         self._seconds, self._began, self._latest = 0.0, 0.0, 0.0
+        # The same as `_began`, by the monotonic clock.
+        self._since = 0.0
 
     def state(self, *, running: bool) -> TrialState:
         """Return the trial's state.
@@ -45,12 +47,12 @@ class Curve:
         """
         condition: Condition = "running" if running else self._condition
         failed = condition == "failed"
-        until = time.time() if running else self._latest
+        spent = time.monotonic() - self._since if running else self._latest - self._began
         return TrialState(
             condition=condition,
             step=self._reported if running else self._saved,
             validations=tuple(self._validations[step] for step in sorted(self._validations)),
-            seconds=self._seconds + (max(0.0, until - self._began) if self._began else 0.0),
+            seconds=self._seconds + (max(0.0, spent) if self._began else 0.0),
             failure=self._failure if failed else "",
             error=self._error if failed else "",
             fallbacks=tuple(self._fallbacks),
@@ -72,6 +74,7 @@ class Curve:
         self._attempt, self._resumed = event.attempt, event.resumed_from_step or 0
         self._reported = self._saved = self._resumed
         self._began = self._latest = event.time
+        self._since = time.monotonic() - max(0.0, time.time() - event.time)
         self._condition = "paused"
         # After a fallback to an earlier checkpoint, training may take another course.
         self._validations = {
@@ -100,7 +103,8 @@ class Curve:
 
     @add.register
     def _(self, event: AttemptEnded) -> None:
-        self._seconds += max(0.0, event.time - self._began) if self._began else 0.0
+        if self._began:
+            self._seconds += max(0.0, event.seconds or event.time - self._began)
         self._began = 0.0
         self._failed = event if event.outcome == "failed" else None
         self._condition = "finished" if event.outcome in SUCCESSES else "paused"

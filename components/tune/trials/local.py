@@ -91,7 +91,10 @@ class _Trial:
     shared: bool = False
     crowded: bool = False
     curve: Curve = field(default_factory=Curve)
-    since: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        # What happened before is not reported again.
+        self._read(lambda _: None)
 
     @property
     def trains(self) -> bool:
@@ -113,11 +116,14 @@ class _Trial:
 
     def state(self) -> TrialState:
         """Return the trial's state by its newest events, and report its remarks."""
+        self._read(self.tell)
+        return self.curve.state(running=True)
+
+    def _read(self, tell: Callable[[str], object]) -> None:
         for event in self.events.new():
             self.curve.add(event)
-            if isinstance(event, Remark) and event.time >= self.since:
-                self.tell(event.message)
-        return self.curve.state(running=True)
+            if isinstance(event, Remark):
+                tell(event.message)
 
 
 class LocalTrials:

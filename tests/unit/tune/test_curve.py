@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
@@ -178,3 +180,14 @@ def test_fallbacks_are_named_once_in_their_order():
         decided(6, "retry_changed", 3, fallback="recompute activations"),
     )
     assert found.fallbacks == ("smaller micro-batch", "recompute activations")
+
+
+def test_clock_that_is_set_costs_no_time(monkeypatch):
+    """A study would end with its budget of hours spent."""
+    curve, day = Curve(), 86_400.0
+    now = time.time()
+    curve.add(started(now))
+    monkeypatch.setattr(time, "time", lambda: now + day)
+    assert curve.state(running=True).seconds < 60
+    curve.add(AttemptEnded(time=now + day, attempt=1, outcome="pruned", step=4, seconds=7.0))
+    assert curve.state(running=False).seconds == 7.0

@@ -58,11 +58,13 @@ def test_what_a_trial_waits_for_and_warns_of_reaches_the_driver(tmp_path):
     place = TrialFolder(tmp_path, 3)
     place.workspace.create()
     stream = place.workspace.stream("supervisor")
+    stream.emit(Warned(stage="train", message="known to the driver before"))
+    said = []
+    trial = local._Trial(Cursor(place.workspace.events), said.append)
     stream.emit(PodsPending(attempt=1, job="small-0003-a1", reason="exceeded quota: memory"))
     stream.emit(Warned(stage="train", message="slow disk"))
     stream.close()
-    said = []
-    local._Trial(Cursor(place.workspace.events), said.append, since=0).state()
+    trial.state()
     assert said == ["small-0003-a1 waits: exceeded quota: memory", "slow disk"]
 
 
