@@ -24,7 +24,7 @@ from steadytrain.components.tune.history import History
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.study import study_of
 from steadytrain.components.tune.trials.curve import read_curve
-from steadytrain.components.tune.trials.place import TrialFolder
+from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.pipelines.runs import run_folders
 
 
@@ -170,13 +170,13 @@ def _of_study(
     storage, seconds = LocalStorage(folder), config.recovery.lease_seconds
     for trial in history.trials:
         place = TrialFolder(folder, trial.number)
-        if trial.standing in _ENDED and _is_own(place.path) and place.config.is_file():
+        if trial.status in _ENDED and _is_own(place.path) and place.config.is_file():
             what = f"trial {trial.number} of study {folder.name}"
             size = LocalStorage(place.path).weigh().bytes
             take = partial(_discard, place)
             yield Garbage(what, size, partial(_unattended, folder, seconds, idle_seconds, take))
     there = [name for name in _DATA if _is_own(folder / name)]
-    if there and all(trial.standing in _ENDED for trial in history.trials):
+    if there and all(trial.status in _ENDED for trial in history.trials):
         what, size = f"data of study {folder.name}", sum(storage.weigh(n).bytes for n in there)
         take = partial(_clear, storage, there)
         yield Garbage(what, size, partial(_unattended, folder, seconds, idle_seconds, take))

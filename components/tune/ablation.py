@@ -57,7 +57,7 @@ def scores_of(study: Study) -> Scores:
     found: dict[Variant, dict[int, float]] = {variant: {} for variant in design.variants}
     for trial in study.history.trials:
         score = study.history.values(trial)[0]
-        if trial.standing == "finished" and math.isfinite(score):
+        if trial.status == "finished" and math.isfinite(score):
             found[design.variant(trial)][trial.params[SEED]] = score
     return found
 

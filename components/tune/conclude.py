@@ -25,7 +25,7 @@ from steadytrain.components.tune.driver import lease_of, study_folder
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.results import BEST, WINNER
 from steadytrain.components.tune.study import logs_address, study_name
-from steadytrain.components.tune.trials.place import trials_of
+from steadytrain.components.tune.trials.folder import trials_of
 from steadytrain.components.tune.trials.retrain import fresh_seeds, named_after, on_seed
 
 

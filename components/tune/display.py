@@ -8,7 +8,7 @@ from typing import Any
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.quantities import duration, is_number, money, number
 from steadytrain.components.tune.history import Trial
-from steadytrain.components.tune.results import Outlook, best, better
+from steadytrain.components.tune.results import Forecast, best, better
 from steadytrain.components.tune.search import UNKNOWN
 from steadytrain.components.tune.study import Study, study_name
 
@@ -41,7 +41,7 @@ class Lines:
 
     def ended(self, study: Study, trial: Trial) -> None:
         self._best = better(study, self._best, trial)
-        self._say(f"trial {trial.number}: {_standing(study, trial)} | {_state(study, self._best)}")
+        self._say(f"trial {trial.number}: {_status(study, trial)} | {_state(study, self._best)}")
 
 
 def as_words(params: Mapping[str, Any]) -> str:
@@ -124,8 +124,8 @@ def ending(study: Study) -> list[str]:
     return lines
 
 
-def _standing(study: Study, trial: Trial) -> str:
-    if trial.standing == "failed":
+def _status(study: Study, trial: Trial) -> str:
+    if trial.status == "failed":
         return f"failed ({trial.failure}): {trial.error.partition(chr(10))[0]}"
     if trial.too_slow:
         limit = study.tune.constraints.latency_ms or 0.0
@@ -134,7 +134,7 @@ def _standing(study: Study, trial: Trial) -> str:
             f"ended at step {trial.reached:,}, latency {slow} ms is above "
             f"tune.constraints.latency_ms = {limit:g}"
         )
-    word = {"finished": "finished at", "paused": "reached"}.get(trial.standing, trial.standing)
+    word = {"finished": "finished at", "paused": "reached"}.get(trial.status, trial.status)
     metric = study.tune.objective.metric
     fallbacks = f", after {', '.join(trial.fallbacks)}" if trial.fallbacks else ""
     score = number(study.history.values(trial)[0])
@@ -142,13 +142,13 @@ def _standing(study: Study, trial: Trial) -> str:
 
 
 def _state(study: Study, found: Trial | None) -> str:
-    outlook = Outlook.of(study)
+    forecast = Forecast.of(study)
     parts = []
     if found is not None:
         parts.append(f"best {number(study.history.values(found)[0])} (trial {found.number})")
-    parts.append(f"trials left: {outlook.trials:,}")
-    if outlook.seconds is not None:
-        parts.append(f"about {duration(outlook.seconds / study.tune.budget.parallel)}")
-    if outlook.usd is not None:
-        parts.append(money(outlook.usd))
+    parts.append(f"trials left: {forecast.trials:,}")
+    if forecast.seconds is not None:
+        parts.append(f"about {duration(forecast.seconds / study.tune.budget.parallel)}")
+    if forecast.usd is not None:
+        parts.append(money(forecast.usd))
     return ", ".join(parts)

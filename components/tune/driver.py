@@ -119,7 +119,7 @@ def _take_over(study: Study, trials: Trials) -> None:
     for number in trials.attach() - study.running.keys():
         trials.stop(number)
     for trial in study.history.trials:
-        if trial.standing in ("finished", "failed", "discarded"):
+        if trial.status in ("finished", "failed", "discarded"):
             trials.discard(trial.number)
     for number in list(study.running):
         _train(study, trials, number)
@@ -158,7 +158,7 @@ def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> b
         study.report(trial.number, state)
     else:
         return False
-    if trial.standing != "paused":
+    if trial.status != "paused":
         trials.discard(trial.number)
     return True
 
@@ -192,7 +192,7 @@ def _train(study: Study, trials: Trials, number: int) -> bool:
 
 
 def _too_many(study: Study) -> TooManyFailed:
-    last = [trial for trial in study.history.trials if trial.standing == "failed"][-1]
+    last = [trial for trial in study.history.trials if trial.status == "failed"][-1]
     return TooManyFailed(
         f"{study.history.failed} of {len(study.history.trials)} trials failed, and "
         f"tune.max_failed_share = {study.tune.max_failed_share:g} of {study.tune.budget.trials} "

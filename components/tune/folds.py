@@ -19,8 +19,8 @@ from steadytrain.components.shared.errors import BadInput, DataError, StorageErr
 from steadytrain.components.tune.designs import FoldDesign, with_fold
 from steadytrain.components.tune.history import Params
 from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.components.tune.trials.held_out import LABELS
-from steadytrain.components.tune.trials.place import TrialFolder
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def folds_of(study: Study, folder: Path) -> Iterator[Fold]:
     design = FoldDesign(study.config)
     for trial in study.history.trials:
         path = TrialFolder(folder, trial.number).scores
-        if trial.standing == "finished" and path.exists():
+        if trial.status == "finished" and path.exists():
             table = pq.read_table(path)
             metrics = point_values(Scores.of(table))
             yield Fold(design.configuration(trial), design.fold(trial), metrics, table)

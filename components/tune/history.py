@@ -32,7 +32,7 @@ from steadytrain.components.shared.config import TuneConfig
 from steadytrain.components.tune.log import RECORDS, damaged
 from steadytrain.components.tune.rungs import Rungs
 
-Standing = Literal["running", "paused", "finished", "failed", "discarded"]
+Status = Literal["running", "paused", "finished", "failed", "discarded"]
 Params = Mapping[str, Any]
 Key = tuple[float, int]
 """Sorts trials from best to worst: the score, negated if higher is better, and the number."""
@@ -53,7 +53,7 @@ class Trial:
     number: int
     params: Params
     until: int
-    standing: Standing = "running"
+    status: Status = "running"
     reached: int = 0
     curve: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Trial:
 
     def has_reached(self, cut: int) -> bool:
         """Return whether it has a score at a rung, or ended before it because it was done."""
-        return self.reached >= cut or self.standing == "finished"
+        return self.reached >= cut or self.status == "finished"
 
     @property
     def too_slow(self) -> bool:
@@ -106,7 +106,7 @@ class History:
         self.limits: Mapping[str, Any] = {}
         self.trials: list[Trial] = []
         self.running: dict[int, Trial] = {}
-        self.places: defaultdict[tuple[int, int], Rung] = defaultdict(Rung)
+        self.by_rung: defaultdict[tuple[int, int], Rung] = defaultdict(Rung)
         self.seconds = 0.0
         self.failed = 0
         self._count = 0
@@ -142,9 +142,9 @@ class History:
             case "discarded":
                 self._discard(self.trials[record["number"]])
 
-    def place(self, trial: Trial, until: int) -> Rung:
+    def rung_of(self, trial: Trial, until: int) -> Rung:
         """Return a trial's rung at a step."""
-        return self.places[self.rungs.bracket(trial.number), until]
+        return self.by_rung[self.rungs.bracket(trial.number), until]
 
     def key(self, trial: Trial, until: int) -> Key:
         """Return a trial's place in the order at a rung that it reached."""
@@ -154,7 +154,7 @@ class History:
     def has_finished(self) -> bool:
         """Whether a trial has finished."""
         full = self.rungs.cuts[-1]
-        return any((bracket, full) in self.places for bracket in range(self.rungs.brackets))
+        return any((bracket, full) in self.by_rung for bracket in range(self.rungs.brackets))
 
     @property
     def compared_rung(self) -> int:
@@ -163,7 +163,7 @@ class History:
         That is the highest one that more trials have reached than the space has fields (Falkner et
         al. 2018, "BOHB"), or the lowest one. Scores of different rungs cannot be compared.
         """
-        scored = [trial for trial in self.trials if trial.scores and trial.standing != "failed"]
+        scored = [trial for trial in self.trials if trial.scores and trial.status != "failed"]
         for cut in reversed(self.rungs.cuts):
             if sum(trial.has_reached(cut) for trial in scored) > self._fields:
                 return cut
@@ -196,8 +196,8 @@ class History:
         self.running[trial.number] = trial
 
     def _promote(self, trial: Trial, until: int) -> None:
-        self.place(trial, trial.until).waiting.remove(self.key(trial, trial.until))
-        trial.standing, trial.until = "running", until
+        self.rung_of(trial, trial.until).waiting.remove(self.key(trial, trial.until))
+        trial.status, trial.until = "running", until
         self.running[trial.number] = trial
 
     def _report(self, trial: Trial, record: Record) -> None:
@@ -212,24 +212,24 @@ class History:
         worse = self.objectives[0].direction == "maximize"
         score = math.inf if math.isnan(value) else -value if worse else value
         trial.scores[trial.until] = score
-        place = self.place(trial, trial.until)
-        insort(place.reached, (math.inf if trial.too_slow else score, trial.number))
+        rung = self.rung_of(trial, trial.until)
+        insort(rung.reached, (math.inf if trial.too_slow else score, trial.number))
         if trial.too_slow:
-            trial.standing = "discarded"
+            trial.status = "discarded"
         elif record["finished"]:
-            trial.standing = "finished"
+            trial.status = "finished"
         else:
-            trial.standing = "paused"
-            insort(place.waiting, (score, trial.number))
+            trial.status = "paused"
+            insort(rung.waiting, (score, trial.number))
 
     def _fail(self, trial: Trial, record: Record) -> None:
-        trial.standing, trial.failure, trial.error = "failed", record["failure"], record["error"]
+        trial.status, trial.failure, trial.error = "failed", record["failure"], record["error"]
         self._spend(trial, record)
         self.failed += 1
 
     def _discard(self, trial: Trial) -> None:
-        self.place(trial, trial.until).waiting.remove(self.key(trial, trial.until))
-        trial.standing = "discarded"
+        self.rung_of(trial, trial.until).waiting.remove(self.key(trial, trial.until))
+        trial.status = "discarded"
 
     def _spend(self, trial: Trial, record: Record) -> None:
         self.seconds += max(0.0, record["seconds"] - trial.seconds)
@@ -290,11 +290,11 @@ def next_step(history: History, affordable: Affordable, *, more: bool) -> Next |
 def to_discard(history: History) -> list[int]:
     """Return the paused trials that can never go on, however many trials follow."""
     rungs, found = history.rungs, []
-    for (bracket, until), place in history.places.items():
+    for (bracket, until), rung in history.by_rung.items():
         most = rungs.most(bracket, rungs.cuts.index(until), history.limits["trials"])
-        keep = rungs.passing(len(place.reached)) if rungs.by_median else rungs.promoted(most)
-        for key in reversed(place.waiting):
-            if place.rank(key) < keep:
+        keep = rungs.passing(len(rung.reached)) if rungs.by_median else rungs.promoted(most)
+        for key in reversed(rung.waiting):
+            if rung.rank(key) < keep:
                 break
             found.append(key[1])
     return sorted(found)
@@ -302,11 +302,11 @@ def to_discard(history: History) -> list[int]:
 
 def _promotions(history: History) -> Iterator[Next]:
     """Yield the paused trials that may go on, from the highest rung down, the best first."""
-    for bracket, index in _places(history):
-        place = history.places[bracket, history.rungs.cuts[index]]
-        passing = history.rungs.passing(len(place.reached))
-        if place.waiting and place.rank(place.waiting[0]) < passing:
-            yield Next(place.waiting[0][1], history.rungs.cuts[index + 1])
+    for bracket, index in _rungs(history):
+        rung = history.by_rung[bracket, history.rungs.cuts[index]]
+        passing = history.rungs.passing(len(rung.reached))
+        if rung.waiting and rung.rank(rung.waiting[0]) < passing:
+            yield Next(rung.waiting[0][1], history.rungs.cuts[index + 1])
 
 
 def _last_promotions(history: History) -> Iterator[Next]:
@@ -314,19 +314,17 @@ def _last_promotions(history: History) -> Iterator[Next]:
 
     So at least one trial of each bracket finishes. A trial that failed later does not count.
     """
-    for bracket, index in reversed(list(_places(history))):
-        place = history.places[bracket, history.rungs.cuts[index]]
-        better = place.reached[: place.rank(place.waiting[0])] if place.waiting else []
-        if place.waiting and all(
-            history.trials[number].standing == "failed" for _, number in better
-        ):
-            yield Next(place.waiting[0][1], history.rungs.cuts[index + 1])
+    for bracket, index in reversed(list(_rungs(history))):
+        rung = history.by_rung[bracket, history.rungs.cuts[index]]
+        better = rung.reached[: rung.rank(rung.waiting[0])] if rung.waiting else []
+        if rung.waiting and all(history.trials[number].status == "failed" for _, number in better):
+            yield Next(rung.waiting[0][1], history.rungs.cuts[index + 1])
 
 
-def _places(history: History) -> Iterator[tuple[int, int]]:
+def _rungs(history: History) -> Iterator[tuple[int, int]]:
     """Yield the bracket and the index of each rung below the last one, from the highest down."""
     rungs = history.rungs
     for index in reversed(range(len(rungs.cuts) - 1)):
         for bracket in range(min(index + 1, rungs.brackets)):
-            if (bracket, rungs.cuts[index]) in history.places:
+            if (bracket, rungs.cuts[index]) in history.by_rung:
                 yield bracket, index

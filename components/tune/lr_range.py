@@ -24,7 +24,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.tune.study import studies_folder
 from steadytrain.components.tune.trials.base import Trials
-from steadytrain.components.tune.trials.place import TrialFolder
+from steadytrain.components.tune.trials.folder import TrialFolder
 
 _SMOOTHING: Final = 0.8
 """Weight of the earlier losses. It delays the curve by about 4 steps, a fifth of a decade."""

@@ -39,7 +39,7 @@ _START: Final = datetime(2000, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 """Optuna wants a time of each trial, and no sampler uses it."""
 
 
-class Mirror:
+class OptunaStudy:
     """An Optuna study whose trials can be replaced."""
 
     def __init__(self, directions: Sequence[Literal["minimize", "maximize"]]) -> None:
@@ -96,7 +96,7 @@ def frozen(
     """
     values = history.values(trial, math.inf if rung is None else rung)
     broken = any(math.isnan(value) for value in values)
-    state = _STATES[trial.standing]
+    state = _STATES[trial.status]
     if state == TrialState.RUNNING and trial.scores:
         state = TrialState.PRUNED
     if rung is not None and state == TrialState.PRUNED:

@@ -82,7 +82,7 @@ def best_config(study: Study) -> RunConfig | None:
 def summary(study: Study) -> dict[str, Any]:
     """Return what a study found and spent, for programs."""
     history, found = study.history, best(study)
-    standings = Counter(trial.standing for trial in history.trials)
+    standings = Counter(trial.status for trial in history.trials)
     hours = study.hours
     return {
         "study": study_name(study.config),
@@ -125,12 +125,12 @@ def _finished(study: Study) -> Sequence[Trial]:
 
 
 def _counts(study: Study, trial: Trial) -> bool:
-    values = study.history.values(trial) if trial.standing == "finished" else [math.nan]
+    values = study.history.values(trial) if trial.status == "finished" else [math.nan]
     return not any(map(math.isnan, values))
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """What is left of a study.
 
     trials, steps: still to come. Steps are estimates.
@@ -144,8 +144,8 @@ class Outlook:
     usd: float | None
 
     @classmethod
-    def of(cls, study: Study) -> Outlook:
-        """Return the outlook of a running study, from the speed of its trials so far."""
+    def of(cls, study: Study) -> Forecast:
+        """Return the forecast of a running study, from the speed of its trials so far."""
         budget, history = study.tune.budget, study.history
         left = max(0, budget.trials - len(history.trials))
         steps = expected_steps(study.rungs, budget.trials)

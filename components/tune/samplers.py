@@ -42,7 +42,7 @@ from steadytrain.components.tune.space import (
 if TYPE_CHECKING:
     import optuna
 
-    from steadytrain.components.tune.optuna_storage import Mirror
+    from steadytrain.components.tune.optuna_storage import OptunaStudy
 
 _OWN_TRIES: Final = 20
 """Tries with the sampler itself. Later ones are random, since it may insist on what does not
@@ -87,30 +87,31 @@ class Sampler:
     def __init__(self, tune: TuneConfig, history: History) -> None:
         self._tune, self._history = tune, history
         self._fields = in_order(tune.space)
-        self._mirror: Mirror | None = None
+        self._study: OptunaStudy | None = None
         self._rung = 0
 
-    def _compared(self) -> Mirror:
+    def _compared(self) -> OptunaStudy:
         """Return the trials, compared at the rung where enough of them can be."""
         # Optuna takes half a second to import.
-        from steadytrain.components.tune.optuna_storage import Mirror, frozen_trials
+        from steadytrain.components.tune.optuna_storage import OptunaStudy, frozen_trials
 
         rung = self._history.compared_rung
-        if self._mirror is None or rung != self._rung:
-            self._mirror, self._rung = Mirror([i.direction for i in self._tune.objectives]), rung
+        if self._study is None or rung != self._rung:
+            directions = [item.direction for item in self._tune.objectives]
+            self._study, self._rung = OptunaStudy(directions), rung
             for trial in frozen_trials(self._tune, self._history, rung):
-                self._mirror.put(trial)
-        return self._mirror
+                self._study.put(trial)
+        return self._study
 
     def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
         from steadytrain.components.tune.optuna_storage import sampler_of
 
-        mirror = self._compared()
+        study = self._compared()
         for attempt in range(TRIES):
             seed = seed_of(self._tune.seed, number, attempt)
             with warnings.catch_warnings(action="ignore"):
                 sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
-                params = self._ask(mirror.ask(number, sampler), given)
+                params = self._ask(study.ask(number, sampler), given)
             if fits(params):
                 return params
         raise nothing_fits(number)
@@ -118,8 +119,8 @@ class Sampler:
     def note(self, trial: Trial) -> None:
         from steadytrain.components.tune.optuna_storage import frozen
 
-        if self._mirror is not None:
-            self._mirror.put(frozen(self._tune, self._history, trial, self._rung))
+        if self._study is not None:
+            self._study.put(frozen(self._tune, self._history, trial, self._rung))
 
     def _ask(self, trial: optuna.Trial, given: Params) -> Params:
         from steadytrain.components.tune.optuna_storage import sampled
@@ -207,10 +208,10 @@ class Evolution:
         self._searched = tune.ranges
 
     def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
-        space, told = self._tune.space, self._told()
+        space, scored = self._tune.space, self._scored()
         for attempt in range(TRIES):
             seed = seed_of(self._tune.seed, number, attempt)
-            point = dict(zip(self._searched, self._optimizer(seed, told).ask(), strict=True))
+            point = dict(zip(self._searched, self._optimizer(seed, scored).ask(), strict=True))
             chance, params = random.Random(seed), dict[str, Any]()
             for field in self._fields:
                 share = min(float(point.get(field, chance.random())), 1 - 1e-9)
@@ -223,10 +224,10 @@ class Evolution:
     def note(self, trial: Trial) -> None:
         """Do nothing: each suggestion reads the history."""
 
-    def _told(self) -> Sequence[Trial]:
-        return [item for item in self._history.trials if item.scores and item.standing != "failed"]
+    def _scored(self) -> Sequence[Trial]:
+        return [item for item in self._history.trials if item.scores and item.status != "failed"]
 
-    def _optimizer(self, seed: int, told: Sequence[Trial]) -> CMA:
+    def _optimizer(self, seed: int, scored: Sequence[Trial]) -> CMA:
         """Return the optimizer after all complete generations."""
         # numpy and cmaes take a tenth of a second to import.
         import numpy as np
@@ -235,8 +236,8 @@ class Evolution:
         count = len(self._searched)
         bounds = np.array([[0.0, 1.0]] * count)
         made = CMA(mean=np.full(count, _CENTER), sigma=_SPREAD, bounds=bounds, seed=seed)
-        for start in range(0, len(told) - made.population_size + 1, made.population_size):
-            generation = sorted(told[start : start + made.population_size], key=_order)
+        for start in range(0, len(scored) - made.population_size + 1, made.population_size):
+            generation = sorted(scored[start : start + made.population_size], key=_order)
             made.tell([(np.array(self._point(item)), rank) for rank, item in enumerate(generation)])
         return made
 

@@ -92,20 +92,20 @@ def importance(study: Study) -> Mapping[str, float]:
 
     Empty if fewer than four trials have finished, or with several objectives.
     """
-    finished = [trial for trial in study.history.trials if trial.standing == "finished"]
+    finished = [trial for trial in study.history.trials if trial.status == "finished"]
     if len(finished) < 4 or len(study.tune.objectives) > 1:
         return {}
     import optuna
 
-    from steadytrain.components.tune.optuna_storage import Mirror, frozen_trials
+    from steadytrain.components.tune.optuna_storage import OptunaStudy, frozen_trials
 
-    mirror = Mirror([study.tune.objective.direction])
+    optuna_study = OptunaStudy([study.tune.objective.direction])
     for trial in frozen_trials(study.tune, study.history):
-        mirror.put(trial)
+        optuna_study.put(trial)
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     with warnings.catch_warnings(action="ignore"):
         try:
-            return optuna.importance.get_param_importances(mirror.study, evaluator=evaluator)
+            return optuna.importance.get_param_importances(optuna_study.study, evaluator=evaluator)
         except (ValueError, RuntimeError):
             # The finished trials share no field, or all have the same score.
             return {}
@@ -131,7 +131,7 @@ def _drawn(study: Study, found: Trial | None) -> list[_Drawn]:
     """Return all trials, the best one last, so that it is drawn over the others."""
     order, drawn = ("failed", "stopped", "finished", "best"), []
     for trial in study.history.trials:
-        kind: str = trial.standing if trial.standing in order else "stopped"
+        kind: str = trial.status if trial.status in order else "stopped"
         if found is not None and trial.number == found.number:
             kind = "best"
         shown = ", ".join(f"{name} {value}" for name, value in _shown(trial.params).items())
@@ -173,7 +173,7 @@ def _history(study: Study, scored: Sequence[_Drawn]) -> Markup:
     sign, falling = signs(study)[0], list[Point]()
     for item in sorted(scored, key=lambda item: item.trial.number):
         at, score = float(item.trial.number), item.score
-        if item.trial.standing != "finished":
+        if item.trial.status != "finished":
             continue
         if not falling or sign * score < sign * falling[-1][1]:
             falling += [(at, falling[-1][1])] if falling else []
@@ -234,10 +234,10 @@ def _height(dimension: Any, value: Any) -> float:
 def _rung_rows(study: Study) -> list[tuple[str, list[int]]]:
     """Return bracket and step, and how many trials reached it, went on, ended and wait there."""
     rows = []
-    for (bracket, until), place in sorted(study.history.places.items()):
-        there = [study.history.trials[item] for _, item in place.reached]
-        ended = sum(t.standing == "discarded" and t.until == until for t in there)
-        waiting = sum(t.standing == "paused" and t.until == until for t in there)
+    for (bracket, until), rung in sorted(study.history.by_rung.items()):
+        there = [study.history.trials[item] for _, item in rung.reached]
+        ended = sum(t.status == "discarded" and t.until == until for t in there)
+        waiting = sum(t.status == "paused" and t.until == until for t in there)
         final = until == study.rungs.cuts[-1]
         onward = 0 if final else len(there) - ended - waiting
         name = f"{bracket}: {until:,}" if study.rungs.brackets > 1 else f"{until:,}"
@@ -247,7 +247,7 @@ def _rung_rows(study: Study) -> list[tuple[str, list[int]]]:
 
 def _tiles(study: Study, found: Trial | None) -> list[tuple[str, str, str]]:
     history = study.history
-    standings = Counter(trial.standing for trial in history.trials)
+    standings = Counter(trial.status for trial in history.trials)
     full = len(history.trials) * study.rungs.cuts[-1]
     tiles = [
         (
@@ -282,7 +282,7 @@ def _ranked(study: Study) -> Sequence[Trial]:
 def _row(study: Study, trial: Trial) -> tuple[int, list[str]]:
     score, shown = _score(study, trial), _shown(trial.params)
     return trial.number, [
-        {"discarded": "stopped early"}.get(trial.standing, trial.standing),
+        {"discarded": "stopped early"}.get(trial.status, trial.status),
         f"{trial.reached:,}",
         "" if math.isnan(score) else number(score),
         *(shown.get(field, "") for field in study.tune.space),

@@ -85,14 +85,14 @@ def tracked(study: Study, watcher: Watcher) -> Iterator[Watcher]:
         return
     tracker, ok = StudyTracker(study.config), False
     try:
-        yield _Both(watcher, tracker)
+        yield _Watchers(watcher, tracker)
         ok = True
     finally:
         tracker.close(study, ok=ok)
 
 
-class _Both:
-    """Two watchers, of which the first hears everything first."""
+class _Watchers:
+    """Several watchers, called in order."""
 
     def __init__(self, *watchers: Watcher) -> None:
         self._watchers = watchers
@@ -246,11 +246,11 @@ def _of_study(study: Study, status: str) -> Sent:
 def _of_trial(trial: Trial) -> Sent:
     return Sent(
         f"trial {trial.number}",
-        _STATUS[trial.standing],
+        _STATUS[trial.status],
         dict(trial.params),
         {
             "steadytrain.trial": str(trial.number),
-            "steadytrain.standing": trial.standing,
+            "steadytrain.status": trial.status,
             **({"steadytrain.failure": trial.failure} if trial.failure else {}),
         },
         tuple((step, dict(metrics)) for step, metrics in trial.curve),

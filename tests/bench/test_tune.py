@@ -22,8 +22,8 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.trials.data import known_data
+from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.components.tune.trials.local import local_trials
-from steadytrain.components.tune.trials.place import TrialFolder
 
 from support import trials as support
 from support.training import Bench, events_of, language_rows, write_data

@@ -16,7 +16,7 @@ from steadytrain.components.shared.events.types import AttemptEnded
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tune.designs import as_cross_validation
 from steadytrain.components.tune.driver import study_folder
-from steadytrain.components.tune.trials.place import TrialFolder, trials_of
+from steadytrain.components.tune.trials.folder import TrialFolder, trials_of
 
 from support import trials as support
 from support.command import TINY_LM

@@ -15,8 +15,8 @@ from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.components.tune.trials.local import local_trials
-from steadytrain.components.tune.trials.place import TrialFolder
 
 from support import trials as support
 from support import whole_runs
@@ -124,7 +124,7 @@ def test_study_on_a_full_disk_stops_and_continues_once_there_is_space(
             driven(FillsUp(disk / "ballast"))
         (disk / "ballast").unlink()
         (trial,) = driven(Quiet()).history.trials
-        assert trial.standing == "finished"
+        assert trial.status == "finished"
         expected = [(item.step, item.metrics) for item in events_of(undisturbed, Validated)]
         assert trial.curve == expected
 
@@ -136,7 +136,7 @@ class FillsUp(Quiet):
         self.ballast = ballast
 
     def ended(self, study, trial):
-        assert trial.standing == "paused"
+        assert trial.status == "paused"
         fill(self.ballast)
 
 

@@ -13,8 +13,8 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.events.types import LatencyMeasured
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tune.trials.base import Trials
+from steadytrain.components.tune.trials.folder import TrialFolder, trials_of
 from steadytrain.components.tune.trials.local import local_trials
-from steadytrain.components.tune.trials.place import TrialFolder, trials_of
 
 from support import trials as support
 from support.command import TINY_LM

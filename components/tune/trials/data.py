@@ -21,7 +21,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import FOREVER
-from steadytrain.components.tune.trials.place import trials_of
+from steadytrain.components.tune.trials.folder import trials_of
 
 _RUN: Final = "prepare"
 """The run in the study's folder that prepares the data."""

@@ -24,7 +24,7 @@ from steadytrain.components.train.agent.template import Fork, Template, start_te
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.curve import Curve, read_curve
-from steadytrain.components.tune.trials.place import (
+from steadytrain.components.tune.trials.folder import (
     TrialFolder,
     driver_of,
     template_log,

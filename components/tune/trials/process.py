@@ -35,7 +35,7 @@ from steadytrain.components.train.launch.process import agent_forked_early
 from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.data import known_data, prepare_data
-from steadytrain.components.tune.trials.place import TrialFolder, driver_of
+from steadytrain.components.tune.trials.folder import TrialFolder, driver_of
 
 PROGRAM: Final = "steadytrain.components.tune.trials.process"
 _ONE = "--trial"

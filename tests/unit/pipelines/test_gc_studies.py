@@ -13,7 +13,7 @@ from steadytrain.components.shared.append_log import encode
 from steadytrain.components.shared.config import load
 from steadytrain.components.tune.driver import drive, driving, study_folder
 from steadytrain.components.tune.study import Study
-from steadytrain.components.tune.trials.place import TrialFolder
+from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.pipelines.gc_data import unneeded_by_studies
 
 from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
@@ -75,7 +75,7 @@ def test_ended_trials_keep_their_record_and_the_study_its_log(make_study):
 
 def test_paused_trial_keeps_its_checkpoint_and_the_data(make_study):
     _, folder, study = make_study(pruner="hyperband", steps=150)
-    paused = {trial.number for trial in study.history.trials if trial.standing == "paused"}
+    paused = {trial.number for trial in study.history.trials if trial.status == "paused"}
     assert paused
     whats = " ".join(item.what for item in found(folder))
     assert "data of" not in whats

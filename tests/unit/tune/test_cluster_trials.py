@@ -13,8 +13,8 @@ from steadytrain.components.train.launch import choose
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TrainJob
 from steadytrain.components.tune.trials.cluster import STUDY, ClusterTrials, RanksInPods, trials_for
+from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.components.tune.trials.local import LocalTrials
-from steadytrain.components.tune.trials.place import TrialFolder
 from steadytrain.components.tune.trials.process import warn
 
 from support.api_server import serving

@@ -95,7 +95,7 @@ def test_trial_killed_after_its_last_step_starts_again_and_finishes():
     undisturbed, log = MemoryLog(), MemoryLog()
     driven(settings_of(trials=2, pruner="none"), undisturbed, World())
     study = driven(settings_of(trials=2, pruner="none"), log, World(killed_at_end={0, 1}))
-    assert [trial.standing for trial in study.history.trials] == ["finished"] * 2
+    assert [trial.status for trial in study.history.trials] == ["finished"] * 2
     assert log.records == undisturbed.records
 
 
@@ -141,7 +141,7 @@ def test_other_settings_are_another_study():
 
 def test_search_finds_a_good_trial_with_a_part_of_the_steps():
     study = driven(settings_of(trials=60, pruner="asha"), MemoryLog(), World())
-    finished = [trial for trial in study.history.trials if trial.standing == "finished"]
+    finished = [trial for trial in study.history.trials if trial.status == "finished"]
     assert min(study.history.values(trial)[0] for trial in finished) < 2.1
     assert study.steps < 60 * 270 * 0.5
 
@@ -149,7 +149,7 @@ def test_search_finds_a_good_trial_with_a_part_of_the_steps():
 def test_sampler_compares_trials_at_the_highest_rung_that_enough_have_reached():
     world = World()
     study = driven(settings_of(trials=40), MemoryLog(), world)
-    rung, told = study._suggester._rung, study._suggester._mirror.study.trials
+    rung, told = study._suggester._rung, study._suggester._study.study.trials
     assert study.rungs.cuts[0] < rung
     compared = {trial.number: trial.value for trial in told if trial.state.name == "COMPLETE"}
     assert len(compared) > len(study.tune.space)
@@ -160,9 +160,9 @@ def test_sampler_compares_trials_at_the_highest_rung_that_enough_have_reached():
 
 def test_failed_trial_reaches_the_sampler_with_its_class_and_the_study_continues():
     study = driven(settings_of(), MemoryLog(), World(failing={1: "oom", 4: "crash"}))
-    failed = {t.number: t.failure for t in study.history.trials if t.standing == "failed"}
+    failed = {t.number: t.failure for t in study.history.trials if t.status == "failed"}
     assert failed == {1: "oom", 4: "crash"}
-    told = study._suggester._mirror.study.trials
+    told = study._suggester._study.study.trials
     assert [told[n].state.name for n in (1, 4)] == ["FAIL", "FAIL"]
     assert told[1].user_attrs == {"failure": "oom"}
 
@@ -204,11 +204,11 @@ def test_trial_above_the_latency_limit_ends_at_its_first_rung_and_is_never_the_b
         for above in (True, False)
     )
     assert slow
-    assert all(t.standing == "discarded" for t in slow)
+    assert all(t.status == "discarded" for t in slow)
     assert {t.reached for t in slow} == {study.rungs.cuts[0]}
     assert {t.number for t in slow} <= world.discarded
     assert best(study) in fast
-    told = study._suggester._mirror.study.trials
+    told = study._suggester._study.study.trials
     assert {t.number for t in told if t.constraints["latency_ms"] > 0} == {t.number for t in slow}
     assert Study(config, log).history.trials == study.history.trials
 
@@ -220,8 +220,8 @@ def test_impossible_combinations_fail_as_bad_input():
     }
     config = settings_of(("tune.space", space), "tune.max_failed_share=1.0", sampler="grid")
     study = driven(config, MemoryLog(), World(objective=lambda config, step: 1.0 / step))
-    assert [trial.standing == "failed" for trial in study.history.trials].count(True) == 1
-    (failed,) = [trial for trial in study.history.trials if trial.standing == "failed"]
+    assert [trial.status == "failed" for trial in study.history.trials].count(True) == 1
+    (failed,) = [trial for trial in study.history.trials if trial.status == "failed"]
     assert failed.failure == "bad_input"
     assert "training.fp16" in failed.error
 
@@ -345,7 +345,7 @@ def test_every_trial_counts_once_every_promotion_is_legal_and_the_budget_is_kept
     assert all(each == sorted(set(each)) for each in world.trained.values())
     if steps is None and not failing:
         ended = ("finished", "discarded")
-        assert all(trial.standing in ended for trial in history.trials)
+        assert all(trial.status in ended for trial in history.trials)
     if not failing:
         assert best(study) is not None
     check_promotions(log.records, study, parallel)

@@ -13,8 +13,8 @@ from steadytrain.components.shared.events.types import PodsPending, Warned
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.trials import local
 from steadytrain.components.tune.trials.base import TrialState, Validation
+from steadytrain.components.tune.trials.folder import TrialFolder, trials_of
 from steadytrain.components.tune.trials.local import local_trials
-from steadytrain.components.tune.trials.place import TrialFolder, trials_of
 
 from support import trials as support
 

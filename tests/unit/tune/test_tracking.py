@@ -71,7 +71,7 @@ def test_trials_have_their_parameters_points_and_standing(store):
         run = runs[f"trial {trial.number}"]
         rate = trial.params["training.learning_rate"]
         assert float(run.data.params["training.learning_rate"]) == pytest.approx(rate)
-        assert run.data.tags["steadytrain.standing"] == trial.standing
+        assert run.data.tags["steadytrain.status"] == trial.status
         points = client.get_metric_history(run.info.run_id, "loss") if trial.curve else []
         assert [(point.step, point.value) for point in points] == [
             (step, pytest.approx(metrics["loss"])) for step, metrics in trial.curve
