@@ -15,8 +15,8 @@ from steadytrain.components.shared.records import (
     TrainRecord,
 )
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.continuing import check_continues
 from steadytrain.components.train.recovery.replay import check_callback
+from steadytrain.components.train.recovery.takeover import check_continues
 from steadytrain.pipelines.lock import run_lock
 from steadytrain.pipelines.options import check_extra
 from steadytrain.pipelines.plugin_checks import check_plugins
@@ -80,7 +80,7 @@ def _steps(config: RunConfig, on_validation: OnValidation | None) -> RunResult:
     # Each step imports its libraries only when it is reached: bad input shows at once.
     from steadytrain.components.preprocess.step import run as preprocess
     from steadytrain.components.shared.start_run import start_run
-    from steadytrain.components.train.recovery.ownership import owned
+    from steadytrain.components.train.recovery.takeover import owned
     from steadytrain.components.train.step import run_stage
 
     with owned(config):

@@ -24,7 +24,7 @@ from steadytrain.components.shared.records import GateRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.stacks import is_stopped
-from steadytrain.components.train.recovery.continuing import check_continues
+from steadytrain.components.train.recovery.takeover import check_continues
 from steadytrain.pipelines.interrupts import Display, Interrupts
 from steadytrain.pipelines.lock import holder
 from steadytrain.pipelines.step_processes import StepProcesses, died

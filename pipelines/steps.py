@@ -96,7 +96,7 @@ def as_plain(item: Record | Path) -> Any:
 def _preprocess(config: RunConfig) -> Written:
     from steadytrain.components.preprocess.step import run
     from steadytrain.components.shared.start_run import start_run
-    from steadytrain.components.train.recovery.ownership import owned
+    from steadytrain.components.train.recovery.takeover import owned
 
     with owned(config):
         start_run(config)

@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.start_run import start_run
 from steadytrain.components.shared.tracking import run_links
-from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.components.train.recovery.takeover import owned
 
 
 def preprocess(

@@ -35,10 +35,10 @@ from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.choose import launcher_for
 from steadytrain.components.train.recovery.groups import check_groups
 from steadytrain.components.train.recovery.outcome import Outcome
-from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.replay import check_callback, replay
 from steadytrain.components.train.recovery.settings import plugin_code, strategy_code
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
+from steadytrain.components.train.recovery.takeover import owned
 
 CLOSE_SECONDS: Final = 20.0
 """How long the end of the train step waits for its sinks, which close at the same time. Prometheus

@@ -22,7 +22,7 @@ from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.artifacts import publish
 from steadytrain.components.train.launch.task import with_task
-from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.components.tune.conclude import conclude
 from steadytrain.components.tune.cross_validation import PREDICTIONS, results_of
 from steadytrain.components.tune.cross_validation import SUMMARY as FOLDS

@@ -38,7 +38,6 @@ from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import Failure, FailureClass, cause_of
 from steadytrain.components.train.launch.base import Launcher
-from steadytrain.components.train.recovery.continuing import other_inputs
 from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import (
@@ -48,7 +47,6 @@ from steadytrain.components.train.recovery.outcome import (
     conclude,
     repeated,
 )
-from steadytrain.components.train.recovery.ownership import owned
 from steadytrain.components.train.recovery.policy import decide
 from steadytrain.components.train.recovery.settings import (
     accepted,
@@ -58,7 +56,14 @@ from steadytrain.components.train.recovery.settings import (
     settings,
 )
 from steadytrain.components.train.recovery.sizing import Sizing
-from steadytrain.components.train.recovery.takeover import Takeover, last_folder, left_to_wait
+from steadytrain.components.train.recovery.takeover import (
+    end_lost_attempts,
+    last_folder,
+    left_to_wait,
+    other_inputs,
+    owned,
+    undecided,
+)
 from steadytrain.components.train.recovery.watch import Watch
 from steadytrain.components.train.signals import StopRequest, stop_requests
 
@@ -153,7 +158,6 @@ class Supervisor:
             survey,
         )
 
-        past = Takeover(self.ledger, self.workspace, self._emit)
         self.ledger.check(last_folder(self.workspace))
         history, now = self.ledger.history(), settings(self.config, self.data)
         self._refuse_other_inputs(history, now)
@@ -169,8 +173,12 @@ class Supervisor:
                 settings=now,
             )
         )
-        past.end_lost_attempts(history)
-        past.decide_again(history, self._policy)
+        end_lost_attempts(self.ledger, self.workspace)
+        if failed := undecided(history):
+            decision = self._policy(history, Failure.of(failed))
+            # To stop is not recorded: whoever restarted the run wants another try.
+            if decision.action != "stop":
+                self._emit(DecisionMade.after(failed.attempt, failed, decision))
         folder = LocalStorage(self.workspace.folder)
         text = self.config.to_saved()
         retry_storage(lambda: folder.write(self.workspace.config.name, text))
@@ -181,14 +189,10 @@ class Supervisor:
         """Cached, because a remote base model needs a request."""
         return inputs_digest(self.config, self.data)
 
-    def _emit(self, event: Event, *, placed: bool = False) -> None:
-        """Record an event while no attempt is running.
-
-        Args:
-            placed: whether its time is by the run's clock already.
-        """
+    def _emit(self, event: Event) -> None:
+        """Record an event while no attempt is running."""
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:
-            self.ledger.emit(event if placed else stream.placed(event), stream)
+            self.ledger.emit(stream.placed(event), stream)
 
     def _now(self) -> float:
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:

@@ -32,7 +32,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.train.agent import forking, template
 from steadytrain.components.train.launch.process import agent_forked_early
-from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.data import known_data, prepare_data
 from steadytrain.components.tune.trials.folder import TrialFolder, driver_of

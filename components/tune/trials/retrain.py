@@ -128,7 +128,7 @@ def _train(config: RunConfig) -> TrainRecord:
     # Each step imports its libraries only when it is reached: bad input shows at once.
     from steadytrain.components.preprocess.step import run as preprocess
     from steadytrain.components.shared.start_run import start_run
-    from steadytrain.components.train.recovery.ownership import owned
+    from steadytrain.components.train.recovery.takeover import owned
     from steadytrain.components.train.step import run_stage
 
     with owned(config):

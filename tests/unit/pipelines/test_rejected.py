@@ -9,7 +9,7 @@ from steadytrain.components.preprocess import artifacts
 from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.train import step
-from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.pipelines import runs
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.lock import run_lock
@@ -22,7 +22,7 @@ TRAIN = """
 import sys
 from pathlib import Path
 from steadytrain.components.shared.config import load
-from steadytrain.components.train.recovery.ownership import owned
+from steadytrain.components.train.recovery.takeover import owned
 with owned(load(Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()
