@@ -15,7 +15,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.lm_tasks import is_file
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
-from steadytrain.pipelines.attached import MOUNT_PATH
+from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 _PACKAGE: Final = "package:"
 

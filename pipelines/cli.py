@@ -97,7 +97,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
@@ -110,7 +110,7 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -161,10 +161,10 @@ def step(
     It works on what the earlier steps wrote to the run's folder. Its warnings go to standard error.
     """
     from steadytrain.components.shared.config import load
-    from steadytrain.pipelines.steps import as_plain, as_text, run_step, warnings_told
+    from steadytrain.pipelines.steps import as_plain, as_text, reported_warnings, run_step
 
     config = load(source, given(overrides, run=run, output=output))
-    with warnings_told(config):
+    with reported_warnings(config):
         written = run_step(name, config)
     if as_json:
         records = {key: as_plain(item) for key, item in written.items()}
@@ -206,7 +206,7 @@ app.command()(step)
 
 def main() -> None:
     """Run the command. Errors and stops end it with a message and an exit status of their own."""
-    as_json = json_output.is_asked_for(sys.argv[1:])
+    as_json = json_output.is_requested(sys.argv[1:])
     with unexpected.told(as_json=as_json), stoppable():
         app() if not as_json else sys.exit(_for_programs())
 

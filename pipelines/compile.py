@@ -12,10 +12,10 @@ from typing import Literal
 
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.requested_files import write_requested
 from steadytrain.components.shared.storage.local import local_errors
-from steadytrain.components.shared.written import write_asked
-from steadytrain.pipelines.attached import USUAL, shaped
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
+from steadytrain.pipelines.pod_names import USUAL, shaped
 
 Pipeline = Literal["finetune", "retrain", "tune", "cross-validate"]
 
@@ -56,7 +56,7 @@ def compile_pipeline(
         compiler.Compiler().compile(dag, str(compiled))
         for finding in checked(compiled):
             tell(finding)
-        write_asked(path, compiled.read_bytes(), "--output")
+        write_requested(path, compiled.read_bytes(), "--output")
     return path
 
 

@@ -13,7 +13,7 @@ from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
 
 if TYPE_CHECKING:
-    from steadytrain.pipelines.explained import Explained
+    from steadytrain.pipelines.explain_field import Explained
 
 
 def validate(
@@ -44,7 +44,7 @@ def validate(
     """
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.addresses import check_here
-    from steadytrain.pipelines.explained import explained
+    from steadytrain.pipelines.explain_field import explained
     from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.remarks import anywhere, here
     from steadytrain.pipelines.sources import open_source

@@ -20,7 +20,7 @@ from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.start_run import MIN_FREE_BYTES
 from steadytrain.components.shared.toolchain import REMEDY, missing_tools
 from steadytrain.components.shared.tracking.connect import (
-    error_within,
+    error_with_timeout,
     import_mlflow,
     short_timeouts,
     shown,
@@ -159,7 +159,7 @@ def _hub(config: RunConfig | None) -> Finding:
         return Finding("hub", "not checked: huggingface_hub is not installed", good=not wanted)
     data = {address for _, address in config.data.addresses} if config else set()
     for address in wanted or [""]:
-        failure = error_within(
+        failure = error_with_timeout(
             _HUB_SECONDS, partial(_ask_hub, HfApi(), address, data=address in data)
         )
         if failure is not None:

@@ -10,8 +10,8 @@ from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.register.component import evaluate_and_register, promote, register
 from steadytrain.components.report.component import report
 from steadytrain.components.train.component import train
-from steadytrain.pipelines.attached import current
 from steadytrain.pipelines.parameters import with_parameters
+from steadytrain.pipelines.pod_names import current
 from steadytrain.pipelines.pods import attach, limit
 
 

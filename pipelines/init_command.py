@@ -19,7 +19,7 @@ from steadytrain.pipelines.options import Overrides, Run, RunOutput, given
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
-    from steadytrain.pipelines.sources import Chosen
+    from steadytrain.pipelines.sources import Selection
     from steadytrain.pipelines.template import Entry
 
 SCRATCH: Final = "scratch"
@@ -105,7 +105,7 @@ def init(
 
 def _choose(
     data: str, model: str, overrides: list[str | tuple[str, Any]], *, asks: bool
-) -> tuple[Chosen, str]:
+) -> tuple[Selection, str]:
     """Return the configuration for data and a model, and the reason for the task."""
     from steadytrain.components.shared.config import load
     from steadytrain.pipelines.sources import PRESETS, find_task, for_task
@@ -146,7 +146,7 @@ def _installs(config: RunConfig) -> Iterator[str]:
         yield f"pip install {project_of(package)}"
 
 
-def _text(chosen: Chosen, reason: str) -> str:
+def _text(chosen: Selection, reason: str) -> str:
     from steadytrain.pipelines.template import template
 
     heading = (
@@ -156,7 +156,7 @@ def _text(chosen: Chosen, reason: str) -> str:
     return template(list(_entries(chosen, reason)), heading)
 
 
-def _entries(chosen: Chosen, reason: str) -> Iterator[Entry]:
+def _entries(chosen: Selection, reason: str) -> Iterator[Entry]:
     """Yield the fields that matter for any run, and those that differ from their default."""
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.config.fields import describe

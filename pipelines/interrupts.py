@@ -49,7 +49,7 @@ class Interrupts:
         self._steps = None
 
     @contextlib.contextmanager
-    def held_off(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Do not act on signals within the block."""
         self._held_off = True
         try:

@@ -23,7 +23,7 @@ Json = Annotated[
 ]
 
 
-def is_asked_for(arguments: Sequence[str]) -> bool:
+def is_requested(arguments: Sequence[str]) -> bool:
     """Return whether a command line asks for JSON. After `--`, nothing is an option."""
     return FLAG in takewhile(lambda argument: argument != "--", arguments)
 

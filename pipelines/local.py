@@ -183,7 +183,7 @@ def _execute(
             status = _run_steps(workspace, processes)
             return processes.run(CLOSING) or status
     finally:
-        with interrupts.held_off():
+        with interrupts.deferred():
             processes.close()
 
 

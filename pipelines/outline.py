@@ -113,7 +113,7 @@ def resume_command(workspace: Workspace) -> str:
     return f"steadytrain resume {workspace.run_id} --output {place}"
 
 
-def tell_ending(run: LocalRun, *, as_json: bool) -> None:
+def print_ending(run: LocalRun, *, as_json: bool) -> None:
     """Print how a run ended, and exit with its status if it did not succeed.
 
     Prints to standard error if standard output is lost. With `as_json`, shows it as an object.

@@ -9,7 +9,7 @@ from typing import Final
 from kfp import dsl, kubernetes
 
 from steadytrain.components.shared.config.pipeline import StepResources
-from steadytrain.pipelines.attached import (
+from steadytrain.pipelines.pod_names import (
     API_ACCESS,
     METRICS_LABEL,
     MOUNT_PATH,

@@ -128,7 +128,7 @@ def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.local import LocalRun, run_locally
-    from steadytrain.pipelines.outline import as_data, stopping, tell_ending
+    from steadytrain.pipelines.outline import as_data, print_ending, stopping
     from steadytrain.pipelines.progress import ProgressDisplay
 
     json_lines = config.observability.logs == "json"
@@ -143,4 +143,4 @@ def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
             json_output.show(as_data(LocalRun(workspace, False, stopped.number, None)))
         raise
     # With JSON lines, standard output has nothing else, so the ending goes to standard error.
-    tell_ending(replace(ended, shown=ended.shown and not json_lines), as_json=as_json)
+    print_ending(replace(ended, shown=ended.shown and not json_lines), as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from steadytrain.components.shared.errors import BadInput, RunBusy
-from steadytrain.components.shared.written import write_asked
+from steadytrain.components.shared.requested_files import write_requested
 from steadytrain.pipelines import json_output, options
 from steadytrain.pipelines.json_output import Json
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, Place, RunName, at_most
@@ -109,7 +109,7 @@ def compare(
     (config, workspace), (_, other) = find_run(output, first), find_run(output, second)
     found = compare_runs(gather(workspace), gather(other), config)
     if html is not None:
-        write_asked(html, render(found).encode(), "--html")
+        write_requested(html, render(found).encode(), "--html")
     if as_json:
         json_output.show({**found.as_data(), "page": str(html) if html else None})
     else:

@@ -66,8 +66,8 @@ def apply(
     `pipeline: tune`, it searches for better settings first.
     """  # noqa: D301  the backspace keeps the example's lines
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.applying import Declaration
-    from steadytrain.pipelines.server.applying import apply as applied
+    from steadytrain.pipelines.server.schedule_changes import Declaration
+    from steadytrain.pipelines.server.schedule_changes import apply as applied
 
     declaration = Declaration.read(file)
     server = connect(host, namespace)
@@ -87,7 +87,7 @@ def apply(
 def diff(file: File, host: Host = "", namespace: Namespace = "", as_json: Json = False) -> None:
     """Show what `apply` would change. The exit status is 1 if there are changes."""
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.applying import Declaration
+    from steadytrain.pipelines.server.schedule_changes import Declaration
 
     declaration = Declaration.read(file)
     changes = declaration.plan(connect(host, namespace), uploading=False)
@@ -104,7 +104,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
 
     from steadytrain.components.shared import quantities
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.applying import described
+    from steadytrain.pipelines.server.schedule_changes import described
     from steadytrain.pipelines.server.schedules import present
 
     found = present(connect(host, namespace))
@@ -170,7 +170,7 @@ def _switch(name: str, host: str, namespace: str, *, on: bool) -> None:
 
 
 def _show(changes: list[Change], *, as_json: bool) -> None:
-    from steadytrain.pipelines.server.applying import differences
+    from steadytrain.pipelines.server.schedule_changes import differences
 
     if as_json:
         told = [

@@ -35,7 +35,7 @@ _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """A configuration, and where its values come from.
 
     layers: what each source states, by full field name, from the weakest source to the strongest.
@@ -54,7 +54,7 @@ class Chosen:
         return "default"
 
 
-def open_source(source: str, overrides: Sequence[Override]) -> Chosen:
+def open_source(source: str, overrides: Sequence[Override]) -> Selection:
     """Return the configuration for what a user names: a preset, a YAML file, or data.
 
     Raises:
@@ -64,7 +64,7 @@ def open_source(source: str, overrides: Sequence[Override]) -> Chosen:
     if is_data(source):
         return for_task(source, *find_task(source, overrides), overrides)
     name = f"preset {source}" if source in preset_names() else source
-    return Chosen(
+    return Selection(
         load(source, overrides), [(name, stated_fields(read_mapping(source))), *_options(overrides)]
     )
 
@@ -129,7 +129,7 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     return task, f"{field} says so; {reason(found, task)}"
 
 
-def for_task(source: str, task: str, reason: str, overrides: Sequence[Override]) -> Chosen:
+def for_task(source: str, task: str, reason: str, overrides: Sequence[Override]) -> Selection:
     """Return the configuration of a task's preset with other data.
 
     Raises:
@@ -154,7 +154,7 @@ def for_task(source: str, task: str, reason: str, overrides: Sequence[Override])
         (source, frozenset(field for field, _ in override_items(basis))),
         *_options(overrides),
     ]
-    return Chosen(config, layers, remarks)
+    return Selection(config, layers, remarks)
 
 
 def _basis(source: str, task: str) -> list[Override]:

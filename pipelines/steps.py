@@ -53,7 +53,7 @@ def perform(name: str, config: RunConfig) -> Written:
 
 
 @contextlib.contextmanager
-def warnings_told(config: RunConfig) -> Iterator[None]:
+def reported_warnings(config: RunConfig) -> Iterator[None]:
     """Print the warnings of a step at its end, unless the step writes a log itself."""
     cursor = Cursor(Workspace.of(config).events)
     cursor.skip_to_end()

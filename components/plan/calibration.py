@@ -29,7 +29,7 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
-from steadytrain.components.sizing.time_cost import Span, Speed, together
+from steadytrain.components.sizing.time_cost import Span, Speed, of_all_ranks
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.packing import collate_packed, collate_rows
@@ -80,7 +80,7 @@ def calibrate(job: Workload, choice: Choice, tell: Callable[[str], None]) -> Spe
     parts = batch.micro_batch_size * batch.gradient_accumulation_steps / trial.rows
     speeds = [parts * tokens / (parts * micro + update) for tokens, micro, update in times]
     each = Span(min(speeds), max(speeds))
-    return Speed(together(each, job.machine), _source(len(times), trial, job.machine.ranks))
+    return Speed(of_all_ranks(each, job.machine), _source(len(times), trial, job.machine.ranks))
 
 
 def _source(steps: int, trial: Trial, ranks: int) -> str:

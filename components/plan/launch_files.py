@@ -13,8 +13,8 @@ import yaml
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.environment import TRAIN_IMAGE
+from steadytrain.components.shared.requested_files import write_requested
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.shared.written import write_asked
 from steadytrain.components.train.launch.naming import job_name, run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pods import agent_command
@@ -44,7 +44,7 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
     if plan.choice.setting.deepspeed:
         texts["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)
     for name, text in texts.items():
-        write_asked(folder / name, text.encode(), "--write")
+        write_requested(folder / name, text.encode(), "--write")
     return [folder / name for name in texts]
 
 

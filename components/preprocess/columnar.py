@@ -1,6 +1,6 @@
 """Read chunks of Parquet files, Arrow files and Arrow streams.
 
-They are read in a separate process (see `apart.py`). Each record batch is fully validated before
+They are read in a separate process (see isolated.py). Each record batch is fully validated before
 anything uses it. Otherwise, offsets that point outside a buffer would be followed.
 """
 

@@ -7,7 +7,7 @@ No two kept records share a band and reach the similarity threshold. The result 
 of records, not on their order.
 
 Near duplicates have the same label, and are similar in each of the texts that a record is compared
-by (`TokenizerSettings.compared`), without what many records share (`own_text`). Leaving out what
+by (`TokenizerSettings.compared`), without what many records share (`boilerplate`). Leaving out what
 two records share makes them less similar. So only records that share a band as a whole are compared
 at all, and these are signed a second time.
 
@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.own_text import OwnSignatures
+from steadytrain.components.preprocess.boilerplate import OwnSignatures
 from steadytrain.components.preprocess.signatures import PERMUTATIONS
 from steadytrain.components.preprocess.split import TRAIN
 from steadytrain.components.preprocess.spool import Spool

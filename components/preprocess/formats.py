@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from steadytrain.components.preprocess.apart import Apart
 from steadytrain.components.preprocess.chunks import (
     CHUNK_BYTES,
     Chunk,
@@ -36,6 +35,7 @@ from steadytrain.components.preprocess.chunks import (
 )
 from steadytrain.components.preprocess.columnar import COLUMNAR
 from steadytrain.components.preprocess.delimited import LINE_LIMIT, DelimitedRows
+from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.sources import SourceFile, Stream
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.data import SUFFIXES

@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl
 
 import pyarrow as pa
 
-from steadytrain.components.preprocess.apart import Apart
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.columnar import readable, tables
+from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.split import side_of_split
 from steadytrain.components.shared.digest import value_digest

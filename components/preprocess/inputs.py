@@ -22,7 +22,7 @@ from steadytrain.components.preprocess.hub import (
 )
 from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files, naming
-from steadytrain.components.preprocess.split import Given, given_by, side_of_file
+from steadytrain.components.preprocess.split import Given, side_from_data, side_of_file
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
@@ -104,7 +104,7 @@ class Inputs:
             with self._naming(address):
                 for chunk in read_dataset(address):
                     named = chunk.given if chunk.given != "pooled" else None
-                    chunk.given = self.given.get(address) or given_by(named, data, address)
+                    chunk.given = self.given.get(address) or side_from_data(named, data, address)
                     yield chunk
 
     def _naming(self, dataset: str) -> contextlib.AbstractContextManager[None]:
@@ -173,7 +173,7 @@ def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, G
         above = len(path.parts) - len(PurePosixPath(file.path).parts)
         inside = PurePosixPath(*path.parts[min(shared, above) :])
         side = None if kind == "source" else side_of_file(inside, file.suffix)
-        if (given := given_by(side, data, file.name)) != "train":
+        if (given := side_from_data(side, data, file.name)) != "train":
             found[file.name] = given
     return found
 

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from steadytrain.components.preprocess.boilerplate import record_shingles, to_sample
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
-from steadytrain.components.preprocess.own_text import record_shingles, to_sample
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Entry, excerpt_of
 from steadytrain.components.preprocess.signatures import Runs, ascii_runs, band_rows, bands, sign

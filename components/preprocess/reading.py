@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from steadytrain.components.preprocess.boilerplate import Sample
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.intake import ReadRequest, take_in
-from steadytrain.components.preprocess.own_text import Sample
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Quarantine

@@ -47,7 +47,7 @@ def side_of_file(path: PurePosixPath, suffix: str) -> Side | None:
     return side_of_split(name) or next(filter(None, folders), None)
 
 
-def given_by(side: Side | None, data: DataConfig, where: str) -> Given:
+def side_from_data(side: Side | None, data: DataConfig, where: str) -> Given:
     """Return what becomes of records in data.source whose name says a side.
 
     Raises:

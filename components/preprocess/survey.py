@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.components.preprocess.boilerplate import sign_unshared
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.labels import alike_labels, like_absent, stratify
-from steadytrain.components.preprocess.own_text import sign_own
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_labels, read_everything
@@ -117,7 +117,7 @@ def survey(
         bands=PERMUTATIONS // rows if rows else 0,
         conflicts=encoder.labeled,
         groups=places if fixed else None,
-        sign_again=lambda numbers: sign_own(
+        sign_again=lambda numbers: sign_unshared(
             spool,
             numbers,
             shared=reading.sample.shared(),

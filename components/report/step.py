@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from steadytrain.components.observe.rest import send_rest
+from steadytrain.components.observe.unsent import send_rest
 from steadytrain.components.report.facts import Facts, gather
 from steadytrain.components.report.report_page import render
 from steadytrain.components.report.spending import Spending

@@ -250,7 +250,7 @@ def in_pod() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and _NAMESPACE.is_file()
 
 
-def own_pod_name() -> str:
+def this_pod_name() -> str:
     """Return the name of this process's pod, as Kubeflow Pipelines sets it; "" elsewhere."""
     return os.environ.get(POD_VARIABLE, "") if in_pod() else ""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 
-from steadytrain.components.shared.cluster import own_pod_name
+from steadytrain.components.shared.cluster import this_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import code_digest
@@ -61,7 +61,9 @@ class Stage:
             self.reused_from = origin.run_id
 
     def begin(self) -> None:
-        self.emit(StepStarted(stage=self.name, environment=dict(environment()), pod=own_pod_name()))
+        self.emit(
+            StepStarted(stage=self.name, environment=dict(environment()), pod=this_pod_name())
+        )
 
     def emit(self, event: Event) -> None:
         self.stream.emit(event)
@@ -127,7 +129,7 @@ def stage(
                 current = Stage(name, workspace, workspace.stream(name), stopping)
                 current.begin()
                 seconds = config.recovery.server_wait_seconds
-                held.enter_context(waiting(seconds, partial(tell_wait, current, seconds)))
+                held.enter_context(waiting(seconds, partial(report_wait, current, seconds)))
                 yield current
                 stopping.check()
         except BaseException as error:
@@ -153,7 +155,7 @@ def stage(
                 current.stream.close()
 
 
-def tell_wait(current: Stage, seconds: float, why: str) -> None:
+def report_wait(current: Stage, seconds: float, why: str) -> None:
     """Warn that a step waits for the tracking server."""
     message = f"waiting up to {duration(seconds)} for the tracking server: {why}"
     current.emit(Warned(stage=current.name, message=redact(message)))

@@ -12,7 +12,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.retry import retry
-from steadytrain.components.shared.stage import stage, tell_wait
+from steadytrain.components.shared.stage import report_wait, stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import check_tracking, parent_run
 from steadytrain.components.shared.workspace import Workspace
@@ -44,7 +44,7 @@ def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({}))
         retry(
             lambda: check_tracking(config, workspace),
             seconds=seconds,
-            report=partial(tell_wait, current, seconds),
+            report=partial(report_wait, current, seconds),
         )
         LocalStorage(workspace.folder).write(workspace.config.name, config.to_saved())
         parent_run(config, workspace, tags)

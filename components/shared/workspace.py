@@ -39,7 +39,7 @@ _LEAST_BYTES: Final = 1 << 20
 """With less free disk space, a run cannot even report what it lacks."""
 
 
-def answers_beside(data: Path, key: str) -> Path:
+def answers_folder(data: Path, key: str) -> Path:
     """Return the folder for a teacher's answers to prepared data.
 
     Args:

@@ -169,7 +169,7 @@ def by_table(job: Workload, choice: Choice) -> Speed:
     return Speed(tokens_per_second(work, choice.setting, job.machine), source)
 
 
-def together(each: Span, machine: Machine) -> Span:
+def of_all_ranks(each: Span, machine: Machine) -> Span:
     """Return the speed of all ranks from that of one; at the low end ranks wait for each other."""
     left = 1.0 if machine.ranks == 1 else _NODES if machine.nodes > 1 else _NODE
     return Span(each.low * machine.ranks * left, each.high * machine.ranks)
@@ -188,7 +188,7 @@ def tokens_per_second(work: float, setting: Setting, machine: Machine) -> Span:
     if setting.adapter.kind == "qlora":
         slow *= _UNPACKING
     rate = 1e12 / work
-    return together(Span(slow * rate, peak * UTILIZATION[1] * rate), machine)
+    return of_all_ranks(Span(slow * rate, peak * UTILIZATION[1] * rate), machine)
 
 
 def hours(speed: Span, tokens: float) -> Span:

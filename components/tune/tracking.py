@@ -30,7 +30,7 @@ from steadytrain.components.shared.tracking.connect import (
     short_timeouts,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.given import PARENT, given_id
+from steadytrain.components.shared.tracking.from_environment import PARENT, run_id_from_environment
 from steadytrain.components.shared.tracking.notes import recall, remember
 from steadytrain.components.shared.tracking.pull import PullSink
 from steadytrain.components.shared.tracking.run import settled_run
@@ -214,7 +214,7 @@ class StudyTracker:
     def _parent(self, note: str) -> str:
         """Return the MLflow run that another one is nested in; "" for none."""
         if note == _STUDY:
-            return given_id()
+            return run_id_from_environment()
         return recall(self._workspace, _STUDY)
 
 

@@ -16,7 +16,7 @@ from steadytrain.components.shared.config.fields import (
     section_of,
     summary_of,
 )
-from steadytrain.pipelines.server.declared import ScheduleFile
+from steadytrain.pipelines.server.schedule_file import ScheduleFile
 
 _HEADS = ("Field", "Type", "Default", "Unit", "Meaning")
 

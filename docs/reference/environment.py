@@ -10,7 +10,7 @@ from typing import Final
 
 from reference.markdown import code, table
 
-from steadytrain.pipelines.attached import STEP_SECRETS
+from steadytrain.pipelines.pod_names import STEP_SECRETS
 
 MEANINGS: Final = {
     "AWS_ACCESS_KEY_ID": "S3 credentials.",

@@ -18,17 +18,17 @@ from steadytrain.pipelines.cluster.access import (
     reason,
     unasked,
 )
-from steadytrain.pipelines.cluster.installation import check_permissions, wait_for_rollouts
-from steadytrain.pipelines.cluster.nodes import misfit
-from steadytrain.pipelines.cluster.offers import (
+from steadytrain.pipelines.cluster.capabilities import (
     check_gpus,
     check_kinds,
     check_quota,
     check_runtime,
     check_volume,
 )
+from steadytrain.pipelines.cluster.installation import check_permissions, wait_for_rollouts
+from steadytrain.pipelines.cluster.nodes import misfit
+from steadytrain.pipelines.cluster.round_trips import try_pipelines, try_storage, try_tracking
 from steadytrain.pipelines.cluster.trial import try_compiler, try_image, try_tracking_in_pod
-from steadytrain.pipelines.cluster.trips import try_pipelines, try_storage, try_tracking
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from steadytrain.pipelines.cluster.doctor import checked
-from steadytrain.pipelines.cluster.trips import try_tracking
+from steadytrain.pipelines.cluster.round_trips import try_tracking
 
 if __name__ == "__main__":
     (line,) = checked("MLflow", try_tracking)

@@ -13,7 +13,6 @@ from typing import Any, Final
 from steadytrain.components.shared.cluster import NOT_YET
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.toolchain import REMEDY
-from steadytrain.pipelines.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster.access import (
     APPLY,
     SECONDS,
@@ -25,6 +24,7 @@ from steadytrain.pipelines.cluster.access import (
     status_of,
     unasked,
 )
+from steadytrain.pipelines.pod_names import NAME, TRACKING
 
 ACCOUNT: Final = "steadytrain-trainer"
 """The service account that training runs under (manifests/base/accounts.yaml)."""

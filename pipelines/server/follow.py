@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from steadytrain.components.report.log_line import from_log
 from steadytrain.components.report.story import REPORT_STEP as _REPORT
 from steadytrain.components.report.story import RunSummary
-from steadytrain.components.report.told import from_log
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import ServerError
 from steadytrain.components.shared.kubeflow.connection import Server

@@ -20,7 +20,7 @@ from steadytrain.components.train.launch.evidence import (
     why_pending,
 )
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
-from steadytrain.pipelines.attached import SUPERVISING
+from steadytrain.pipelines.pod_names import SUPERVISING
 
 HOPELESS_SECONDS: Final = 60.0
 """How long a step's pod may wait for an image that does not exist, until the wait ends."""

@@ -22,7 +22,7 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.pagination import pages
-from steadytrain.pipelines.server.declared import Schedule
+from steadytrain.pipelines.server.schedule_file import Schedule
 from steadytrain.pipelines.server.upload import Version, experiment_id
 
 _MARK: Final = re.compile(

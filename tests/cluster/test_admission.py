@@ -21,8 +21,8 @@ from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pytorchjob import PYTORCH_JOB, PyTorchJob
 from steadytrain.components.train.launch.trainjob import TrainJob
-from steadytrain.pipelines.attached import NAME
 from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS
+from steadytrain.pipelines.pod_names import NAME
 
 from support.manifests import build
 from support.namespaces import (

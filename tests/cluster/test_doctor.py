@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from steadytrain.pipelines.attached import NAME
+from steadytrain.pipelines.pod_names import NAME
 
 from support.launched import CONFIG
 from support.manifests import MANIFESTS, build

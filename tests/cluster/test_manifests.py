@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 
-from steadytrain.pipelines.attached import NAME, STEP_LABELS
+from steadytrain.pipelines.pod_names import NAME, STEP_LABELS
 
 from support.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build
 from support.namespaces import (

@@ -10,9 +10,9 @@ import pytest
 
 from steadytrain.components.shared.config import load, to_parameters
 from steadytrain.components.shared.config.pipeline import PipelineConfig
-from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.lint import read_pipeline
+from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 from support.cluster import PodFailed
 from support.command import TINY_LM

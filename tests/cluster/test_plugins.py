@@ -19,8 +19,8 @@ import pytest
 from kubernetes.client import ApiException
 
 from steadytrain.components.shared.config import load, to_parameters
-from steadytrain.pipelines.attached import MOUNT_PATH
 from steadytrain.pipelines.lint import read_pipeline
+from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 from support.cluster import PodFailed
 from support.command import TINY_LM, wait_for

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.observe.rest import send_rest
 from steadytrain.components.observe.run_metrics import RunMetrics
+from steadytrain.components.observe.unsent import send_rest
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,

@@ -12,7 +12,7 @@ from kubernetes import client
 from kubernetes.stream import stream
 
 from steadytrain.components.shared.cluster import NOT_YET
-from steadytrain.pipelines.attached import MOUNT_PATH, NAME
+from steadytrain.pipelines.pod_names import MOUNT_PATH, NAME
 
 USER = 1000
 RESTRICTED = {

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from steadytrain.pipelines.attached import NAME
+from steadytrain.pipelines.pod_names import NAME
 
 from support.cluster import KEEPER, Cluster, volume, volume_mount
 from support.shared_volume import shared_volume

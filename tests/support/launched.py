@@ -23,8 +23,8 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.train.launch.evidence import node_of
 from steadytrain.components.train.launch.naming import ATTEMPT, RUN
-from steadytrain.pipelines.attached import MOUNT_PATH, NAME
 from steadytrain.pipelines.cluster.installation import RIGHTS, Right
+from steadytrain.pipelines.pod_names import MOUNT_PATH, NAME
 
 from support.cluster import Cluster, PodFailed, volume, volume_mount
 

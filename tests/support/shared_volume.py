@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes import client
 
-from steadytrain.pipelines.attached import NAME
+from steadytrain.pipelines.pod_names import NAME
 
 from support.cluster import Cluster
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from steadytrain.pipelines.attached import NAME
+from steadytrain.pipelines.pod_names import NAME
 
 from support.cluster import Cluster, PodFailed
 

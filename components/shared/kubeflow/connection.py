@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from steadytrain.components.shared.cluster import own_pod_name
+from steadytrain.components.shared.cluster import this_pod_name
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.client import (
@@ -161,7 +161,7 @@ def run_tags(job: str) -> dict[str, str]:
 
     Outside a pipeline on a cluster, there are no tags.
     """
-    if not (job and own_pod_name()):
+    if not (job and this_pod_name()):
         return {}
     tags, ui = {"kubeflow.run_id": job}, os.environ.get(UI_VARIABLE, "")
     return tags | {"kubeflow.run_url": page(ui, "runs", job)} if ui else tags

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 
-from steadytrain.components.shared.cluster import own_pod_name
+from steadytrain.components.shared.cluster import this_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.observability import LogFormat
 from steadytrain.components.shared.events import Cursor
@@ -49,5 +49,5 @@ def step_format(config: RunConfig) -> LogFormat | None:
     """
     chosen = config.observability.logs
     if chosen == "auto":
-        return "json" if own_pod_name() else None
+        return "json" if this_pod_name() else None
     return chosen

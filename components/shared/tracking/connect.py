@@ -27,7 +27,10 @@ from steadytrain.components.shared.redaction import (
     redact,
     secrets_of_address,
 )
-from steadytrain.components.shared.tracking.given import given_run, stated_experiment
+from steadytrain.components.shared.tracking.from_environment import (
+    run_from_environment,
+    stated_experiment,
+)
 from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.tracking.store import ensure_store, sqlite_uri
 from steadytrain.components.shared.workspace import Workspace
@@ -99,7 +102,7 @@ def open_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     _make_ready(uri, workspace)
     with tracking_errors(uri):
         client = import_mlflow().MlflowClient(uri, registry_uri(uri))
-        given = given_run(client, shown(uri))
+        given = run_from_environment(client, shown(uri))
         if given is not None:
             experiment_id = given.info.experiment_id
         else:
@@ -146,7 +149,7 @@ def use_tracking(config: RunConfig, workspace: Workspace) -> Tracking:
     """
     tracking = open_tracking(config, workspace)
     mlflow = import_mlflow()
-    with environment_kept(), tracking_errors(tracking.uri):
+    with preserved_environment(), tracking_errors(tracking.uri):
         mlflow.set_tracking_uri(tracking.uri)
         mlflow.set_registry_uri(registry_uri(tracking.uri))
         mlflow.set_experiment(experiment_id=tracking.experiment_id)
@@ -164,7 +167,7 @@ def check_tracking(config: RunConfig, workspace: Workspace) -> None:
     # Not timed: how long this takes depends on this machine, not on a server.
     _make_ready(uri, workspace)
     with short_timeouts():
-        failure = error_within(CHECK_SECONDS, lambda: open_tracking(config, workspace))
+        failure = error_with_timeout(CHECK_SECONDS, lambda: open_tracking(config, workspace))
     if isinstance(failure, TimeoutError):
         raise TrackingError(
             f"the tracking store {shown(uri)} has not answered for {duration(CHECK_SECONDS)}",
@@ -337,7 +340,7 @@ def _reason(error: Exception, uri: str) -> str:
 
 
 @contextlib.contextmanager
-def environment_kept() -> Iterator[None]:
+def preserved_environment() -> Iterator[None]:
     """Restore the environment after MLflow was pointed at a store.
 
     MLflow writes its settings there, where they would look like the user's.
@@ -393,6 +396,6 @@ def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
     return str(found.experiment_id)
 
 
-def error_within(seconds: float, work: Callable[[], object]) -> BaseException | None:
+def error_with_timeout(seconds: float, work: Callable[[], object]) -> BaseException | None:
     """Do the work in a thread that can be abandoned. Return its error, TimeoutError, or None."""
     return run_in_parallel({"tracking-check": work}, lambda _: seconds).get("tracking-check")

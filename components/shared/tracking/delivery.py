@@ -35,7 +35,7 @@ from steadytrain.components.shared.tracking.batches import (
     value,
 )
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
-from steadytrain.components.shared.tracking.given import PARENT
+from steadytrain.components.shared.tracking.from_environment import PARENT
 from steadytrain.components.shared.tracking.notes import attempt_note, remember
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.tracking.spool import Spool, by_attempt, numbers_in

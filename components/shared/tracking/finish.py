@@ -13,7 +13,7 @@ from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.tracking.batches import Batches, key
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
-    error_within,
+    error_with_timeout,
     open_tracking,
     short_timeouts,
     tracking_errors,
@@ -73,7 +73,7 @@ def finish_run(
 
     with short_timeouts():
         # A store that sends a byte now and then never hits the timeout of a single request.
-        failure = error_within(FINISH_SECONDS, tell)
+        failure = error_with_timeout(FINISH_SECONDS, tell)
     if failure is None:
         return True
     if isinstance(failure, TimeoutError):

@@ -9,9 +9,9 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.connect import (
     check_installed,
-    environment_kept,
     import_mlflow,
     open_tracking,
+    preserved_environment,
     registry_uri,
     resolve_uri,
     short_timeouts,
@@ -90,7 +90,7 @@ def read_registry(config: RunConfig, workspace: Workspace) -> Any:
     with tracking_errors(uri):
         follow(uri, workspace)
     mlflow = import_mlflow()
-    with environment_kept(), tracking_errors(uri):
+    with preserved_environment(), tracking_errors(uri):
         # An unusable store must not look like a model that does not exist.
         client.search_registered_models(max_results=1)
         mlflow.set_tracking_uri(client.tracking_uri)

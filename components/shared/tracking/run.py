@@ -19,12 +19,12 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.given import (
+from steadytrain.components.shared.tracking.from_environment import (
     OWNER,
     PARENT,
-    given_id,
-    given_run,
     is_of_another,
+    run_from_environment,
+    run_id_from_environment,
 )
 from steadytrain.components.shared.tracking.notes import (
     RUN,
@@ -75,7 +75,7 @@ def continue_run(tracking: Tracking, config: RunConfig, workspace: Workspace) ->
     """Do the same as `parent_run` in an open store, but leave a finished run finished."""
     settle(workspace)
     with tracking_errors(tracking.uri):
-        given = given_run(tracking.client, shown(tracking.uri))
+        given = run_from_environment(tracking.client, shown(tracking.uri))
         if given is None:
             run_id = settled_run(tracking, workspace, RUN, run_name=config.run_id)
         elif is_of_another(given, identity(workspace), _params(config)):
@@ -84,7 +84,7 @@ def continue_run(tracking: Tracking, config: RunConfig, workspace: Workspace) ->
             run_id = given.info.run_id
             tracking.client.set_tag(run_id, OWNER, identity(workspace))
             remember(workspace, RUN, run_id)
-        if given is not None and given.info.run_id != given_id():
+        if given is not None and given.info.run_id != run_id_from_environment():
             _link_step(tracking.client, run_id, config)
         # MLflow's store fails if two processes write the same new parameter.
         with exclusive(workspace, "describing"):
@@ -107,7 +107,7 @@ def _nested(tracking: Tracking, config: RunConfig, workspace: Workspace, above: 
 
 def _link_step(client: Any, run_id: str, config: RunConfig) -> None:
     """Link a run and that of a pipeline's step."""
-    step = given_id()
+    step = run_id_from_environment()
     name = client.get_run(step).info.run_name or step
     client.set_tag(step, "steadytrain.run", config.run_id)
     client.set_tag(step, "steadytrain.mlflow_run", run_id)

@@ -41,7 +41,7 @@ from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.export import write_model
 from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.loop.progress import (
-    Chosen,
+    ExportedChoice,
     Progress,
     best_metric,
     highest_normal_loss,
@@ -255,11 +255,11 @@ class LearnerTraining:
         self.progress = Progress(**checkpoint.state()["progress"])
         self.learner.restore(as_arrays(checkpoint.tensors("model")))
 
-    def best(self) -> Chosen:
+    def best(self) -> ExportedChoice:
         """Return which model would be exported now."""
         return self.progress.best(self.metric, self.training)
 
-    def export(self, target: Path) -> Chosen:
+    def export(self, target: Path) -> ExportedChoice:
         """Export the best validated model, or the last one. Return which one it is.
 
         If the best model's checkpoint is lost, export the last model and report a warning.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from steadytrain.components.shared.cluster import Cluster, connect, own_pod_name
+from steadytrain.components.shared.cluster import Cluster, connect, this_pod_name
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.retry import retry
@@ -57,7 +57,7 @@ def jobs_for(compute: ComputeConfig) -> tuple[Cluster, type[Job]] | None:
     Raises:
         Unreachable: the cluster's API server does not answer.
     """
-    if compute.launcher == "process" or (compute.launcher == "auto" and not own_pod_name()):
+    if compute.launcher == "process" or (compute.launcher == "auto" and not this_pod_name()):
         return None
     cluster = connect()
     job = retry(lambda: offered(cluster, compute.launcher))

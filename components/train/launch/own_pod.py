@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from steadytrain.components.shared.cluster import POD, Cluster, Kind, Manifest, own_pod_name
+from steadytrain.components.shared.cluster import POD, Cluster, Kind, Manifest, this_pod_name
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.train.launch.naming import PIPELINE_RUN
 
@@ -70,7 +70,7 @@ class OwnPod:
 
 def own_pod(cluster: Cluster) -> OwnPod:
     """Return what this process's pod has."""
-    name = own_pod_name()
+    name = this_pod_name()
     pod = cluster.get(POD, name) if name else None
     return OwnPod.of(pod) if pod else OwnPod()
 

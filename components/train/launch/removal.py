@@ -22,7 +22,7 @@ from steadytrain.components.shared.cluster import (
     Refused,
     Unreachable,
     connect,
-    own_pod_name,
+    this_pod_name,
 )
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.lease import Generations, held
@@ -203,7 +203,7 @@ def remove_unfinished_below(
 def _remove_lost(
     config: RunConfig, job: str, lease: Storage, remove: Callable[..., list[str]]
 ) -> list[str]:
-    if not own_pod_name():
+    if not this_pod_name():
         return []
     seconds = config.recovery.lease_seconds
     try:
@@ -224,7 +224,7 @@ def how_terminated() -> str:
 
     In doubt, jobs are removed once the lease has expired.
     """
-    if not own_pod_name():
+    if not this_pod_name():
         return ""
     try:
         return _how_terminated(connect())

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint import CheckpointStore
     from steadytrain.components.train.checkpoint.cadence import Cadence
     from steadytrain.components.train.loop.emitter import Emitter
-    from steadytrain.components.train.loop.progress import Chosen, Progress
+    from steadytrain.components.train.loop.progress import ExportedChoice, Progress
 
 
 class Ended(Protocol):
@@ -49,10 +49,10 @@ class Ended(Protocol):
     @property
     def reporter(self) -> Emitter: ...
 
-    def best(self) -> Chosen:
+    def best(self) -> ExportedChoice:
         """Return which model would be exported now."""
 
-    def export(self, target: Path) -> Chosen:
+    def export(self, target: Path) -> ExportedChoice:
         """Export that model. Return which one it is."""
 
 

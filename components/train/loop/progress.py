@@ -18,7 +18,7 @@ from steadytrain.components.tasks.best_metric import (
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ExportedChoice:
     """The model to export: its step, its score by `metric`, and whether it is an average."""
 
     step: int
@@ -92,21 +92,21 @@ class Progress:
         patience = training.early_stopping_patience
         return patience is not None and self.worse >= patience
 
-    def best(self, metric: str, training: TrainingConfig) -> Chosen:
+    def best(self, metric: str, training: TrainingConfig) -> ExportedChoice:
         """Return which model would be exported now.
 
         Args:
             metric: the one that the scores are of.
         """
         if training.load_best_model_at_end and self.best_score is not None:
-            return Chosen(self.best_step, metric, self.best_score, self.best_averaged)
+            return ExportedChoice(self.best_step, metric, self.best_score, self.best_averaged)
         return self.last(metric)
 
-    def last(self, metric: str) -> Chosen:
+    def last(self, metric: str) -> ExportedChoice:
         """Return the last model."""
         if self.last_score is not None:
-            return Chosen(self.step, metric, self.last_score, self.last_averaged)
-        return Chosen(self.step, "training_loss", self.last_loss)
+            return ExportedChoice(self.step, metric, self.last_score, self.last_averaged)
+        return ExportedChoice(self.step, "training_loss", self.last_loss)
 
     def _gain(self, score: float, greater_is_better: bool) -> float:
         if not math.isfinite(score):

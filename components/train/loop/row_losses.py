@@ -36,7 +36,12 @@ from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.registry import OpenTask, task_code
 from steadytrain.components.train.loop.data import Rows, drawn, share
 from steadytrain.components.train.loop.exchange import gather_objects
-from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of, memory_for
+from steadytrain.components.train.loop.watch import (
+    StoppedEarly,
+    Watch,
+    memory_for,
+    requested_outcome,
+)
 
 # Each training row's loss under a reference model, in a file that later attempts and runs read.
 #
@@ -189,7 +194,7 @@ class _Scoring:
             for batch, losses in zip(part, scored, strict=True):
                 found[batch] = losses
             self._check(found, part)
-            asked = asked_of([flags for _, flags in told])
+            asked = requested_outcome([flags for _, flags in told])
             late = time.monotonic() - written > _SAVE_SECONDS
             if accelerator.is_main_process and (asked or late):
                 stored.write(found)

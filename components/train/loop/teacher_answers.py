@@ -30,7 +30,7 @@ from steadytrain.components.shared.errors import BadInput, DataError, StorageErr
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored
-from steadytrain.components.shared.workspace import answers_beside
+from steadytrain.components.shared.workspace import answers_folder
 from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
 from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
 from steadytrain.components.tasks.distillation import CLASSES, LIKELY, REST
@@ -38,7 +38,12 @@ from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.tasks.teacher import FIELD
 from steadytrain.components.train.loop.data import Rows, drawn
 from steadytrain.components.train.loop.exchange import gather_objects
-from steadytrain.components.train.loop.watch import StoppedEarly, Watch, asked_of, memory_for
+from steadytrain.components.train.loop.watch import (
+    StoppedEarly,
+    Watch,
+    memory_for,
+    requested_outcome,
+)
 
 _WORK: Final = "storing the teacher's answers"
 _FILE_TOKENS: Final = 2**18
@@ -92,7 +97,7 @@ def answered(
                 store.write(paths[own], parts[own])
         watch.beat()
         # Ranks meet after each file, so none waits longer than another one needs for a file.
-        if asked := asked_of(gather_objects([watch.flags()], watch.beat)):
+        if asked := requested_outcome(gather_objects([watch.flags()], watch.beat)):
             raise StoppedEarly(asked)
     watch.progress(_WORK, len(rows), len(rows))
     del store
@@ -117,7 +122,7 @@ def folder_of(config: RunConfig, data: DataRecord, student: Any) -> Path:
             _FORMAT,
         ]
     )
-    return answers_beside(Path(data.folder), key)
+    return answers_folder(Path(data.folder), key)
 
 
 class _Answers(Rows):

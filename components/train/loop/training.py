@@ -35,7 +35,7 @@ from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.halving import Halving
 from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing
 from steadytrain.components.train.loop.prefetch import Prefetch
-from steadytrain.components.train.loop.progress import Chosen, Progress, highest_normal_loss
+from steadytrain.components.train.loop.progress import ExportedChoice, Progress, highest_normal_loss
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts, build_module
@@ -297,7 +297,7 @@ class Training:
         if generators is not None:
             restore_random_state(generators)
 
-    def export(self, target: Path) -> Chosen:
+    def export(self, target: Path) -> ExportedChoice:
         """Export the best validated model, or the last one. Return which one it is.
 
         If the best model's checkpoint is lost, export the last model and report a warning.
@@ -315,7 +315,7 @@ class Training:
         export_model(packager, module, target, self.store.fence)
         return chosen
 
-    def _whole(self, chosen: Chosen) -> torch.nn.Module:
+    def _whole(self, chosen: ExportedChoice) -> torch.nn.Module:
         """Return the complete model to export for a step, in this rank's memory.
 
         Raises:
@@ -334,7 +334,7 @@ class Training:
                     weight.copy_(replaced[name].view(weight.shape))
         return module
 
-    def _with_weights_of(self, chosen: Chosen) -> torch.nn.Module:
+    def _with_weights_of(self, chosen: ExportedChoice) -> torch.nn.Module:
         parts = self.parts
         module = parts.strategy.full_model()
         if module is not None:
@@ -346,6 +346,6 @@ class Training:
         self.store.load_into(chosen.step, module)
         return module
 
-    def best(self) -> Chosen:
+    def best(self) -> ExportedChoice:
         """Return which model would be exported now."""
         return self.progress.best(self.metric, self.parts.config.training)

@@ -63,7 +63,7 @@ def memory_for(field: str, address: str | None) -> Iterator[None]:
         ) from error
 
 
-def asked_of(flags: Sequence[Sequence[int]]) -> AttemptOutcome | None:
+def requested_outcome(flags: Sequence[Sequence[int]]) -> AttemptOutcome | None:
     """Return what any rank was asked for, from the flags of all; None if none was asked."""
     votes = zip(OUTCOMES, zip(*flags, strict=True), strict=True)
     return next((outcome for outcome, asked in votes if any(asked)), None)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from steadytrain.components.shared.cluster import Refused, Unreachable, connect, own_pod_name
+from steadytrain.components.shared.cluster import Refused, Unreachable, connect, this_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.parameters import name_for
 from steadytrain.components.shared.errors import BadInput, ServerError, StorageError, Unreadable
@@ -38,7 +38,7 @@ def may_resubmit(config: RunConfig, job: str) -> bool:
     Args:
         job: KFP's id of the run that ends; "" if it is not a step of a pipeline.
     """
-    return bool(own_pod_name() and job and config.recovery.resubmit)
+    return bool(this_pod_name() and job and config.recovery.resubmit)
 
 
 def resubmit(config: RunConfig, job: str, last_step: int) -> Event | None:

@@ -12,7 +12,7 @@ from steadytrain.components.shared.config import RunConfig, from_mapping, load, 
 from steadytrain.components.shared.config.secrets import find_secrets, names_a_secret, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.redaction import PLACEHOLDER, holds_a_secret
-from steadytrain.pipelines.server.declared import read_schedules
+from steadytrain.pipelines.server.schedule_file import read_schedules
 
 MINIMAL = {"name": "tiny", "data": {"source": ["a.txt"]}, "model": {"base": "folder"}}
 CANARY = "c4n4ryV4lue"

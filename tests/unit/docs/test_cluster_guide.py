@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from steadytrain.pipelines.attached import MOUNT_PATH, NAME, SECRETS
+from steadytrain.pipelines.pod_names import MOUNT_PATH, NAME, SECRETS
 
 from support.snippets import ROOT
 

@@ -20,7 +20,7 @@ from steadytrain.components.shared.events import types
 from steadytrain.components.shared.logs.lines import CONCLUSIONS
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.pipelines.cli import app
-from steadytrain.pipelines.server.declared import ScheduleFile
+from steadytrain.pipelines.server.schedule_file import ScheduleFile
 
 WITHOUT_UNIT = {
     "adam_beta1",

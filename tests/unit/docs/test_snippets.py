@@ -15,7 +15,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
 from steadytrain.components.sizing.hardware import priced
 from steadytrain.components.tasks.registry import open_encoder
-from steadytrain.pipelines.server.declared import ScheduleFile
+from steadytrain.pipelines.server.schedule_file import ScheduleFile
 
 from support.manifests import build
 from support.plugins import SOURCE, install_example

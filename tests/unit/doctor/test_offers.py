@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.pipelines.cluster.access import open_cluster
+from steadytrain.pipelines.cluster.capabilities import (
+    check_gpus,
+    check_kinds,
+    check_quota,
+    check_volume,
+)
 from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
 from steadytrain.pipelines.cluster.installation import check_permissions
-from steadytrain.pipelines.cluster.offers import check_gpus, check_kinds, check_quota, check_volume
 
 from support.kubernetes_server import Answers, kubernetes_server, node
 from support.ports import free_port

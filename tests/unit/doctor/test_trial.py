@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from steadytrain.pipelines.attached import NAME, TRACKING
 from steadytrain.pipelines.cluster import trial as module
 from steadytrain.pipelines.cluster.trial import Trial
+from steadytrain.pipelines.pod_names import NAME, TRACKING
 
 from support.ports import free_port
 

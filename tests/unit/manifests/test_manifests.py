@@ -13,14 +13,14 @@ import yaml
 from steadytrain.components.observe.endpoint import PATH
 from steadytrain.components.shared.config.secrets import find_secrets
 from steadytrain.components.train.launch.naming import run_labels
-from steadytrain.pipelines.attached import (
+from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS, RIGHTS, Right
+from steadytrain.pipelines.cluster.trial import LABELS as TRIAL_LABELS
+from steadytrain.pipelines.pod_names import (
     METRICS_LABEL,
     NAME,
     SCRAPE_ANNOTATIONS,
     STEP_LABELS,
 )
-from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS, RIGHTS, Right
-from steadytrain.pipelines.cluster.trial import LABELS as TRIAL_LABELS
 
 from support.manifests import COMPONENTS, MANIFESTS, OF_THE_CLUSTER, OVERLAYS, build, pods
 

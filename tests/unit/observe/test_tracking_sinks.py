@@ -11,8 +11,8 @@ import types
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from steadytrain.components.observe.rest import send_rest
 from steadytrain.components.observe.tensorboard_sink import TensorBoardDelivery, TensorBoardSink
+from steadytrain.components.observe.unsent import send_rest
 from steadytrain.components.observe.wandb_sink import WandbDelivery, WandbSink
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput, ConfigError, TrackingError

@@ -16,7 +16,8 @@ from steadytrain.components.report.component import report
 from steadytrain.components.shared.config.parameters import PARAMETERS
 from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.tune.component import report as report_study
-from steadytrain.pipelines.attached import (
+from steadytrain.pipelines.compile import compile_pipeline
+from steadytrain.pipelines.pod_names import (
     METRICS_LABEL,
     MOUNT_PATH,
     NAME,
@@ -25,7 +26,6 @@ from steadytrain.pipelines.attached import (
     STEP_SECRETS,
     SUPERVISING,
 )
-from steadytrain.pipelines.compile import compile_pipeline
 
 STEPS = {"preprocess", "train", "evaluate", "register", "promote", "report"}
 

@@ -17,7 +17,7 @@ from steadytrain.pipelines.progress import ProgressDisplay
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.interrupts import Display
 from steadytrain.pipelines.local import LocalRun
-from steadytrain.pipelines.outline import tell_ending
+from steadytrain.pipelines.outline import print_ending
 from steadytrain.pipelines.unexpected import told
 
 output, *steps = sys.argv[1:]
@@ -28,7 +28,7 @@ with told():
     display.close()
     run = LocalRun(Workspace(Path(output), "tiny"), False, 15, None, not display.given_up)
     try:
-        tell_ending(run, as_json=False)
+        print_ending(run, as_json=False)
     except typer.Exit as end:
         sys.exit(end.exit_code)
 """

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from steadytrain.components.preprocess.boilerplate import OwnSignatures, sign_unshared
 from steadytrain.components.preprocess.duplicates import (
     REASONS,
     Findings,
     band_name,
     find_duplicates,
 )
-from steadytrain.components.preprocess.own_text import OwnSignatures, sign_own
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.signatures import (
     PERMUTATIONS,
@@ -70,7 +70,7 @@ def find(
 ) -> Findings:
     def whole(numbers: NDArray[np.uint32]) -> OwnSignatures:
         nothing = np.zeros(0, np.uint64)
-        return sign_own(
+        return sign_unshared(
             spool, numbers, shared=nothing, compared=None, rows=ROWS, workers=Workers(1)
         )
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steadytrain.components.preprocess.apart import Apart
 from steadytrain.components.preprocess.chunks import Table
 from steadytrain.components.preprocess.columnar import COLUMNAR, tables
 from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.hub import read_dataset
+from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError

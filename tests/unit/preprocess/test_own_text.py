@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steadytrain.components.preprocess import own_text
+from steadytrain.components.preprocess import boilerplate
+from steadytrain.components.preprocess.boilerplate import MANY, Sample, to_sample, unshared_shingles
 from steadytrain.components.preprocess.duplicates import REASONS
 from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.preprocess.own_text import MANY, Sample, own_shingles, to_sample
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.signatures import shingles
@@ -213,7 +213,7 @@ def test_copies_of_a_record_do_not_make_its_text_shared() -> None:
 
 
 def test_sample_is_bounded_and_independent_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_text, "_SAMPLED", 5000)
+    monkeypatch.setattr(boilerplate, "_SAMPLED", 5000)
     texts = [f"{words(seed, 20)} {words(0, 30)}" for seed in range(1, 500)]
     found = []
     for order in (texts, texts[::-1], sorted(texts)):
@@ -234,7 +234,7 @@ def test_shared_text_is_left_out_of_texts_with_a_passage_of_their_own() -> None:
     footer = words(1, 30)
     texts = [f"{words(2, 9)} {footer}", footer, f"{footer} word", words(3, 3)]
     flat, offsets = shingles(texts)
-    left, edges, owning = own_shingles(flat, offsets, np.unique(shingles([footer])[0]))
+    left, edges, owning = unshared_shingles(flat, offsets, np.unique(shingles([footer])[0]))
     assert owning.tolist() == [True, False, False, True]
     sizes = np.diff(offsets.astype(np.int64)).tolist()
     assert np.diff(edges.astype(np.int64)).tolist() == [9, *sizes[1:]]

@@ -43,9 +43,9 @@ def api(monkeypatch):
         server.put("pods", {"metadata": metadata, "spec": spec})
         server.put("workflows", {"metadata": {"name": WORKFLOW}, "spec": {}})
         for place in (module, removal):
-            monkeypatch.setattr(place, "own_pod_name", lambda: POD)
+            monkeypatch.setattr(place, "this_pod_name", lambda: POD)
             monkeypatch.setattr(place, "connect", lambda: cluster)
-        monkeypatch.setattr(own_pod, "own_pod_name", lambda: POD)
+        monkeypatch.setattr(own_pod, "this_pod_name", lambda: POD)
         yield server
 
 
@@ -353,7 +353,7 @@ def test_no_server_is_contacted_if_resubmission_is_off(kfp, lost, monkeypatch, o
         recovery = written.config.recovery.model_copy(update={"resubmit": 0})
         written.config = written.config.model_copy(update={"recovery": recovery})
     elif off == "outside of a cluster":
-        monkeypatch.setattr(module, "own_pod_name", lambda: "")
+        monkeypatch.setattr(module, "this_pod_name", lambda: "")
     else:
         job = ""
     assert resubmit_lost(written.config, job) is None

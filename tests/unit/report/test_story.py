@@ -11,6 +11,7 @@ import pytest
 
 from steadytrain.components.report.explain import explain, failure_as_data
 from steadytrain.components.report.facts import gather
+from steadytrain.components.report.log_line import as_line, from_log
 from steadytrain.components.report.report_page import render
 from steadytrain.components.report.story import (
     attempts,
@@ -22,7 +23,6 @@ from steadytrain.components.report.story import (
     wall_seconds,
     without_steps,
 )
-from steadytrain.components.report.told import as_line, from_log
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.data_check import DataCheck, keep

@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
 from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.pipelines import cli
-from steadytrain.pipelines.server import applying, declared, schedules
+from steadytrain.pipelines.server import schedule_changes, schedule_file, schedules
 
 FILE = {
     "name": "nightly",
@@ -58,7 +58,7 @@ def compiled():
         return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(applying, "compile_pipeline", compile_pipeline)
+        patch.setattr(schedule_changes, "compile_pipeline", compile_pipeline)
         yield content
 
 
@@ -82,7 +82,9 @@ def apply(kfp, write):
     """Apply a file and return the action for each schedule by name."""
 
     def applied(**options):
-        changes = applying.apply(connect(kfp.address), applying.Declaration.read(write(**options)))
+        changes = schedule_changes.apply(
+            connect(kfp.address), schedule_changes.Declaration.read(write(**options))
+        )
         return {change.name: change.action for change in changes}
 
     return applied
@@ -340,7 +342,7 @@ def test_name_in_two_sets_must_be_qualified(kfp, apply):
 def test_users_have_separate_schedules(kfp, write):
     kfp.multi_user = True
     server = connect(kfp.address, "team-a")
-    applying.apply(server, applying.Declaration.read(write()))
+    schedule_changes.apply(server, schedule_changes.Declaration.read(write()))
     assert on_server(kfp, "bot")["namespace"] == "team-a"
     assert len(schedules.present(server)) == 2
 
@@ -370,24 +372,28 @@ def test_users_have_separate_schedules(kfp, write):
 )
 def test_invalid_file_is_rejected_with_field_value_and_remedy(write, first, words):
     with pytest.raises(ConfigError) as raised:
-        applying.Declaration.read(write(first=first))
+        schedule_changes.Declaration.read(write(first=first))
     for word in words:
         assert word in str(raised.value)
 
 
 def test_every_problem_is_reported_at_once(write):
     with pytest.raises(ConfigError) as raised:
-        declared.read_schedules(write(first={"cron": "x", "max_concurrency": 0}, name="No Name"))
+        schedule_file.read_schedules(
+            write(first={"cron": "x", "max_concurrency": 0}, name="No Name")
+        )
     assert len(raised.value.problems) == 3
 
 
 def test_invalid_configuration_is_rejected(write):
     with pytest.raises(ConfigError, match="trainin"):
-        applying.Declaration.read(write(first={"overrides": {"trainin.x": 1, "output": "/x"}}))
+        schedule_changes.Declaration.read(
+            write(first={"overrides": {"trainin.x": 1, "output": "/x"}})
+        )
     with pytest.raises(BadInput, match="pods do not share"):
-        applying.Declaration.read(write(first={"overrides": {}}))
+        schedule_changes.Declaration.read(write(first={"overrides": {}}))
     with pytest.raises(BadInput, match="not the name of a preset: no such file"):
-        applying.Declaration.read(write(first={"config": "none.yaml"}))
+        schedule_changes.Declaration.read(write(first={"config": "none.yaml"}))
 
 
 def test_configuration_may_be_inline_or_in_another_file(write, tmp_path):
@@ -395,7 +401,7 @@ def test_configuration_may_be_inline_or_in_another_file(write, tmp_path):
     content["data"] = {"source": ["s3://bucket/a"]}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(content))
     for config in ("x.yaml", content):
-        read = applying.Declaration.read(write(first={"config": config, "overrides": {}}))
+        read = schedule_changes.Declaration.read(write(first={"config": config, "overrides": {}}))
         assert "base: hub:m" in read.parameters["bot"]["config"]
 
 
@@ -404,6 +410,6 @@ def test_file_that_is_not_a_mapping_is_rejected(tmp_path, text):
     path = tmp_path / "file.yaml"
     path.write_text(text)
     with pytest.raises(BadInput, match=r"file\.yaml"):
-        declared.read_schedules(path)
+        schedule_file.read_schedules(path)
     with pytest.raises(BadInput, match="no such file"):
-        declared.read_schedules(tmp_path / "none.yaml")
+        schedule_file.read_schedules(tmp_path / "none.yaml")

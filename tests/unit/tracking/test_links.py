@@ -48,7 +48,7 @@ def test_credentials_in_the_address_are_not_shown(make_config, workspace):
 @pytest.mark.parametrize("ui", ["", "https://kubeflow.test/pipeline/"])
 def test_run_is_tagged_with_kfps(config, workspace, monkeypatch, ui):
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", ui)
-    monkeypatch.setattr(connection, "own_pod_name", lambda: "preprocess-1")
+    monkeypatch.setattr(connection, "this_pod_name", lambda: "preprocess-1")
     tags = connection.run_tags("0a1b")
     run_id = parent_run(config, workspace, tags)
     found = use_tracking(config, workspace).client.get_run(run_id).data.tags
@@ -59,5 +59,5 @@ def test_run_is_tagged_with_kfps(config, workspace, monkeypatch, ui):
 
 @pytest.mark.parametrize(("job", "pod"), [("", "preprocess-1"), ("0a1b", "")])
 def test_no_tags_outside_a_pipeline(monkeypatch, job, pod):
-    monkeypatch.setattr(connection, "own_pod_name", lambda: pod)
+    monkeypatch.setattr(connection, "this_pod_name", lambda: pod)
     assert connection.run_tags(job) == {}

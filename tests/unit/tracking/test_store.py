@@ -42,7 +42,7 @@ def test_store_is_created_atomically_before_any_timeout_starts(
 ) -> None:
     """Two runs start at once. Any process that sees the file can use it."""
     path, sizes, limited, contents = new.tracking_store, set(), [], []
-    real, write = connect_module.error_within, store_module.LocalStorage.write
+    real, write = connect_module.error_with_timeout, store_module.LocalStorage.write
 
     def timed(seconds: float, work: Callable[[], object]) -> Exception | None:
         limited.append(path.is_file())
@@ -52,7 +52,7 @@ def test_store_is_created_atomically_before_any_timeout_starts(
         contents.extend([content] if name == path.name else [])
         return write(storage, name, content, **how)
 
-    monkeypatch.setattr(connect_module, "error_within", timed)
+    monkeypatch.setattr(connect_module, "error_with_timeout", timed)
     monkeypatch.setattr(store_module.LocalStorage, "write", counted)
     runs = [threading.Thread(target=check_tracking, args=(config, new)) for _ in range(2)]
     for run in runs:

@@ -10,7 +10,7 @@ from steadytrain.components.shared.cluster import (
     Refused,
     Unreachable,
     connect,
-    own_pod_name,
+    this_pod_name,
 )
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TRAINING_RUNTIME
@@ -146,4 +146,4 @@ def test_cluster_of_a_kubeconfig(monkeypatch, tmp_path):
 
 def test_no_own_pod_outside_a_pod(monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
-    assert own_pod_name() == ""
+    assert this_pod_name() == ""

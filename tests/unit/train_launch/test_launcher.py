@@ -196,7 +196,7 @@ def test_missing_fields_come_from_the_steps_own_pod(api, config, monkeypatch, tm
     claim = {"name": "volume", "persistentVolumeClaim": {"claimName": "mine"}}
     spec = {"containers": [container], "volumes": [claim]}
     server.put("pods", {"metadata": {"name": "step-1", "labels": {}}, "spec": spec})
-    monkeypatch.setattr(own_pod, "own_pod_name", lambda: "step-1")
+    monkeypatch.setattr(own_pod, "this_pod_name", lambda: "step-1")
     made = PodsLauncher(config(), here, TrainJob)
     assert made.own.image == "own:1"
     assert made.own.volumes == [claim]
@@ -222,7 +222,7 @@ def test_training_runs_locally_outside_a_step(config):
 def test_step_trains_with_the_clusters_job_kind(
     api, config, monkeypatch, tmp_path, asked, offers, kind
 ):
-    monkeypatch.setattr(choose, "own_pod_name", lambda: "step-1")
+    monkeypatch.setattr(choose, "this_pod_name", lambda: "step-1")
     monkeypatch.setattr(choose, "connect", lambda: api[1])
     monkeypatch.setattr(api[1], "offers", lambda found: found.name in offers)
     volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]

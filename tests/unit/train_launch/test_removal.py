@@ -25,7 +25,7 @@ def run(api, config, monkeypatch):
     workspace = Workspace.of(made)
     workspace.create()
     monkeypatch.setattr(removal, "connect", lambda: api[1])
-    monkeypatch.setattr(removal, "own_pod_name", lambda: "report-1")
+    monkeypatch.setattr(removal, "this_pod_name", lambda: "report-1")
     api[0].put("trainjobs", labelled("tiny-a1", workspace.attempts / "0001"))
     api[0].put("trainjobs", labelled("elsewhere-a1", "/elsewhere/runs/tiny/attempts/0001"))
     return made
@@ -100,7 +100,7 @@ def test_server_that_does_not_answer_is_reported(api, run, monkeypatch):
 
 
 def test_no_server_is_asked_outside_of_a_pipeline(api, run, monkeypatch):
-    monkeypatch.setattr(removal, "own_pod_name", lambda: "")
+    monkeypatch.setattr(removal, "this_pod_name", lambda: "")
     assert remove_unfinished(run) == []
     assert api[0].calls == []
 

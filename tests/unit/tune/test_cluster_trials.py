@@ -143,7 +143,7 @@ def test_supervisors_share_one_process_without_torch_that_can_be_forked():
 
 @pytest.mark.parametrize(("in_pod", "kind"), [(True, ClusterTrials), (False, LocalTrials)])
 def test_trials_are_where_the_configuration_says(api, study, config, monkeypatch, in_pod, kind):
-    monkeypatch.setattr(choose, "own_pod_name", lambda: "tune-1" if in_pod else "")
+    monkeypatch.setattr(choose, "this_pod_name", lambda: "tune-1" if in_pod else "")
     monkeypatch.setattr(choose, "connect", lambda: api[1])
     monkeypatch.setattr(api[1], "offers", lambda found: found == TRAIN_JOB)
     made = trials_for(study, config, print)

@@ -10,7 +10,7 @@ from typing import Any
 
 from steadytrain.components.shared.config.fields import REQUIRED, Field, describe
 from steadytrain.components.train.recovery.settings import effect
-from steadytrain.pipelines.sources import Chosen
+from steadytrain.pipelines.sources import Selection
 
 _EFFECTS = {
     "name": "the names of the runs and of the registered model",
@@ -94,7 +94,7 @@ class Explained:
             yield "affects", self.affects
 
 
-def explained(name: str, chosen: Chosen | None = None) -> Explained:
+def explained(name: str, chosen: Selection | None = None) -> Explained:
     """Explain a field or section by its full name, such as training.max_steps or gate.
 
     Args:

@@ -17,12 +17,12 @@ OWNER: Final = "steadytrain.owner"
 """Tag of a given run: the identity of the run that reports into it."""
 
 
-def given_id() -> str:
+def run_id_from_environment() -> str:
     """Return MLFLOW_RUN_ID; "" if it is not set."""
     return os.environ.get("MLFLOW_RUN_ID", "")
 
 
-def given_run(client: Any, store: str) -> Any | None:
+def run_from_environment(client: Any, store: str) -> Any | None:
     """Return the run to report into; None if MLFLOW_RUN_ID is not set.
 
     In a step of Kubeflow Pipelines, MLFLOW_RUN_ID may be the step's own run, which its MLflow
@@ -36,9 +36,11 @@ def given_run(client: Any, store: str) -> Any | None:
         BadInput: the store has no such run, or it was deleted.
         MlflowException: the store cannot be used.
     """
-    if not given_id():
+    if not run_id_from_environment():
         return None
-    run = _run(client, given_id(), f"MLFLOW_RUN_ID = {given_id()!r}", store)
+    run = _run(
+        client, run_id_from_environment(), f"MLFLOW_RUN_ID = {run_id_from_environment()!r}", store
+    )
     above = run.data.tags.get(PARENT, "")
     if not above or not os.environ.get(POD_VARIABLE):
         return run

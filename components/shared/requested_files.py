@@ -8,7 +8,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.storage.local import room_for
 
 
-def write_asked(path: Path, content: bytes, option: str) -> None:
+def write_requested(path: Path, content: bytes, option: str) -> None:
     """Write a file and create its parent folders.
 
     Args:

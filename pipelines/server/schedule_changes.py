@@ -21,7 +21,7 @@ from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.tracking.batches import flatten
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
-from steadytrain.pipelines.server.declared import (
+from steadytrain.pipelines.server.schedule_file import (
     Schedule,
     ScheduleFile,
     configuration,

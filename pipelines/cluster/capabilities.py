@@ -13,7 +13,6 @@ from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.trainjob import TRAINING_RUNTIME, TrainJob
-from steadytrain.pipelines.attached import NAME
 from steadytrain.pipelines.cluster.access import (
     APPLY,
     SECONDS,
@@ -27,6 +26,7 @@ from steadytrain.pipelines.cluster.access import (
     unasked,
 )
 from steadytrain.pipelines.cluster.nodes import gpu_nodes
+from steadytrain.pipelines.pod_names import NAME
 
 _TRAINER = "trainer.kubeflow.org"
 _INSTALL_TRAINER = (

@@ -122,7 +122,7 @@ def _distinct(values: Hashes) -> Hashes:
     return found
 
 
-def own_shingles(
+def unshared_shingles(
     flat: Hashes, offsets: Hashes, shared: Hashes
 ) -> tuple[Hashes, Hashes, NDArray[np.bool_]]:
     """Leave out what many records share.
@@ -187,7 +187,7 @@ class _Job:
     rows: int
 
 
-def sign_own(
+def sign_unshared(
     spool: Spool,
     numbers: NDArray[np.uint32],
     *,
@@ -259,7 +259,7 @@ def _signed(
     contents: Sequence[str], job: _Job, shared: Hashes
 ) -> tuple[NDArray[np.uint32], Hashes]:
     flat, offsets, texts = record_shingles(contents, job.compared)
-    left, edges, owning = own_shingles(flat, offsets, shared)
+    left, edges, owning = unshared_shingles(flat, offsets, shared)
     signatures = sign(left, edges).reshape(len(contents), texts, PERMUTATIONS)
     # The signature of several texts together is the minimum of theirs. Texts that many records
     # share put different records into one bucket, so they count only if there is nothing else.
