@@ -86,6 +86,7 @@ class _Step:
     def __init__(self, pid: int, requests: socket.socket) -> None:
         self._pid, self._requests = pid, requests
         self._status: int | None = None
+        self._importing = False
 
     def wait(self) -> int:
         """Return its exit status once it has ended."""
@@ -97,24 +98,30 @@ class _Step:
         """Import modules until the step fails. Return whether a fork is still as good."""
         from steadytrain.components.train.agent import forking
 
+        failed, self._importing = None, True
         signal.signal(signal.SIGCHLD, self._stop_imports)
         try:
             # It may have ended before.
             self._stop_imports()
-            forking.prepare(modules)
+            try:
+                forking.prepare(modules)
+            except Exception as error:
+                failed = error
+            self._importing = False
         except _StepFailed:
             return True
-        except Exception as error:
-            # The training process gets the same error, and reports it.
-            forking.start_process("ranks", error)
-            return forking.freeze("steps")
         finally:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if failed is not None:
+            # The training process gets the same error, and reports it.
+            forking.start_process("ranks", failed)
+            return forking.freeze("steps")
         return forking.possible()
 
     def _stop_imports(self, *_: object) -> None:
         self._look(os.WNOHANG)
-        if self._status:
+        if self._status and self._importing:
+            self._importing = False
             raise _StepFailed
 
     def _look(self, options: int) -> None:
