@@ -149,6 +149,11 @@ def test_sigterm_ends_the_supervising_program_cleanly(bench):
     long = bench(ENDLESS, ranks=2)
     program = supervise(long)
     wait_for(lambda: events_of(long.workspace, TrainingStep))
+    found = [item.cmdline()[0] for item in processes_of(long.workspace.attempts)]
+    assert sorted(found) == [
+        f"steadytrain: {title} of {long.workspace.run_id}"
+        for title in ("agent", "rank 0", "rank 1")
+    ]
     program.terminate()
     _, err = program.communicate(timeout=90)
     assert program.returncode == 143, err
