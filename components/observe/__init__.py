@@ -1,1 +1,1 @@
-"""Metrics, alerts and dashboards, all derived from a run's events and its ledger."""
+"""Metrics, alerts and dashboards, all derived from a run's events."""

@@ -183,9 +183,7 @@ def latest(found: Sequence[Execution]) -> list[Execution]:
 
 def attempts(facts: Facts) -> list[Attempt]:
     """Return the attempts at training, in order."""
-    # If an attempt's supervisor died, only the ledger knows how the attempt ended.
-    ended = {item.started.attempt: item.ended for item in facts.history.attempts if item.ended}
-    ended |= {event.attempt: event for event in facts.of(AttemptEnded)}
+    ended = {event.attempt: event for event in facts.of(AttemptEnded)}
     ready = {event.attempt: event.time for event in facts.of(TrainingStarted)}
     checkpoints = facts.of(CheckpointSaved)
     progress: dict[int, tuple[float, int]] = {}

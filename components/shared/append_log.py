@@ -99,7 +99,9 @@ class FileLog:
             finally:
                 os.close(descriptor)
             if new:
+                # Its folder may be new too.
                 sync_folder(self.path.parent)
+                sync_folder(self.path.parent.parent)
         self.next += 1
         self._end += len(line)
 

@@ -5,7 +5,7 @@ sequence of numbered objects, each written only if absent. If several processes 
 number, exactly one gets it. An earlier holder's object is never taken over, because that would need
 compare-and-swap. The highest number is the generation, which fences the ledger and the checkpoints
 against earlier supervisors. Checking the lease before each write avoids most conflicts. If a write
-still comes too late, readers recognize it by its generation and ignore it (recovery/ledger.py and
+still comes too late, readers recognize it and ignore it (recovery/ledger.py and
 checkpoint/lineage.py in train).
 
 The holder keeps renewing its object. A process that sees it unchanged for the full lease time, by

@@ -12,8 +12,9 @@
     config.yaml           the full configuration
     records/<step>.json   the result of each step
     events/*.jsonl        the event stream, one file per writer
+    events/ledger-*.jsonl the events that are state, one file per supervisor (recovery/ledger.py)
     attempts/<n>/         files shared by supervisor and ranks (train/attempt.py)
-    ledger/  checkpoints/ logs/  model/  evaluation/  compiled/
+    checkpoints/ logs/  model/  evaluation/  compiled/
     lease/                which supervisor owns the training run (shared/lease.py)
     tracking/             the MLflow runs of this run
     report.html
