@@ -23,7 +23,6 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.artifacts import publish
 from steadytrain.components.train.launch.task import with_task
 from steadytrain.components.train.recovery.takeover import owned
-from steadytrain.components.tune.conclude import conclude
 from steadytrain.components.tune.cross_validation import PREDICTIONS, results_of
 from steadytrain.components.tune.cross_validation import SUMMARY as FOLDS
 from steadytrain.components.tune.designs import (
@@ -33,7 +32,7 @@ from steadytrain.components.tune.designs import (
 )
 from steadytrain.components.tune.driver import study_folder
 from steadytrain.components.tune.results import BEST, SUMMARY
-from steadytrain.components.tune.step import run, run_cross_validation
+from steadytrain.components.tune.step import conclude, run, run_cross_validation
 from steadytrain.components.tune.step import train_winner as train_on_seeds
 from steadytrain.components.tune.study import study_name
 from steadytrain.components.tune.study_page import PAGE

@@ -19,8 +19,7 @@ from steadytrain.components.shared.errors import BadInput, DataError, StorageErr
 from steadytrain.components.tune.designs import FoldDesign, with_fold
 from steadytrain.components.tune.history import Params
 from steadytrain.components.tune.study import Study
-from steadytrain.components.tune.trials.folder import TrialFolder
-from steadytrain.components.tune.trials.held_out import LABELS
+from steadytrain.components.tune.trials.folder import LABELS, TrialFolder
 
 
 @dataclass(frozen=True)

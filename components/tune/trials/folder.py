@@ -35,6 +35,8 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.job import SLACK_SECONDS
 from steadytrain.components.tune.trials.base import TrialState
 
+LABELS: Final = b"labels"
+"""The key of the metadata of `TrialFolder.scores` with the names of the classes, as JSON."""
 _LONGEST_NAME: Final = 40
 _DIGEST: Final = 8
 

@@ -9,6 +9,7 @@ lease. If there is none for LINGER seconds, the trial stops with a checkpoint.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.train.agent import forking, template
@@ -35,7 +37,7 @@ from steadytrain.components.train.launch.process import agent_forked_early
 from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.data import known_data, prepare_data
-from steadytrain.components.tune.trials.folder import TrialFolder, driver_of
+from steadytrain.components.tune.trials.folder import LABELS, TrialFolder, driver_of
 
 PROGRAM: Final = "steadytrain.components.tune.trials.process"
 _ONE = "--trial"
@@ -78,12 +80,38 @@ def _train_trial(arguments: Sequence[str]) -> int:
             outcome = run(config, data, until=until)
             scored = outcome.result is not None and outcome.succeeded
             if scored and config.cross_validation.fold is not None:
-                # Imported late: torch and MLflow take seconds, and other trials score nothing.
-                from steadytrain.components.tune.trials.held_out import score_fold
-
                 assert outcome.result is not None
                 score_fold(config, data, Path(outcome.result.model), place.scores)
     return 0
+
+
+def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -> None:
+    """Score an exported model on the records that the trial holds out.
+
+    Write a Parquet file with the columns of `Scorer.score`, unless it is there.
+
+    Args:
+        data: of the trial. Its test side is the fold.
+
+    Raises:
+        SteadytrainError: as for `judged_records` and `score_candidate`.
+    """
+    if target.exists():
+        return
+    # Imported late: torch and MLflow take seconds, and other trials score nothing.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from steadytrain.components.evaluate.scoring import judged_records, score_candidate
+    from steadytrain.components.tasks.registry import OpenTask
+
+    task = OpenTask(config, data)
+    records = judged_records(config, data)
+    table, _ = score_candidate(config, task, model, records, lambda _: None)
+    named = table.replace_schema_metadata({LABELS: json.dumps(data.labels).encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(named, sink)
+    LocalStorage(target.parent).write(target.name, sink.getvalue().to_pybytes())
 
 
 class _Driver:

@@ -23,7 +23,7 @@ from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.scoring.multi_label import constant_labels, label_flags
 from steadytrain.components.tasks.scoring.table import score_table
 from steadytrain.components.tune.folds import Fold, predictions
-from steadytrain.components.tune.trials import held_out
+from steadytrain.components.tune.trials import folder
 
 from support.data import side_rows
 from support.declared import assert_declared
@@ -189,7 +189,7 @@ def test_a_label_that_the_model_lacks_is_an_error():
 
 def test_out_of_fold_predictions_name_the_labels():
     table, truth, *_ = example_scores()
-    stored = table.replace_schema_metadata({held_out.LABELS: json.dumps(list(NAMES))})
+    stored = table.replace_schema_metadata({folder.LABELS: json.dumps(list(NAMES))})
     found = predictions([Fold("plain", 0, {}, stored)]).to_pylist()
     by_id = dict(zip(table["id"].to_pylist(), truth, strict=True))
     assert [row["labels"] for row in found] == [

@@ -27,8 +27,7 @@ from steadytrain.components.tune.folds import fold_sizes
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.step import run_cross_validation
 from steadytrain.components.tune.study import Study, study_name
-from steadytrain.components.tune.trials.folder import TrialFolder
-from steadytrain.components.tune.trials.held_out import LABELS
+from steadytrain.components.tune.trials.folder import LABELS, TrialFolder
 from steadytrain.pipelines.cli import app
 
 from support.data import sentence, write_jsonl

@@ -19,10 +19,9 @@ from steadytrain.components.shared.errors import (
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune import conclude as concluding
 from steadytrain.components.tune import search, step
-from steadytrain.components.tune.conclude import conclude
 from steadytrain.components.tune.driver import driving, study_folder
+from steadytrain.components.tune.step import conclude
 from steadytrain.components.tune.trials import retrain
 from steadytrain.components.tune.trials.data import known_data
 
@@ -176,8 +175,8 @@ def concluded(monkeypatch):
         calls.append(("report", config.run_id, job, progress))
         return "page"
 
-    monkeypatch.setattr(concluding, "remove_unfinished", remove)
-    monkeypatch.setattr(concluding, "report", report)
+    monkeypatch.setattr(step, "remove_unfinished", remove)
+    monkeypatch.setattr(step, "report", report)
     return calls
 
 
