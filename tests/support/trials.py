@@ -86,9 +86,14 @@ def templates(study: Path) -> list[psutil.Process]:
 
 
 def ranks(study: Path) -> list[psutil.Process]:
-    """Return the processes without children."""
+    """Return the processes without children; not the template, before it has forked a trial."""
     parents = _parents(study)
-    return [process for process in parents if process.pid not in parents.values()]
+    ids = _ids(parents)
+    return [
+        process
+        for process, parent in parents.items()
+        if parent in ids and process.pid not in parents.values()
+    ]
 
 
 def kill(found: Iterable[psutil.Process]) -> None:
