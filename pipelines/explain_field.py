@@ -8,35 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from steadytrain.components.shared.config.fields import REQUIRED, Field, describe
-from steadytrain.components.train.recovery.settings import effect
+from steadytrain.components.shared.config.fields import REQUIRED, Field, describe, effect_of
 from steadytrain.pipelines.sources import Selection
-
-_EFFECTS = {
-    "name": "the names of the runs and of the registered model",
-    "run": "the name of this run alone",
-    "output": "where everything is written. A run continues only in its own folder",
-    "data": "the prepared data, and so what the model learns. A run keeps the data that it began "
-    "with",
-    "pipeline": "how many pods the steps need, not what they do",
-    "evaluation": "the scores. They are computed again; training is reused",
-    "gate": "the verdict on the new model. The gate decides again; training is reused",
-    "registry": "the names under which the model is registered",
-    "tracking": "where the run is recorded and reported",
-    "observability": "how a run is watched, not what it does",
-    "tune": "only `steadytrain tune`. Of a study, the budget, the seeds and max_failed_share may "
-    "change while it goes on",
-    "ablation": "only `steadytrain ablate`. Of an ablation, the seeds and the confidence may "
-    "change while it goes on",
-    "cross_validation.fold": "what the run trains on, and what it is evaluated on",
-    "cross_validation": "only `steadytrain cross-validate`. Of a cross-validation, the confidence "
-    "may change while it goes on",
-    "retrain": "when the pipeline retrain goes on to train, not what it trains",
-    "schema_version": "how the configuration is read",
-    "compute.price_per_hour": "only the cost that is shown",
-    "compute.pods": "the pods that train, not what they compute. A run may continue with others",
-}
-"""By field or section. For the rest, the recovery decides (`effect`)."""
 
 
 @dataclass(frozen=True)
@@ -106,22 +79,20 @@ def explained(name: str, chosen: Selection | None = None) -> Explained:
     field = describe(name)
     inner = tuple(explained(f"{name}.{part}", chosen) for part in field.inner)
     if chosen is None:
-        return Explained(field, None, "", _affects(field), inner)
+        return Explained(field, None, "", _affects(field, inner), inner)
     value: Any = chosen.config.model_dump(mode="json")
     for part in name.split("."):
         if isinstance(value, list):
             # Each item of the list has a value of its own.
-            return Explained(field, None, "", _affects(field), inner)
+            return Explained(field, None, "", _affects(field, inner), inner)
         value = value[part]
-    return Explained(field, value, chosen.origin(name), _affects(field), inner)
+    return Explained(field, value, chosen.origin(name), _affects(field, inner), inner)
 
 
-def _affects(field: Field) -> str:
+def _affects(field: Field, inner: tuple[Explained, ...]) -> str:
     """Return what a change affects; "" for a section whose fields affect different things."""
-    name = field.name
-    places = [name, name.rpartition(".")[0], name.partition(".")[0]]
-    found = next((_EFFECTS[place] for place in places if place in _EFFECTS), "")
-    return found if found or field.inner else effect(name)
+    found = {item.affects for item in inner} or {str(effect_of(field.name))}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _plain(value: Any) -> str:

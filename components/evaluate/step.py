@@ -39,8 +39,7 @@ from steadytrain.components.evaluate.scoring import (
 )
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import identifying_data
-from steadytrain.components.shared.config.evaluation import identifying_evaluation
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.digest import JUDGING_CODE
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import BatchSplit, Warned
@@ -209,9 +208,7 @@ def _evaluation(
     key = step_key(
         data.fingerprint,
         train.weights_digest,
-        identifying_data(config.data.model_dump(mode="json")),
-        identifying_evaluation(config.evaluation.model_dump(mode="json")),
-        config.training.seed,
+        config.counted(Use.SCORES),
         task_code(config.data.task),
         plugins.added(plugins.METRICS),
         *([tasks.digest] if tasks else []),

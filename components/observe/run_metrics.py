@@ -129,7 +129,8 @@ class RunMetrics:
         attempt = self._attempts.get(number)
         if attempt is None:
             return None
-        adapters = self._setting("model.adapter", "kind") not in (None, "none")
+        adapter = self._setting("model", "adapter") or {}
+        adapters = adapter.get("kind", "none") != "none"
         speed = self.samples.values["tokens_per_second", ""]
         return flops_utilization(attempt, speed, adapters=adapters)
 

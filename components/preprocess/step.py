@@ -14,7 +14,8 @@ from steadytrain.components.preprocess.model import Model, find_model
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.preprocess.tokenizer import with_template
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import identifying_data, is_template
+from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.errors import DataError, StorageError
@@ -110,25 +111,13 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
 
 
 def _key(config: RunConfig, model: Model | None, inputs: Inputs, digest: str) -> str:
-    chosen = config.cross_validation
     return step_key(
         digest,
-        identifying_data(
-            config.data.model_dump(
-                mode="json",
-                exclude={
-                    **dict.fromkeys(("source", "validation_source", "test_source"), True),
-                    "parts": {"__all__": {"source"}},
-                },
-            )
-        ),
+        config.counted(Use.DATA),
         (model.tokenizer_digest() or config.model.vocab_size) if model else "",
-        config.model.added_tokens,
         # The files in the output folder change with every run.
         {kind: count for kind, count in inputs.left_out.items() if kind != OWN_OUTPUT},
         task_code(config.data.task),
-        0 if chosen.fold is None else chosen.folds,
-        config.training.curriculum.column,
         config.training.augmentation.on,
         code=DATA_CODE,
     )

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.model import identifying_model
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.strategies import Offload
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.records import Record
@@ -46,7 +46,7 @@ def learned_path(config: RunConfig, *, length: int, device: str, world_size: int
     """
     training = config.training
     decides = {
-        "model": identifying_model(config.model.model_dump(mode="json")),
+        "model": config.counted(Use.TRAINING)["model"],
         "task": config.data.task,
         "sequence_length": length,
         "device": _kind(device),

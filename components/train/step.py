@@ -15,11 +15,9 @@ from steadytrain.components.shared.base_model import (
     teacher_content,
 )
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import identifying_data
-from steadytrain.components.shared.config.model import identifying_model
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.config.training import identifying
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
 from steadytrain.components.shared.errors import Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Reader
@@ -194,10 +192,7 @@ def _key(config: RunConfig, data: DataRecord) -> str:
     return step_key(
         "train",
         data.fingerprint,
-        identifying_data(config.data.model_dump(mode="json")),
-        identifying_model(config.model.model_dump(mode="json")),
-        identifying(config.training.model_dump(mode="json")),
-        config.compute.model_dump(mode="json", exclude={"price_per_hour", "pods"}),
+        config.counted(Use.TRAINING),
         plugin_code(config) | strategy_code(config),
         base_content(config),
         *filter(None, [teacher_content(config), grader_content(config)]),

@@ -8,6 +8,7 @@ from typing import Any
 
 from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.fidelity import tokens_per_step
 from steadytrain.components.shared.config.load import validated
 from steadytrain.components.shared.config.space import changed
@@ -22,27 +23,16 @@ from steadytrain.components.tune.samplers import Suggester, suggester_of
 from steadytrain.components.tune.space import contains, keeps
 from steadytrain.components.tune.trials.base import TrialState
 
-_NOT_WHAT_IT_SEARCHES = {"budget", "max_failed_share", "seeds", "log"}
-"""Settings that may change when a study continues."""
-_WHAT_IT_COMPARES = {"changes", "designs"}
-"""Settings that an ablation keeps."""
-_WHAT_IT_VALIDATES = {"folds", "compare"}
-"""Settings that a cross-validation keeps."""
-
 
 def study_digest(config: RunConfig) -> str:
     """Return the digest of the settings that a study keeps from its first trial to its last."""
-    content = {
-        "run": config.digest(),
-        "tune": config.tune.model_dump(mode="json", exclude=_NOT_WHAT_IT_SEARCHES),
-    }
-    if is_ablation(config):
-        content["ablation"] = config.ablation.model_dump(mode="json", include=_WHAT_IT_COMPARES)
-    if is_cross_validation(config):
-        content["cross_validation"] = config.cross_validation.model_dump(
-            mode="json", include=_WHAT_IT_VALIDATES
-        )
-    return value_digest(content)
+    counted = config.counted(Use.STUDY)
+    of_others = {"ablation": not is_ablation(config)}
+    of_others["cross_validation"] = not is_cross_validation(config)
+    return value_digest(
+        {"run": config.digest()}
+        | {name: value for name, value in counted.items() if not of_others.get(name)}
+    )
 
 
 def study_name(config: RunConfig) -> str:

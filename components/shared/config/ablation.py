@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field
 
 from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.effects import Effect
 
 Design = Literal["leave_one_out", "one_at_a_time"]
 DESIGNS: tuple[Design, ...] = get_args(Design)
@@ -42,13 +43,13 @@ class AblationConfig(Section):
         description="leave_one_out: all changes together, compared with all but one; "
         "one_at_a_time: the configuration as it is, compared with one change.",
     )
-    seeds: int = Field(
+    seeds: Annotated[int, Effect.STUDY_LIMIT] = Field(
         5,
         ge=2,
         le=1000,
         description="Seeds that every variant is trained on: training.seed and those after it.",
     )
-    confidence: float = Field(
+    confidence: Annotated[float, Effect.STUDY_LIMIT] = Field(
         0.95,
         gt=0,
         lt=1,

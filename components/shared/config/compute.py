@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Seconds, Section, at_odds
+from steadytrain.components.shared.config.effects import Effect
 from steadytrain.components.shared.config.strategies import (
     AUTO,
     Offload,
@@ -42,6 +43,7 @@ _PREFIXES_SET_FOR_PODS: Final = (
 """Variables that steadytrain, the training operator or Kubernetes set in the pods."""
 _WITHIN_LAYERS = {"tensor_parallel", "pipeline_parallel", "model_parallel", "tp", "pp"}
 
+Launcher = Literal["auto", "process", "trainjob", "pytorchjob"]
 Cores = Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
 """CPU cores: 500m, 4."""
 
@@ -193,7 +195,7 @@ class PodsConfig(Section):
 class ComputeConfig(Section):
     """Where and how training runs."""
 
-    launcher: Literal["auto", "process", "trainjob", "pytorchjob"] = Field(
+    launcher: Annotated[Launcher, Effect.HANDLING] = Field(
         "auto",
         description="Where training runs. process: on this machine; trainjob: in pods through "
         "Kubeflow Trainer v2; pytorchjob: in pods through the older Training Operator; auto: in "
@@ -223,8 +225,8 @@ class ComputeConfig(Section):
         description="What to keep in host memory instead of GPU memory: the optimizer state, or "
         "everything including the weights. It needs a strategy that shards them.",
     )
-    pods: PodsConfig = PodsConfig()
-    price_per_hour: float | None = Field(
+    pods: Annotated[PodsConfig, Effect.PODS] = PodsConfig()
+    price_per_hour: Annotated[float | None, Effect.COST] = Field(
         None,
         ge=0,
         description="USD per hour for all nodes together, used only to compute the cost. It does "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from steadytrain.components.shared.config.ablation import Changes
 from steadytrain.components.shared.config.base import Section, at_odds
+from steadytrain.components.shared.config.effects import Effect
 
 
 class CrossValidationConfig(Section):
@@ -16,14 +17,14 @@ class CrossValidationConfig(Section):
     The limits of the budget and the log are those of `tune`.
     """
 
-    folds: int = Field(
+    folds: Annotated[int, Effect.FOLDS] = Field(
         5,
         ge=2,
         le=100,
         description="Folds into which the training side is divided: stratified by label, and "
         "with the records of a data.columns.group, or of a prompt, together.",
     )
-    fold: int | None = Field(
+    fold: Annotated[int | None, Effect.FOLD] = Field(
         None,
         ge=0,
         description="The fold that a run holds out, from 0: it trains on the others, and is "
@@ -36,7 +37,7 @@ class CrossValidationConfig(Section):
         "no_decay: {training.weight_decay: 0.0}. Each is compared with the configuration as it is, "
         "on the same folds.",
     )
-    confidence: float = Field(
+    confidence: Annotated[float, Effect.STUDY_LIMIT] = Field(
         0.95, gt=0, lt=1, description="Probability with which an interval contains the true value."
     )
 
@@ -50,7 +51,3 @@ class CrossValidationConfig(Section):
                 f"use a number below {self.folds}, or leave it out",
             )
         return self
-
-    def identifying(self) -> dict[str, Any]:
-        """Return what identifies a run that holds out a fold; empty for any other run."""
-        return {} if self.fold is None else {"folds": self.folds, "fold": self.fold}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Section, at_odds, complete_address
+from steadytrain.components.shared.config.effects import Effect, IfSet, Use
 
 CUTS: Final = "sequence_length"
 """The kind that cuts documents instead of ordering records."""
@@ -28,10 +28,10 @@ class CurriculumConfig(Section):
         "training.curriculum.model; column: a number in the data; none: there is no curriculum. "
         "sequence_length: its length, so early steps cut documents into shorter ones.",
     )
-    column: str | None = Field(
+    column: Annotated[str | None, Effect.ENCODING, IfSet(but=~Use.DATA)] = Field(
         None, min_length=1, description="Column with the difficulty, a number. Only for by: column."
     )
-    model: str | None = Field(
+    model: Annotated[str | None, IfSet()] = Field(
         None,
         min_length=1,
         description="Reference model whose loss says how difficult a row is: an address as for "
@@ -112,13 +112,3 @@ class CurriculumConfig(Section):
             total: of the complete run.
         """
         return max(1, round(self.over * total) if self.over <= 1 else int(self.over))
-
-
-def identifying_curriculum(curriculum: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a dumped CurriculumConfig: a model counts only if there is one.
-
-    So a run without one keeps the identity that it had before this field existed.
-    """
-    return {
-        name: value for name, value in curriculum.items() if not (name == "model" and value is None)
-    }

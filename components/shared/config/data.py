@@ -17,6 +17,7 @@ from steadytrain.components.shared.config.base import (
     check_plugins,
     is_local,
 )
+from steadytrain.components.shared.config.effects import Effect, IfSet, Use
 
 DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
 
@@ -59,6 +60,9 @@ _LONG: Final[Mapping[str, tuple[LongRecords, ...]]] = {
 
 TrainOn = Literal["assistant", "last_turn", "all"]
 
+IN_RULES: Final = IfSet(but=Use.GATE)
+"""Marks the fields that decisions of the gate counted before runs did."""
+
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Source = Annotated[list[Address], Field(min_length=1)]
 
@@ -81,7 +85,7 @@ class Columns(Section):
     """Which input column holds what. Only the columns that the task needs are read."""
 
     text: str = Field("text", description="Column with the text to learn from or to classify.")
-    text_pair: str | None = Field(
+    text_pair: Annotated[str | None, IN_RULES] = Field(
         None,
         description="For sequence_classification, sequence_regression and "
         "multi_label_classification: column with a second text, such as the hypothesis for a "
@@ -105,7 +109,7 @@ class Columns(Section):
         description="Column with the answer that the model learns. For text_embedding: the text "
         "that belongs to the prompt.",
     )
-    input: str | None = Field(
+    input: Annotated[str | None, IN_RULES] = Field(
         None,
         description="For supervised_finetuning: column with text that follows the prompt on a new "
         "line, such as the context of a question. None means that there is none, or `input` if "
@@ -198,7 +202,9 @@ class CsvConfig(Section):
 class PartConfig(Section):
     """One of several data sets that a model learns together, each with its own head."""
 
-    source: Source = Field(..., description="Where the part's data are, as for data.source.")
+    source: Annotated[Source, Effect.SOURCE] = Field(
+        ..., description="Where the part's data are, as for data.source."
+    )
     format: DataFormat = Field("auto", description="Format of the files, as for data.format.")
     csv: CsvConfig = CsvConfig()
     columns: Columns = Columns()
@@ -227,28 +233,28 @@ class DataConfig(Section):
         "sequence_regression, multi_task, the name of an installed package's task, or module:NAME "
         "for your own task.",
     )
-    task_options: PlainJson = Field(
+    task_options: Annotated[PlainJson, Effect.ROWS] = Field(
         {},
         description="Settings of the task itself, such as the columns that a package's task "
         "reads. The built-in tasks have none.",
     )
-    source: Source = Field(
+    source: Annotated[Source, Effect.SOURCE] = Field(
         ...,
         description="Where the data are: files, folders, globs, s3:// addresses, hub:NAME for a "
         "data set on a hub, or package:NAME for the files of an installed Python package "
         "(package:stdlib is the standard library).",
     )
-    validation_source: list[Address] = Field(
+    validation_source: Annotated[list[Address], Effect.SOURCE, IN_RULES] = Field(
         [],
         description="Where the validation side is, as for data.source. Empty: the data's own split "
         "(data.splits), or data.validation_share of the training records.",
     )
-    test_source: list[Address] = Field(
+    test_source: Annotated[list[Address], Effect.SOURCE, IN_RULES] = Field(
         [],
         description="Where the test side is, as for data.source. Empty: the data's own split "
         "(data.splits), or data.test_share of the training records.",
     )
-    splits: Literal["honor", "pool"] = Field(
+    splits: Annotated[Literal["honor", "pool"], IN_RULES] = Field(
         "honor",
         description="What to do with the splits that data.source names itself, by the names of "
         "its files, folders or splits, such as train, validation and test. honor: validation and "
@@ -269,19 +275,21 @@ class DataConfig(Section):
     labels: Labels | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."
     )
-    label_separator: str | None = Field(
+    label_separator: Annotated[str | None, IN_RULES] = Field(
         None,
         min_length=1,
         description="Only for multi_label_classification: what is between two labels in a column "
         "of text, as in CSV files; spaces around a label do not count, and an empty text has no "
         "label. None means that the column has lists, and that a text is one label.",
     )
-    parts: dict[PartName, PartConfig] = Field(
+    parts: Annotated[dict[PartName, PartConfig], IN_RULES] = Field(
         {},
         description="Only for multi_task: at least two data sets of labeled texts, by name. "
         "data.source may then be left out; it is the sources of all parts.",
     )
-    sequence_length: int = Field(512, ge=8, description="Tokens in a packed sequence.")
+    sequence_length: Annotated[int, Effect.ROWS] = Field(
+        512, ge=8, description="Tokens in a packed sequence."
+    )
     long_records: LongRecords | None = Field(
         None,
         description="What becomes of a chat or pair with more than data.sequence_length tokens. "
@@ -586,27 +594,3 @@ class DataConfig(Section):
 def is_template(text: str) -> bool:
     """Return whether text is a chat template, and not the path of one."""
     return "{{" in text or "{%" in text
-
-
-def identifying_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a run of a dumped DataConfig.
-
-    Some fields count only if they are set, so that other runs keep the identity that they had
-    before.
-    """
-    unset: dict[str, Any] = {
-        "parts": {},
-        "validation_source": [],
-        "test_source": [],
-        "splits": "honor",
-        "label_separator": None,
-    }
-    found = {
-        name: value for name, value in data.items() if name not in unset or value != unset[name]
-    }
-    columns = {
-        name: column
-        for name, column in data["columns"].items()
-        if column is not None or name not in ("text_pair", "input")
-    }
-    return {**found, "columns": columns}

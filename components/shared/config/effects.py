@@ -1,61 +1,184 @@
-"""Fields of a search space that a trial would not read."""
+"""What the fields of the configuration affect: digests, reuse, resume, studies and the gate ask.
+
+A field states its effect in its annotation, such as `Annotated[int, Effect.ROUNDING]`. A field that
+states none has the effect of the section that it is in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, Flag, auto, unique
+from typing import Any, Final
 
-from steadytrain.components.shared.config.asked import OPTIM
-from steadytrain.components.shared.config.optimizers import unread_settings
-from steadytrain.components.shared.config.plain import shown
-from steadytrain.components.shared.config.run import RunConfig
-from steadytrain.components.shared.config.schedules import schedule_spec
-from steadytrain.components.shared.config.tune import Dimension
-
-Found = tuple[str, str, str]
-"""The part of the dimension, what is wrong, and the fix."""
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 
-def no_effect(config: RunConfig, field: str) -> Found | None:
-    """Return why no trial, or not each one, reads a field that varies; None if nothing says so."""
-    space = config.tune.space
-    kind = "model.adapter.kind"
-    of_adapters = field.startswith("model.adapter.") and field != kind
-    if of_adapters and kind not in space and not config.model.adapter.freezes:
-        return (
-            "",
-            f"it has no effect: {kind} is none",
-            f"set {kind} to lora, or remove the field from the space",
-        )
-    if found := _unread_choices(space, field):
-        unread, read = found
-        return (
-            "",
-            f"{OPTIM} {unread[0]} does not read it",
-            f"add when: {{{OPTIM}: {shown(read)}}}" if read else "remove the field from the space",
-        )
-    shape = "training.lr_scheduler_type"
-    if field == "training.warmup_steps" and shape not in space:
-        kind = config.training.lr_scheduler_type
-        if not schedule_spec(kind).warms_up:
-            return (
-                "",
-                f"it has no effect: {shape} {kind} has no warm-up",
-                f"choose another {shape}, or remove the field from the space",
-            )
-    return None
+class Use(Flag):
+    """What is reused, or continues, only if the fields that count for it are the same."""
+
+    RUN = auto()
+    """A run without a name of its own."""
+    DATA = auto()
+    """Prepared data. Of their sources, the content counts."""
+    TRAINING = auto()
+    """A trained model."""
+    RESUME = auto()
+    """A run that was interrupted. Of the data, the fingerprint counts."""
+    SCORES = auto()
+    """An evaluation."""
+    GATE = auto()
+    """The gate's decision."""
+    STUDY = auto()
+    """A study, an ablation or a cross-validation."""
 
 
-def _unread_choices(
-    space: Mapping[str, Dimension], field: str
-) -> tuple[Sequence[str], Sequence[str]] | None:
-    """Return the optimizers of a space that do not read a field that it varies, and those that do.
+_NOTHING = Use(0)
+_TRAINING = Use.RUN | Use.TRAINING
+_LEARNED = _TRAINING | Use.RESUME
+_DATA = _TRAINING | Use.SCORES | Use.GATE
+_UNCHANGED: Final = "it does not change what a trial learns"
+_INCOMPARABLE: Final = "the scores of the trials could not be compared"
+_SAME_STEPS: Final = "every trial has the same steps, so that they can be compared at each rung"
+_LUCK: Final = (
+    "a lucky seed is not a better setting, and the winner is trained on tune.seeds fresh seeds"
+)
+_KEPT: Final = "A run cannot continue with another value"
+_FREE: Final = "A run may continue with another value"
+_REDECIDED: Final = "The gate decides again; training is reused"
 
-    None if each one reads it, or the field varies only under other conditions.
+
+@unique
+class Effect(Enum):
+    """What a field affects.
+
+    label: what it affects, in few words.
+    uses: what it counts for.
+    change: what happens to what exists if the field changes; "" if nothing does.
+    fixed: why a study cannot vary it; "" if it can.
+    note: what a run that continues with another value must report; "" if nothing.
     """
-    dimension, optim = space[field], space.get(OPTIM)
-    if optim is None or optim.choices is None or (dimension.when and OPTIM not in dimension.when):
-        return None
-    name = field.removeprefix("training.")
-    unread = [choice for choice in optim.choices if name in unread_settings(choice)]
-    met = [item for item in unread if not dimension.when or dimension.allows(OPTIM, item)]
-    return (met, [item for item in optim.choices if item not in unread]) if met else None
+
+    FORMAT = "how the file is read", Use.RUN
+    NAMES = "names of runs and models", Use.RUN
+    PLACE = "where files are written", _NOTHING, "A run continues only in its own folder"
+    SOURCE = "prepared data", _DATA, "The content counts", _INCOMPARABLE
+    DATA = "prepared data", _DATA | Use.DATA, _KEPT, _INCOMPARABLE
+    ROWS = "prepared data, what is learned", _DATA | Use.DATA, _KEPT, ""
+    ENCODING = "prepared data, what is learned", _LEARNED | Use.DATA, _KEPT, ""
+    LEARNED = "what is learned", _LEARNED, _KEPT, ""
+    OBJECTIVE = "what is learned, scores", _LEARNED | Use.SCORES, _KEPT, ""
+    SEED = "what is learned, scores", _LEARNED | Use.SCORES | Use.GATE, _KEPT, _LUCK
+    TOKENS = "what is learned, unit of the loss", _LEARNED, _KEPT, _INCOMPARABLE
+    STEPS = "how long it learns", _LEARNED, _KEPT, _SAME_STEPS
+    EXPORTED = "exported model", _LEARNED, _KEPT
+    VALIDATION = (
+        "when it is validated",
+        _TRAINING,
+        _FREE,
+        _SAME_STEPS,
+        "it is validated at other steps, so it may select other weights, stop at another step and "
+        "lower the learning rate at another step",
+    )
+    DIVERGENCE = (
+        "which steps diverge",
+        _TRAINING,
+        _FREE,
+        _UNCHANGED,
+        "other steps may count as diverged, and their batches are skipped",
+    )
+    ROUNDING = (
+        "rounding",
+        _TRAINING,
+        _FREE,
+        _UNCHANGED,
+        "sums are computed in another order, so the weights agree, but not bit for bit",
+    )
+    HANDLING = "how training is done", _TRAINING, _FREE
+    WATCHED = "how a run is watched", _NOTHING, _FREE
+    COST = "cost shown", _NOTHING, _FREE
+    PODS = "pods that train", _NOTHING, _FREE
+    RECOVERY = "response to failures", Use.RUN, _FREE
+    WAITING = "waits for servers", _NOTHING, _FREE
+    SCORES = (
+        "scores",
+        Use.RUN | Use.SCORES | Use.GATE,
+        "They are computed again; training is reused",
+    )
+    GATE = "verdict on the model", Use.RUN | Use.GATE, _REDECIDED
+    SEARCHED = "confidence of the verdict", Use.GATE, _REDECIDED
+    TRACKING = "where the run is recorded", Use.RUN
+    PIPELINE = "shape of the pipeline", _NOTHING
+    RETRAINING = "when retrain trains", _NOTHING
+    FOLD = "what is held out", Use.RUN, _KEPT, _INCOMPARABLE
+    FOLDS = "what is held out", Use.RUN | Use.DATA | Use.STUDY, _KEPT, _INCOMPARABLE
+    STUDY = "studies", Use.STUDY, "A study cannot continue with another value"
+    STUDY_LIMIT = "studies", _NOTHING, "A study may continue with another value"
+
+    def __init__(
+        self, label: str, uses: Use, change: str = "", fixed: str = _UNCHANGED, note: str = ""
+    ) -> None:
+        self.label = label
+        self.uses = uses
+        self.change = change
+        self.fixed = fixed
+        self.note = note
+
+    def __str__(self) -> str:
+        parts = (self.label, self.change, self.note[:1].upper() + self.note[1:])
+        return ". ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
+class IfSet:
+    """Marks a field that counts only if it differs from its default, as runs are older than it.
+
+    but: uses whose digests have always contained it.
+    """
+
+    but: Use = _NOTHING
+
+
+def effect_stated(field: FieldInfo, section: Effect | None) -> Effect:
+    """Return the effect of a field.
+
+    Args:
+        section: that of the section that the field is in; None for a section of RunConfig.
+    """
+    found = next((item for item in field.metadata if isinstance(item, Effect)), section)
+    if found is None:
+        raise TypeError(f"a section states no effect: {field.description or field.annotation}")
+    return found
+
+
+def counted(config: BaseModel, use: Use) -> dict[str, Any]:
+    """Return the fields that count for a use, as plain data. What is turned off does not count."""
+    return dict(_fields(config, config.model_dump(mode="json"), use, None, unset=False))
+
+
+def _fields(
+    section: BaseModel, plain: dict[str, Any], use: Use, default: Effect | None, *, unset: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a section that count for a use.
+
+    Args:
+        plain: the section as plain data.
+        default: the effect of fields that state none.
+        unset: whether fields that are not set always count, as in the parts of the data.
+    """
+    for name, field in type(section).model_fields.items():
+        value, effect = getattr(section, name), effect_stated(field, default)
+        mark = next((item for item in field.metadata if isinstance(item, IfSet)), None)
+        if mark and not unset and use not in mark.but and value == field.get_default():
+            continue
+        if isinstance(value, BaseModel):
+            inner = dict(_fields(value, plain[name], use, effect, unset=unset))
+            if inner and getattr(value, "on", True):
+                yield name, inner
+        elif use in effect.uses:
+            found = plain[name]
+            for key, part in value.items() if isinstance(value, dict) else ():
+                if isinstance(part, BaseModel):
+                    found[key] = dict(_fields(part, found[key], use, effect, unset=True))
+            yield name, found

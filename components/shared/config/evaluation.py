@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.adversarial import AttackConfig
 from steadytrain.components.shared.config.base import Section, at_odds, check_plugins
+from steadytrain.components.shared.config.effects import Effect, IfSet
 from steadytrain.components.shared.config.landscape import LandscapeConfig
-
-_MEASURED_IF_ON: Final = ("attack", "character_noise", "landscape")
 
 
 class EvaluationConfig(Section):
@@ -33,7 +32,7 @@ class EvaluationConfig(Section):
     )
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Level of the confidence intervals.")
     attack: AttackConfig = AttackConfig()
-    character_noise: float = Field(
+    character_noise: Annotated[float, IfSet()] = Field(
         0.0,
         ge=0,
         lt=1,
@@ -60,17 +59,6 @@ class EvaluationConfig(Section):
         """The fields that ask for a measurement of robustness."""
         asked = {"attack": self.attack.on, "character_noise": self.character_noise > 0}
         return [name for name, on in asked.items() if on]
-
-
-def identifying_evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies an evaluation of a dumped EvaluationConfig.
-
-    Measurements of robustness, and the loss landscape, count only if they are on.
-    """
-    known = {name: evaluation[name] for name in _MEASURED_IF_ON if name in evaluation}
-    found = EvaluationConfig.model_validate(known)
-    off = set(_MEASURED_IF_ON) - {*found.robustness, *(["landscape"] if found.landscape.on else [])}
-    return {name: value for name, value in evaluation.items() if name not in off}
 
 
 class GateConfig(Section):
@@ -117,7 +105,7 @@ class GateConfig(Section):
     min_slice_examples: int = Field(
         20, ge=1, description="Examples that a slice needs to affect the decision."
     )
-    compared: int = Field(
+    compared: Annotated[int, Effect.SEARCHED] = Field(
         1,
         ge=1,
         description="Number of configurations that a search compared to choose this one. The "
@@ -237,7 +225,7 @@ class RegistryConfig(Section):
 class TrackingConfig(Section):
     """Where metrics and artifacts go."""
 
-    uri: str | None = Field(
+    uri: Annotated[str | None, Effect.GATE] = Field(
         None,
         description="Address of the MLflow tracking store. None means MLFLOW_TRACKING_URI, or "
         "SQLite in the output folder if that is not set.",

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from steadytrain.components.shared.config.effects import Effect, effect_stated
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.errors import BadInput
@@ -127,19 +128,48 @@ def describe(name: str) -> Field:
     Raises:
         BadInput: there is no such field. The message names the closest one.
     """
-    section: type[BaseModel] | None = RunConfig
-    found: FieldInfo | None = None
-    for part in name.split("."):
-        if section is None or part not in section.model_fields:
-            raise _unknown(name)
-        found = section.model_fields[part]
-        section = section_of(found.annotation)
-    if found is None:
+    path = list(_path(name))
+    if len(path) < len(name.split(".")):
         raise _unknown(name)
+    found = path[-1]
+    section = section_of(found.annotation)
     if section is None:
         return _leaf(name, found)
     summary, inner = summary_of(section), tuple(section.model_fields)
     return Field(name, "", found.get_default(), "", "", summary, inner)
+
+
+def effect_of(name: str) -> Effect:
+    """Return what a field or section affects, by its full name.
+
+    A part of a value, such as an entry of model.config, has the effect of the value.
+
+    Raises:
+        BadInput: there is no such field.
+    """
+    effect = None
+    for found in _path(name):
+        effect = effect_stated(found, effect)
+    if effect is None:
+        raise _unknown(name)
+    return effect
+
+
+def is_section(name: str) -> bool:
+    """Return whether a full name is that of a section."""
+    path = list(_path(name))
+    return len(path) == name.count(".") + 1 and section_of(path[-1].annotation) is not None
+
+
+def _path(name: str) -> Iterator[FieldInfo]:
+    """Yield the sections that lead to a field, and the field, as far as they exist."""
+    section: type[BaseModel] | None = RunConfig
+    for part in name.split("."):
+        if section is None or part not in section.model_fields:
+            return
+        found = section.model_fields[part]
+        yield found
+        section = section_of(found.annotation)
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:

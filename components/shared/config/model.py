@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +21,9 @@ from steadytrain.components.shared.config.dropout import (
     dropout_fields,
     dropout_problem,
 )
+from steadytrain.components.shared.config.effects import Effect, IfSet
+
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class AdapterConfig(Section):
@@ -46,7 +48,7 @@ class AdapterConfig(Section):
         min_length=1,
         description="Names of the linear layers that get adapters. None means all except the head.",
     )
-    frozen_embeddings: Literal["device", "host"] = Field(
+    frozen_embeddings: Annotated[Literal["device", "host"], Effect.HANDLING] = Field(
         "device",
         description="Where to keep the model's frozen embeddings. host: look up rows in host "
         "memory, with the same values.",
@@ -56,7 +58,7 @@ class AdapterConfig(Section):
         description="Precision of a language model's frozen head, which is unpacked one block at "
         "a time. During training its weights are off by 0.6 % (8bit) or 9 % (4bit, NF4).",
     )
-    merge: bool = Field(
+    merge: Annotated[bool, Effect.EXPORTED] = Field(
         False,
         description="Add the adapters to the exported model's weights. Otherwise only the "
         "adapters are exported, and using them requires the base model.",
@@ -96,7 +98,7 @@ class AdapterConfig(Section):
 class ModelConfig(Section):
     """The model to start from: a trained model, or an architecture to train from scratch."""
 
-    framework: str = Field(
+    framework: Annotated[str, Effect.TOKENS] = Field(
         "pytorch", description="Trainer to use: pytorch, or a name that an installed package adds."
     )
     base: str | None = Field(
@@ -112,7 +114,7 @@ class ModelConfig(Section):
         "code: the commit of a hub model, or the sha256:... of the code that the error shows. "
         "None means the default branch of a hub model.",
     )
-    trust_remote_code: bool = Field(
+    trust_remote_code: Annotated[bool, Effect.EXPORTED] = Field(
         False,
         description="Allow Python code that comes with the base model to run. Only code pinned by "
         "`revision` runs.",
@@ -123,27 +125,27 @@ class ModelConfig(Section):
         "A mixture of experts adds its router loss with output_router_logits: true, times its "
         "router_aux_loss_coef.",
     )
-    tokenizer: str | None = Field(
+    tokenizer: Annotated[str | None, Effect.TOKENS] = Field(
         None,
         min_length=1,
         description="Tokenizer to use: an address as for `base`. None means the base model's "
         "tokenizer, or a newly trained one.",
     )
-    vocab_size: int = Field(
+    vocab_size: Annotated[int, Effect.TOKENS] = Field(
         8192, ge=300, description="Vocabulary size, in tokens, of a tokenizer trained from scratch."
     )
-    added_tokens: Annotated[list[str], Field(max_length=1000)] = Field(
+    added_tokens: Annotated[list[str], Field(max_length=1000), Effect.ENCODING, IfSet()] = Field(
         [],
         description="Tokens to add to the tokenizer, such as the marks of a chat template, for "
         "which they are special tokens. Each begins as the mean of the base model's tokens, and "
         "is learned.",
     )
-    export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+    export_dtype: Annotated[Precision | None, Effect.EXPORTED] = Field(
         None,
         description="Precision of the exported weights. None means that of the base model's files, "
         "or float32 for a model from scratch. Adapters alone are float32.",
     )
-    dropout: DropoutConfig = DropoutConfig()
+    dropout: Annotated[DropoutConfig, IfSet()] = DropoutConfig()
     adapter: AdapterConfig = AdapterConfig()
 
     @field_validator("base", "tokenizer")
@@ -223,15 +225,3 @@ class ModelConfig(Section):
                 "give the commit (40 hexadecimal digits) whose code you have read",
             )
         return self
-
-
-def identifying_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a run of a dumped ModelConfig.
-
-    Dropout and added tokens count only if they are set, so that other runs keep their identity.
-    """
-    set_ = {
-        "dropout": DropoutConfig.model_validate(model.get("dropout", {})).places,
-        "added_tokens": model.get("added_tokens"),
-    }
-    return {name: value for name, value in model.items() if set_.get(name, True)}

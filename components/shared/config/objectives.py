@@ -5,14 +5,15 @@ An objective that is off is not part of a run's identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
 from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.config.base import Section, at_odds, complete_address
+from steadytrain.components.shared.config.effects import IfSet
 from steadytrain.components.shared.config.mixup import MixupConfig
 from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objective import ObjectiveConfig
@@ -93,7 +94,7 @@ class DistillationConfig(ObjectiveConfig):
         description="forward: the student covers all that the teacher finds likely; reverse: it "
         "prefers what the teacher finds most likely.",
     )
-    top_k: int | None = Field(
+    top_k: Annotated[int | None, IfSet()] = Field(
         None,
         ge=1,
         description="Learn from stored answers: before the first step, the teacher answers each "
@@ -308,17 +309,3 @@ OBJECTIVES: Final[Mapping[str, type[ObjectiveConfig]]] = {
     "denoising": DenoisingConfig,
 }
 """By field of `training`."""
-
-
-def identifying_distillation(distillation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a run of a dumped DistillationConfig: nothing that is off."""
-    config = DistillationConfig.model_validate(distillation)
-    on = {"hidden": config.hidden.on, "top_k": config.stored}
-    return {name: value for name, value in distillation.items() if on.get(name, True)}
-
-
-def objectives_off(training: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the objectives of a dumped TrainingConfig that are not used."""
-    for name, kind in OBJECTIVES.items():
-        if name in training and not kind.model_validate(training[name]).on:
-            yield name

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from steadytrain.components.shared.config.base import Seconds, Section
+from steadytrain.components.shared.config.effects import Effect
 
 
 class RecoveryConfig(Section):
@@ -68,7 +71,7 @@ class RecoveryConfig(Section):
         "the pipeline again after a step was lost with its pod. It never does so after a "
         "termination. 0 means never.",
     )
-    server_wait_seconds: Seconds = Field(
+    server_wait_seconds: Annotated[Seconds, Effect.WAITING] = Field(
         300,
         ge=0,
         description="How long a step waits for a tracking server that is down, such as one that "
@@ -104,14 +107,14 @@ class RecoveryConfig(Section):
         description="Seconds without a sign of life after which a supervisor or an agent counts "
         "as dead and may be replaced.",
     )
-    spike_threshold: float = Field(
+    spike_threshold: Annotated[float, Effect.DIVERGENCE] = Field(
         6.0,
         ge=0,
         description="Deviations above the median loss at which a step counts as diverged, if its "
         "loss also gives back half of the improvement so far. 0 means only non-finite losses "
         "count.",
     )
-    spike_window: int = Field(
+    spike_window: Annotated[int, Effect.DIVERGENCE] = Field(
         128,
         ge=4,
         description="Number of most recent steps used for that median. Detection starts once "

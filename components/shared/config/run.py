@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
-from typing import Final, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,17 +14,17 @@ from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
-from steadytrain.components.shared.config.data import MULTI_LABEL, DataConfig, identifying_data
+from steadytrain.components.shared.config.data import MULTI_LABEL, DataConfig
 from steadytrain.components.shared.config.document import dump
+from steadytrain.components.shared.config.effects import Effect, Use, counted
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
     GateConfig,
     RegistryConfig,
     RetrainConfig,
     TrackingConfig,
-    identifying_evaluation,
 )
-from steadytrain.components.shared.config.model import ModelConfig, identifying_model
+from steadytrain.components.shared.config.model import ModelConfig
 from steadytrain.components.shared.config.observability import ObservabilityConfig
 from steadytrain.components.shared.config.optimizers import (
     DEFAULT,
@@ -37,11 +35,9 @@ from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.saved import saved_text
 from steadytrain.components.shared.config.schedules import schedule_spec
-from steadytrain.components.shared.config.training import (
-    TrainingConfig,
-    identifying,
-)
+from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import TuneConfig
+from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 
 SCHEMA_VERSION: Final = 1
@@ -65,58 +61,45 @@ _INSTEAD: Final = {
     "model.adapter.kind": "lora",
 }
 """By field, the value that supports the most."""
-_NOT_WHAT_IT_DOES: Final[Mapping[str, bool | set[str]]] = {
-    "retrain": True,
-    "tune": True,
-    "ablation": True,
-    "cross_validation": True,
-    "run": True,
-    "output": True,
-    "pipeline": True,
-    "observability": True,
-    "compute": {"price_per_hour", "pods"},
-    "gate": {"compared"},
-    "recovery": {"server_wait_seconds"},
-}
 
 
 class RunConfig(Section):
     """All settings of one run. Immutable; two equal configurations are the same run."""
 
-    schema_version: Literal[1] = Field(
+    schema_version: Annotated[Literal[1], Effect.FORMAT] = Field(
         SCHEMA_VERSION, description="Version of the configuration format."
     )
-    name: str = Field(
+    name: Annotated[str, Effect.NAMES] = Field(
         ...,
         pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
         description="Name of the model and its runs.",
     )
-    run: str | None = Field(
+    run: Annotated[str | None, Effect.PLACE] = Field(
         None,
         pattern=RUN_NAME,
         description="Name of this run. None means `name` plus a digest of the configuration, so "
         "the same configuration continues the same run.",
     )
-    output: Folder = Field(
+    output: Annotated[Folder, Effect.PLACE] = Field(
         "steadytrain-output",
         description="Folder for data, checkpoints, the ledger and reports. On a cluster, it must "
         "be on the shared volume.",
     )
-    data: DataConfig
-    model: ModelConfig
-    training: TrainingConfig = TrainingConfig()
-    compute: ComputeConfig = ComputeConfig()
-    pipeline: PipelineConfig = PipelineConfig()
-    recovery: RecoveryConfig = RecoveryConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    gate: GateConfig = GateConfig()
-    registry: RegistryConfig = RegistryConfig()
-    tracking: TrackingConfig = TrackingConfig()
-    observability: ObservabilityConfig = ObservabilityConfig()
-    retrain: RetrainConfig = RetrainConfig()
-    tune: TuneConfig = TuneConfig()
-    ablation: AblationConfig = AblationConfig()
-    cross_validation: CrossValidationConfig = CrossValidationConfig()
+    data: Annotated[DataConfig, Effect.DATA]
+    model: Annotated[ModelConfig, Effect.LEARNED]
+    training: Annotated[TrainingConfig, Effect.LEARNED] = TrainingConfig()
+    compute: Annotated[ComputeConfig, Effect.ROUNDING] = ComputeConfig()
+    pipeline: Annotated[PipelineConfig, Effect.PIPELINE] = PipelineConfig()
+    recovery: Annotated[RecoveryConfig, Effect.RECOVERY] = RecoveryConfig()
+    evaluation: Annotated[EvaluationConfig, Effect.SCORES] = EvaluationConfig()
+    gate: Annotated[GateConfig, Effect.GATE] = GateConfig()
+    registry: Annotated[RegistryConfig, Effect.NAMES] = RegistryConfig()
+    tracking: Annotated[TrackingConfig, Effect.TRACKING] = TrackingConfig()
+    observability: Annotated[ObservabilityConfig, Effect.WATCHED] = ObservabilityConfig()
+    retrain: Annotated[RetrainConfig, Effect.RETRAINING] = RetrainConfig()
+    tune: Annotated[TuneConfig, Effect.STUDY] = TuneConfig()
+    ablation: Annotated[AblationConfig, Effect.STUDY] = AblationConfig()
+    cross_validation: Annotated[CrossValidationConfig, Effect.STUDY] = CrossValidationConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
@@ -338,17 +321,21 @@ class RunConfig(Section):
         """Name of the registered model."""
         return self.registry.model_name or self.name
 
+    def counted(self, use: Use) -> dict[str, Any]:
+        """Return the fields that count for a use, as plain data."""
+        found = counted(self, use)
+        if self.cross_validation.fold is None and use is not Use.STUDY:
+            # Without a fold, no run reads the number of folds.
+            found.pop("cross_validation", None)
+        return found
+
+    @cached_property
+    def _digest(self) -> str:
+        return value_digest(self.counted(Use.RUN))
+
     def digest(self) -> str:
-        """Return the SHA-256 (hex) of the settings that affect the result, as canonical JSON."""
-        content = self.model_dump(mode="json", exclude=_NOT_WHAT_IT_DOES)
-        content["evaluation"] = identifying_evaluation(content["evaluation"])
-        content["data"] = identifying_data(content["data"])
-        content["model"] = identifying_model(content["model"])
-        content["training"] = identifying(content["training"])
-        if fold := self.cross_validation.identifying():
-            content["cross_validation"] = fold
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """Return the SHA-256 (hex) of the settings that make a run another one."""
+        return self._digest
 
     def to_yaml(self) -> str:
         """Return the full configuration, including defaults, as YAML that reads back equal."""

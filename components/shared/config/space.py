@@ -2,70 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from steadytrain.components.shared.config.asked import OPTIM
 from steadytrain.components.shared.config.assign import assign
-from steadytrain.components.shared.config.effects import Found, no_effect
 from steadytrain.components.shared.config.fidelity import fidelity_problems
-from steadytrain.components.shared.config.fields import Field, describe
+from steadytrain.components.shared.config.fields import Field, describe, effect_of
 from steadytrain.components.shared.config.optimizers import unread_settings
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.tune import Dimension
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
 Build = Callable[[Mapping[str, Any]], RunConfig]
 """Returns the configuration for plain data, or raises ConfigError."""
 
-_UNCHANGED: Final = "it does not change what a trial learns"
-_INCOMPARABLE: Final = "the scores of the trials could not be compared"
-_SAME_STEPS: Final = "every trial has the same steps, so that they can be compared at each rung"
-_FIXED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("schema_version", "name", "run", "output", "pipeline", "recovery", "evaluation", "gate"),
-        _UNCHANGED,
-    ),
-    **dict.fromkeys(("registry", "tracking", "retrain", "compute", "tune", "ablation"), _UNCHANGED),
-    "cross_validation": _INCOMPARABLE,
-    "model.framework": _INCOMPARABLE,
-    "model.revision": _UNCHANGED,
-    "model.trust_remote_code": _UNCHANGED,
-    "model.tokenizer": _INCOMPARABLE,
-    "model.vocab_size": _INCOMPARABLE,
-    "model.adapter.merge": _UNCHANGED,
-    "training.max_steps": _SAME_STEPS,
-    "training.num_train_epochs": _SAME_STEPS,
-    "training.eval_steps": _SAME_STEPS,
-    "training.seed": "a lucky seed is not a better setting, and the winner is trained on "
-    "tune.seeds fresh seeds",
-    **dict.fromkeys(
-        (
-            "training.micro_batch_size",
-            "training.gradient_checkpointing",
-            "training.torch_compile",
-            "training.full_determinism",
-            "training.logging_steps",
-            "training.save_steps",
-            "training.save_total_limit",
-            "training.save_keep_every",
-            "training.metric_for_best_model",
-            "training.greater_is_better",
-            "training.load_best_model_at_end",
-            "training.early_stopping_patience",
-            "training.early_stopping_threshold",
-        ),
-        _UNCHANGED,
-    ),
-}
-"""Fields and sections that a space must not contain, with the reason."""
+Found = tuple[str, str, str]
+"""The part of the dimension, what is wrong, and the fix."""
+
 _SHOWN_VALUES: Final = 10
 """Rejected values of a field that are listed one by one."""
-_OF_ITS_STUDY: Final = {"compare", "confidence"}
-"""Settings of a cross-validation that its runs do not have."""
-_DATA: Final = ("data.sequence_length", "data.task_options")
-"""The only fields of `data` that leave the validation side as it is."""
 
 
 def space_problems(config: RunConfig, build: Build, *, doubtful: bool) -> Iterator[Problem]:
@@ -79,7 +37,7 @@ def space_problems(config: RunConfig, build: Build, *, doubtful: bool) -> Iterat
     yield from _settings(config) if not doubtful else ()
     for field, dimension in tune.space.items():
         found = list(_dimension_problems(config, field, dimension))
-        if not found and not doubtful and (problem := no_effect(config, field)):
+        if not found and not doubtful and (problem := _no_effect(config, field)):
             found = [problem]
         for where, message, remedy in found:
             yield Problem(_name(field, where), _shown(dimension), message, remedy)
@@ -109,7 +67,8 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
         BadInput: there is no such field.
     """
     content = config.model_dump(
-        mode="json", exclude={"tune": True, "ablation": True, "cross_validation": _OF_ITS_STUDY}
+        mode="json",
+        exclude={"tune": True, "ablation": True, "cross_validation": {"compare", "confidence"}},
     )
     for field, value in values.items():
         assign(content, field, value)
@@ -117,6 +76,52 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
         if f"training.{name}" not in values:
             del content["training"][name]
     return content
+
+
+def _no_effect(config: RunConfig, field: str) -> Found | None:
+    """Return why no trial, or not each one, reads a field that varies; None if nothing says so."""
+    space = config.tune.space
+    kind = "model.adapter.kind"
+    of_adapters = field.startswith("model.adapter.") and field != kind
+    if of_adapters and kind not in space and not config.model.adapter.freezes:
+        return (
+            "",
+            f"it has no effect: {kind} is none",
+            f"set {kind} to lora, or remove the field from the space",
+        )
+    if found := _unread_choices(space, field):
+        unread, read = found
+        return (
+            "",
+            f"{OPTIM} {unread[0]} does not read it",
+            f"add when: {{{OPTIM}: {shown(read)}}}" if read else "remove the field from the space",
+        )
+    shape = "training.lr_scheduler_type"
+    if field == "training.warmup_steps" and shape not in space:
+        kind = config.training.lr_scheduler_type
+        if not schedule_spec(kind).warms_up:
+            return (
+                "",
+                f"it has no effect: {shape} {kind} has no warm-up",
+                f"choose another {shape}, or remove the field from the space",
+            )
+    return None
+
+
+def _unread_choices(
+    space: Mapping[str, Dimension], field: str
+) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Return the optimizers of a space that do not read a field that it varies, and those that do.
+
+    None if each one reads it, or the field varies only under other conditions.
+    """
+    dimension, optim = space[field], space.get(OPTIM)
+    if optim is None or optim.choices is None or (dimension.when and OPTIM not in dimension.when):
+        return None
+    name = field.removeprefix("training.")
+    unread = [choice for choice in optim.choices if name in unread_settings(choice)]
+    met = [item for item in unread if not dimension.when or dimension.allows(OPTIM, item)]
+    return (met, [item for item in optim.choices if item not in unread]) if met else None
 
 
 def is_whole(field: str, dimension: Dimension) -> bool:
@@ -166,11 +171,8 @@ def field_problem(config: RunConfig, field: str) -> Found | None:
     """Return why a field cannot vary between trials; None if it can."""
     if "." not in field and field not in RunConfig.model_fields:
         return "", "no such field", "give its full name, such as training.learning_rate"
-    for fixed, reason in _FIXED.items():
-        if field == fixed or field.startswith(f"{fixed}."):
-            return "", f"it cannot be tuned: {reason}", "remove it from the space"
-    if field.startswith("data.") and not field.startswith(_DATA):
-        return "", f"it cannot be tuned: {_INCOMPARABLE}", "remove it from the space"
+    if reason := effect_of(field).fixed:
+        return "", f"it cannot be tuned: {reason}", "remove it from the space"
     try:
         found = _typed(field)
         changed(config, {field: None})

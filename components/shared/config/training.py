@@ -8,7 +8,6 @@ accumulation, which only affect what fits in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
@@ -25,10 +24,8 @@ from steadytrain.components.shared.config.base import (
     check_plugins,
 )
 from steadytrain.components.shared.config.compression import CompressionConfig
-from steadytrain.components.shared.config.curriculum import (
-    CurriculumConfig,
-    identifying_curriculum,
-)
+from steadytrain.components.shared.config.curriculum import CurriculumConfig
+from steadytrain.components.shared.config.effects import Effect, IfSet
 from steadytrain.components.shared.config.mixup import MixupConfig
 from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objectives import (
@@ -40,8 +37,6 @@ from steadytrain.components.shared.config.objectives import (
     DpoConfig,
     KtoConfig,
     MaskingConfig,
-    identifying_distillation,
-    objectives_off,
 )
 from steadytrain.components.shared.config.param_groups import ParamGroupConfig
 from steadytrain.components.shared.config.regularization import (
@@ -57,20 +52,11 @@ _GROUPS: Final = {
     "order": plugins.ORDERS,
 }
 """Fields whose values are names that packages register."""
-_OPTIONS: Final = (
-    "optim_args",
-    "lr_scheduler_kwargs",
-    "order_options",
-    "param_groups",
-    "layer_decay",
-)
-"""Fields that change nothing if they are empty."""
-WATCHING: Final = ("monitor", "profile")
-"""Fields that only say what is measured."""
 _PROFILED: Final = 100
 """Most steps of a profile: a trace of many more cannot be opened."""
 
 
+LabelThresholds = Literal["shared", "per_label", "half"]
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
@@ -119,16 +105,16 @@ class TrainingConfig(Section):
     global_batch_size: int = Field(
         32, ge=1, description="Sequences per optimizer step, over all ranks."
     )
-    micro_batch_size: int | None = Field(
+    micro_batch_size: Annotated[int | None, Effect.ROUNDING] = Field(
         None,
         ge=1,
         description="Sequences per forward pass on one rank. None means steadytrain chooses "
         "it to fit in memory.",
     )
-    num_train_epochs: float = Field(
+    num_train_epochs: Annotated[float, Effect.STEPS] = Field(
         1.0, gt=0, description="Passes over the training data. A positive max_steps overrides it."
     )
-    max_steps: int = Field(
+    max_steps: Annotated[int, Effect.STEPS] = Field(
         -1,
         ge=-1,
         description="Optimizer steps to train, instead of num_train_epochs. -1 means "
@@ -148,7 +134,7 @@ class TrainingConfig(Section):
         "stops improving), range_test (grows exponentially from the option lowest), or a name that "
         "an installed package adds. `steadytrain plan` draws it.",
     )
-    lr_scheduler_kwargs: PlainJson = Field(
+    lr_scheduler_kwargs: Annotated[PlainJson, IfSet()] = Field(
         {},
         description="Options of the schedule, by name: num_cycles of cosine_with_restarts; "
         "timescale of inverse_sqrt; step_size and gamma of step_decay; num_decay_steps, decay_type "
@@ -163,14 +149,14 @@ class TrainingConfig(Section):
         ge=0,
         description="The optimizer's weight decay. It does not apply to biases and norms.",
     )
-    param_groups: list[ParamGroupConfig] = Field(
+    param_groups: Annotated[list[ParamGroupConfig], IfSet()] = Field(
         default=[],
         description="Parameters that are trained in another way: for each entry a pattern `match` "
         "for their names, and `lr_scale` (a factor on the learning rate), `weight_decay`, `frozen` "
         "or `unfreeze_at` (steps, or a share of them, before they are trained). The first entry "
         "that matches a parameter counts, and an entry that matches none is an error.",
     )
-    layer_decay: float | None = Field(
+    layer_decay: Annotated[float | None, IfSet()] = Field(
         None,
         gt=0,
         lt=1,
@@ -184,7 +170,7 @@ class TrainingConfig(Section):
         description="Share of each training target that is spread over all classes or tokens. "
         "Validation and evaluation use plain targets.",
     )
-    label_thresholds: Literal["shared", "per_label", "half"] = Field(
+    label_thresholds: Annotated[LabelThresholds, Effect.EXPORTED, IfSet()] = Field(
         "shared",
         description="Only for multi_label_classification: the probability from which on the "
         "exported model predicts a label. shared: one for all labels, the one with the best "
@@ -201,11 +187,11 @@ class TrainingConfig(Section):
     adversarial: AdversarialConfig = AdversarialConfig()
     mixup: MixupConfig = MixupConfig()
     augmentation: AugmentationConfig = AugmentationConfig()
-    dpo: DpoConfig = DpoConfig()
-    kto: KtoConfig = KtoConfig()
-    masking: MaskingConfig = MaskingConfig()
+    dpo: Annotated[DpoConfig, Effect.OBJECTIVE] = DpoConfig()
+    kto: Annotated[KtoConfig, Effect.OBJECTIVE] = KtoConfig()
+    masking: Annotated[MaskingConfig, Effect.OBJECTIVE] = MaskingConfig()
     multi_task: MultiTaskConfig = MultiTaskConfig()
-    denoising: DenoisingConfig = DenoisingConfig()
+    denoising: Annotated[DenoisingConfig, Effect.OBJECTIVE] = DenoisingConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
@@ -217,7 +203,7 @@ class TrainingConfig(Section):
         "ones keep AdamW's moments in a quarter of the memory, and the paged one moves them to "
         "host memory when the GPU runs short. Both need CUDA.",
     )
-    optim_args: PlainJson = Field(
+    optim_args: Annotated[PlainJson, IfSet()] = Field(
         {},
         description="Options of the optimizer, by name: momentum and nesterov of sgd; beta2_decay "
         "and d of adafactor; momentum and trust_coefficient of lars; beta1 and beta2 of lion; "
@@ -241,11 +227,13 @@ class TrainingConfig(Section):
     )
     bf16: bool = Field(False, description="Use bfloat16 autocast. Weights stay in float32.")
     fp16: bool = Field(False, description="Use float16 autocast with a loss scaler. Needs CUDA.")
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Annotated[bool, Effect.ROUNDING] = Field(
         False, description="Recompute activations in the backward pass to save memory."
     )
-    torch_compile: bool = Field(False, description="Fuse the model's kernels with torch.compile.")
-    seed: int = Field(
+    torch_compile: Annotated[bool, Effect.ROUNDING] = Field(
+        False, description="Fuse the model's kernels with torch.compile."
+    )
+    seed: Annotated[int, Effect.SEED] = Field(
         42, ge=0, description="Seed for new weights, dropout and the order of samples."
     )
     order: str = Field(
@@ -254,7 +242,7 @@ class TrainingConfig(Section):
         "epoch; balanced: the same with equal shares of every class; or a name that an installed "
         "package adds.",
     )
-    order_options: PlainJson = Field(
+    order_options: Annotated[PlainJson, IfSet()] = Field(
         {},
         description="Options of an order that an installed package adds, by name. seeded and "
         "balanced have none.",
@@ -268,48 +256,52 @@ class TrainingConfig(Section):
     )
     averaging: AveragingConfig = AveragingConfig()
     gradient_compression: CompressionConfig = CompressionConfig()
-    monitor: MonitorConfig = MonitorConfig()
-    profile: ProfileConfig = ProfileConfig()
-    full_determinism: bool = Field(
+    monitor: Annotated[MonitorConfig, Effect.WATCHED] = MonitorConfig()
+    profile: Annotated[ProfileConfig, Effect.WATCHED] = ProfileConfig()
+    full_determinism: Annotated[bool, Effect.EXPORTED] = Field(
         False, description="Use deterministic kernels only, which is slower."
     )
-    logging_steps: int = Field(10, ge=1, description="Optimizer steps between reports of the loss.")
-    eval_steps: int = Field(100, ge=1, description="Optimizer steps between validations.")
-    save_steps: int | None = Field(
+    logging_steps: Annotated[int, Effect.HANDLING] = Field(
+        10, ge=1, description="Optimizer steps between reports of the loss."
+    )
+    eval_steps: Annotated[int, Effect.VALIDATION] = Field(
+        100, ge=1, description="Optimizer steps between validations."
+    )
+    save_steps: Annotated[int | None, Effect.HANDLING] = Field(
         None,
         ge=1,
         description="Optimizer steps between checkpoints. None means the interval follows from "
         "what a checkpoint costs and the time between failures.",
     )
-    save_total_limit: int = Field(
+    save_total_limit: Annotated[int, Effect.HANDLING] = Field(
         2, ge=1, description="Number of newest checkpoints to keep. The best one is kept as well."
     )
-    save_keep_every: int | None = Field(
+    save_keep_every: Annotated[int | None, Effect.HANDLING] = Field(
         None,
         ge=1,
         description="Keep every checkpoint whose step is a multiple of this number. None "
         "means only save_total_limit decides.",
     )
-    metric_for_best_model: str | None = Field(
+    metric_for_best_model: Annotated[str | None, Effect.EXPORTED] = Field(
         None,
         description="Validation metric that picks the best model. None means the task's own "
         "validation score.",
     )
-    greater_is_better: bool | None = Field(
+    greater_is_better: Annotated[bool | None, Effect.EXPORTED] = Field(
         None,
         description="Whether a higher value of that metric is better. None means that the metric "
         "decides. Needed only for a metric that another package adds.",
     )
-    load_best_model_at_end: bool = Field(
+    load_best_model_at_end: Annotated[bool, Effect.EXPORTED] = Field(
         True, description="Export the best validated model instead of the last one."
     )
-    early_stopping_patience: int | None = Field(
+    early_stopping_patience: Annotated[int | None, Effect.EXPORTED] = Field(
         None,
         ge=1,
         description="Validations without a better score before training stops early. None "
         "means it never does.",
     )
-    early_stopping_threshold: float = Field(
+    early_stopping_threshold: Annotated[float, Effect.EXPORTED] = Field(
         0.0,
         ge=0,
         description="Only an improvement of the score by more than this resets early "
@@ -480,31 +472,3 @@ class TrainingConfig(Section):
                 "raise training.global_batch_size to at least 2, or set it to false",
             )
         return self
-
-
-def identifying(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what identifies a run of a dumped TrainingConfig.
-
-    Options of plugins, parameter groups, averaging, compression, a curriculum, thresholds and
-    objectives count only if they are set, so that a run without them keeps the identity that it had
-    before these fields existed. What is measured does not count.
-    """
-    ignored = {*WATCHING, *objectives_off(training)}
-    if not AveragingConfig.model_validate(training.get("averaging", {})).on:
-        ignored.add("averaging")
-    if not CompressionConfig.model_validate(training.get("gradient_compression", {})).on:
-        ignored.add("gradient_compression")
-    if not CurriculumConfig.model_validate(training.get("curriculum", {})).on:
-        ignored.add("curriculum")
-    if training.get("label_thresholds") == "shared":
-        ignored.add("label_thresholds")
-    found = {
-        name: value
-        for name, value in training.items()
-        if name not in ignored and (value or name not in _OPTIONS)
-    }
-    if "distillation" in found:
-        found["distillation"] = identifying_distillation(found["distillation"])
-    if "curriculum" in found:
-        found["curriculum"] = identifying_curriculum(found["curriculum"])
-    return found

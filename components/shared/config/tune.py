@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.config.effects import Effect
 
 _LARGEST: Final = 1e15
 _MOST_CHOICES: Final = 1_000
@@ -198,23 +199,23 @@ class TuneConfig(Section):
         "gets more or fewer training.max_steps and training.eval_steps. Settings of tune in "
         "optimizer steps are then steps of the configuration's own batch size and length.",
     )
-    budget: TuneBudget = TuneBudget()
+    budget: Annotated[TuneBudget, Effect.STUDY_LIMIT] = TuneBudget()
     constraints: TuneConstraints = TuneConstraints()
-    max_failed_share: float = Field(
+    max_failed_share: Annotated[float, Effect.STUDY_LIMIT] = Field(
         0.2,
         ge=0,
         le=1,
         description="Share of budget.trials that may fail before the study stops.",
     )
     seed: int = Field(42, ge=0, description="Seed of the study's suggestions.")
-    seeds: int = Field(
+    seeds: Annotated[int, Effect.STUDY_LIMIT] = Field(
         3,
         ge=0,
         le=100,
         description="Seeds on which the winner is trained again in the end. The best of these "
         "models is evaluated, compared with the champion and registered. 0 leaves this out.",
     )
-    log: str | None = Field(
+    log: Annotated[str | None, Effect.STUDY_LIMIT] = Field(
         None,
         min_length=1,
         description="Folder or s3:// address of the logs of studies. None means the folders of "

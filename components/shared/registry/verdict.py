@@ -6,7 +6,7 @@ A record of an earlier model, another configuration or another run must not deci
 from __future__ import annotations
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.evaluation import identifying_evaluation
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import GateRecord, Subject
@@ -24,23 +24,12 @@ _NAMES = {
 
 def decided_about(config: RunConfig, weights_digest: str) -> Subject:
     """Return the subject of a gate decision, for the digest of the candidate's weights."""
-    rules = config.model_dump(
-        mode="json",
-        include={
-            "data": True,
-            "evaluation": True,
-            "gate": True,
-            "tracking": {"uri"},
-            "training": {"seed"},
-        },
-    )
-    rules["evaluation"] = identifying_evaluation(rules["evaluation"])
     return Subject(
         run_id=config.run_id,
         model_name=config.model_name,
         champion_alias=config.registry.champion_alias,
         weights_digest=weights_digest,
-        rules=value_digest(rules),
+        rules=value_digest(config.counted(Use.GATE)),
     )
 
 

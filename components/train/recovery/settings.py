@@ -12,54 +12,32 @@ from steadytrain.components.shared.base_model import (
     teacher_content,
 )
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.model import identifying_model
+from steadytrain.components.shared.config.effects import Use
+from steadytrain.components.shared.config.fields import effect_of, is_section, leaves
 from steadytrain.components.shared.config.strategies import AUTO
-from steadytrain.components.shared.config.training import WATCHING, identifying
 from steadytrain.components.shared.digest import users_code_digest, value_digest
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.registry import task_code
 
-NEUTRAL = (
-    "micro_batch_size",
-    "gradient_checkpointing",
-    "torch_compile",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
-    "save_total_limit",
-    "save_keep_every",
-    *WATCHING,
-)
-"""Fields of `training` that control how the work is split and what is reported. They don't affect
-what the model learns."""
-
-FREE_FIELDS = ("model.adapter.frozen_embeddings",)
-"""Exceptions in sections that otherwise must not change: where frozen weights are kept."""
-
-FREE_SECTIONS = ("compute", "recovery")
-"""Every field of these may change: where to train, and what to do about failures."""
-
-_REORDERING = {
-    "training.micro_batch_size",
-    "training.gradient_checkpointing",
-    "training.torch_compile",
-    "compute.strategy",
-    "compute.offload",
-    "compute.device",
-    "compute.nodes",
-    "compute.nproc_per_node",
-    "compute.threads_per_rank",
-}
+_SECTIONS = ("model", "training", "compute", "recovery")
+"""The sections of the configuration that a supervisor uses."""
 _MEANING = {
     "data.fingerprint": " (the data differ, or another version of steadytrain prepared them)",
     "base.content": " (the files of model.base have changed)",
     "teacher.content": " (the files of training.distillation.teacher have changed)",
     "grader.content": " (the files of training.curriculum.model have changed)",
 }
-MAY_DIFFER = (
-    f"{', '.join([*(f'training.{name}' for name in NEUTRAL), *FREE_FIELDS])}, and all of "
-    f"{' and '.join(FREE_SECTIONS)}"
-)
+
+
+def may_differ() -> str:
+    """Return the fields that a run may continue with another value of."""
+    free, sections = [], []
+    for name in _SECTIONS:
+        fields = [field.name for field in leaves(RunConfig) if field.name.startswith(f"{name}.")]
+        found = [field for field in fields if _may_differ(field)]
+        sections += [name] if found == fields else []
+        free += [] if found == fields else found
+    return f"{', '.join(free)}, and all of {' and '.join(sections)}"
 
 
 def inputs_digest(config: RunConfig, data: DataRecord) -> str:
@@ -70,10 +48,8 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     Raises:
         BadInput, StorageError: the content of one of them cannot be determined.
     """
-    training = identifying(config.training.model_dump(mode="json", exclude=set(NEUTRAL)))
-    model = identifying_model(
-        config.model.model_dump(mode="json", exclude={"adapter": {"frozen_embeddings"}})
-    )
+    learned = config.counted(Use.RESUME)
+    training, model = learned["training"], learned["model"]
     if config.model.base:
         model["base"] = base_content(config)
     if teacher := teacher_content(config):
@@ -139,16 +115,7 @@ def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
 
 def stated(config: RunConfig) -> dict[str, Any]:
     """Return the settings of the configuration alone, without resolving addresses."""
-    content = config.model_dump(mode="json", include={"model", "training", *FREE_SECTIONS})
-    # Separate sections, so that a change is reported by field.
-    within = {
-        "model.adapter": content["model"].pop("adapter"),
-        "model.dropout": content["model"].pop("dropout"),
-        "training.averaging": content["training"].pop("averaging"),
-        "training.curriculum": content["training"].pop("curriculum"),
-        "compute.pods": content["compute"].pop("pods"),
-    }
-    return {**content, **within}
+    return config.model_dump(mode="json", include=set(_SECTIONS))
 
 
 def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -169,33 +136,31 @@ def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if not changes:
         return ""
     said = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"
-    if changes.keys() & _REORDERING:
-        said += "; sums are computed in another order, so the weights agree, but not bit for bit"
-    return said
+    notes = dict.fromkeys(effect_of(name).note for name in changes)
+    return "; ".join([said, *filter(None, notes)])
 
 
 def _may_differ(name: str) -> bool:
-    section, _, field = name.partition(".")
-    neutral = name in FREE_FIELDS or (section == "training" and field.partition(".")[0] in NEUTRAL)
-    return section in FREE_SECTIONS or neutral
+    known = name.partition(".")[0] in _SECTIONS
+    return known and Use.RESUME not in effect_of(name).uses
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the fields that exist on both sides with different values."""
-    for section in (name for name in now if name in before):
-        for name in (name for name in now[section] if name in before[section]):
-            old, new = before[section][name], now[section][name]
-            if old != new:
-                yield f"{section}.{name}", f"{old!r} -> {new!r}"
+    old, new = dict(_fields(before)), dict(_fields(now))
+    for name in (name for name in new if name in old):
+        if old[name] != new[name]:
+            yield name, f"{old[name]!r} -> {new[name]!r}"
 
 
-def effect(name: str) -> str:
-    """Describe for people what a change of a field of the model, training or compute does."""
-    if not _may_differ(name):
-        return "what the model learns. A run cannot continue with another value"
-    if name in _REORDERING:
-        return (
-            "how training is done. A run may continue with another value; its weights then agree, "
-            "but not to the bit"
-        )
-    return "how training is done, not what it learns. A run may continue with another value"
+def _fields(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each field that is not a section.
+
+    Each by itself, because another version may know further fields of a section.
+    """
+    for name, value in content.items():
+        place = f"{prefix}{name}"
+        if isinstance(value, Mapping) and (not prefix or is_section(place)):
+            yield from _fields(value, f"{place}.")
+        else:
+            yield place, value

@@ -21,7 +21,7 @@ from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History, is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.settings import MAY_DIFFER, refused, stated
+from steadytrain.components.train.recovery.settings import may_differ, refused, stated
 from steadytrain.components.train.recovery.times import (
     last_sign_of_life,
     pods_waited,
@@ -98,7 +98,7 @@ def other_inputs(workspace: Workspace, changed: list[str]) -> BadInput:
     return BadInput(
         ": ".join([problem, *filter(None, ["; ".join(changed)])]),
         remedy="give this run another name (run: ...), or use the configuration that it was "
-        f"started with, in which these may differ: {MAY_DIFFER}; or remove {workspace.folder}",
+        f"started with, in which these may differ: {may_differ()}; or remove {workspace.folder}",
     )
 
 

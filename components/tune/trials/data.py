@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.model import identifying_model
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lock import lock
@@ -109,9 +109,11 @@ def data_path(study: Path, config: RunConfig) -> Path:
     """Return the file of the record that trials with these data share."""
     # The model decides about the tokenizer and the length of rows. Models with other layers prepare
     # again, and the preprocess step finds the data that it prepared before.
-    fields = config.model_dump(mode="json", include={"data", "model"})
-    fields["model"] = identifying_model(fields["model"])
-    fields |= config.cross_validation.identifying()
+    fields = {
+        "data": config.counted(Use.GATE)["data"],
+        "model": config.counted(Use.TRAINING)["model"],
+        **config.counted(Use.RUN).get("cross_validation", {}),
+    }
     if column := config.training.curriculum.column:
         fields["difficulty"] = column
     if config.training.augmentation.on:

@@ -71,12 +71,12 @@ def test_origin_names_the_data(tmp_path):
     [
         ("training.learning_rate", "cannot continue"),
         ("training.eval_steps", "may continue"),
-        ("compute.nodes", "not to the bit"),
+        ("compute.nodes", "not bit for bit"),
         ("compute.price_per_hour", "cost"),
         ("compute.pods.memory", "pods"),
         ("gate.margin", "gate decides again"),
         ("data.split_salt", "prepared data"),
-        ("tune.budget.trials", "only `steadytrain tune`"),
+        ("tune.budget.trials", "A study may continue"),
         ("observability.prometheus_port", "how a run is watched"),
     ],
 )

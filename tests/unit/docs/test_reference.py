@@ -16,6 +16,7 @@ from steadytrain.components.observe.alerts import ALERTS
 from steadytrain.components.observe.registry import METRICS
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.fields import effect_of
 from steadytrain.components.shared.events import types
 from steadytrain.components.shared.logs.lines import CONCLUSIONS
 from steadytrain.components.train.failures import FailureClass
@@ -97,7 +98,8 @@ def test_every_field_is_listed_with_default_meaning_and_unit(pages, model, addre
     fields = dict(leaves(schema, schema))
     assert len(fields) > 10
     for name, item in fields.items():
-        _, kind, default, unit, meaning = found[name]
+        _, kind, default, unit, meaning, *affects = found[name]
+        assert affects == ([effect_of(name).label] if model is RunConfig else []), name
         assert kind, name
         assert default, name
         assert meaning, name

@@ -8,7 +8,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.averaging import AveragingConfig
-from steadytrain.components.shared.config.training import identifying
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.train.checkpoint import Checkpoint
@@ -176,5 +176,5 @@ def test_average_is_in_the_plan_and_in_the_identity_only_if_there_is_one():
     plain = from_mapping(MINIMAL)
     averaged = from_mapping({**MINIMAL, "training": {"averaging": {"kind": "ema"}}})
     assert (plain.training.weight_copies, averaged.training.weight_copies) == (0, 1)
-    assert "averaging" not in identifying(plain.training.model_dump())
+    assert "averaging" not in plain.counted(Use.TRAINING)["training"]
     assert plain.digest() != averaged.digest()

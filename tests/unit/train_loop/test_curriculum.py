@@ -13,7 +13,7 @@ from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.added_columns import DIFFICULTY
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.curriculum import CurriculumConfig
-from steadytrain.components.shared.config.training import identifying
+from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect, number_of
@@ -137,7 +137,7 @@ def test_only_a_curriculum_changes_a_runs_identity():
     assert load("sequence-classification", ["training.curriculum.by=none"]).run_id == plain.run_id
     found = load("sequence-classification", ["training.curriculum.by=length"])
     assert found.run_id != plain.run_id
-    assert "model" not in identifying(found.training.model_dump(mode="json"))["curriculum"]
+    assert "model" not in found.counted(Use.TRAINING)["training"]["curriculum"]
 
 
 def test_column_of_the_data_decides_and_the_task_does_not_see_it(tmp_path):

@@ -20,9 +20,9 @@ from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.train import step
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.settings import (
-    MAY_DIFFER,
     accepted,
     inputs_digest,
+    may_differ,
     refused,
     settings,
 )
@@ -75,8 +75,6 @@ ACCEPTED = {
         "save_steps": 5,
         "save_total_limit": 4,
         "save_keep_every": 10,
-        "monitor": {"layers": True, "noise_scale": False, "every_steps": 10},
-        "profile": {"steps": [1, 2]},
     },
     "compute": {
         "launcher": "process",
@@ -112,7 +110,7 @@ ACCEPTED = {
 }
 SECTIONS_WITHIN = {
     *("compute.pods", "model.adapter", "model.dropout"),
-    *("training.averaging", "training.curriculum"),
+    *("training.averaging", "training.curriculum", "training.monitor", "training.profile"),
 }
 NOT_ALONE = {
     *("training.optim", "compute.offload", "model.trust_remote_code"),
@@ -204,7 +202,7 @@ def test_changed_learning_settings_are_rejected_by_name(begun, section, name, va
     assert f"{section}.{name} " in error.value.message
     assert f"-> {value!r}" in error.value.message
     assert error.value.message.count(" -> ") == 1 + (name == "base")
-    assert MAY_DIFFER in error.value.remedy
+    assert may_differ() in error.value.remedy
 
 
 def test_changed_averaging_is_rejected_by_its_field(begun):
@@ -248,12 +246,49 @@ def test_other_settings_may_change_and_are_listed(begun, section, name, value):
     assert ("not bit for bit" in told) == reorders
 
 
-def test_pod_settings_may_change_and_are_reported_by_field(begun):
-    other = begun("compute", "pods", {"memory": "7Gi"})
+@pytest.mark.parametrize(
+    ("section", "name", "value", "change"),
+    [
+        ("compute", "pods", {"memory": "7Gi"}, "compute.pods.memory '16Gi' -> '7Gi'"),
+        ("training", "monitor", {"layers": True}, "training.monitor.layers False -> True"),
+        ("training", "profile", {"steps": [1, 2]}, "training.profile.steps None -> [1, 2]"),
+    ],
+)
+def test_settings_within_sections_may_change_and_are_reported_by_field(
+    begun, section, name, value, change
+):
+    other = begun(section, name, value)
     with pytest.raises(Reached):
         other.run()
     (told,) = warned(other)
-    assert told.endswith("continues with changed settings: compute.pods.memory '16Gi' -> '7Gi'")
+    assert told.endswith(f"continues with changed settings: {change}")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "note"),
+    [
+        ("training", "eval_steps", 7, "may select other weights"),
+        ("recovery", "spike_threshold", 0.0, "other steps may count as diverged"),
+    ],
+)
+def test_settings_that_change_what_is_learned_from_here_on_say_so(
+    begun, config, data, section, name, value, note
+):
+    other = begun(section, name, value)
+    with pytest.raises(Reached):
+        other.run()
+    assert note in warned(other)[0]
+    assert step._key(other.config, data) != step._key(config, data)
+
+
+def test_fields_that_an_older_version_did_not_know_do_not_prevent_a_resume(config, data):
+    before, now = settings(config, data), settings(config, data)
+    del before["training"]["distillation"]["top_k"]
+    # Older versions recorded some sections beside the one that they are in.
+    before["training.averaging"] = {"kind": "ema"} | before["training"].pop("averaging")
+    assert refused(before, now) == []
+    before["training.averaging"]["kind"] = "ema"
+    assert refused(before, now) == ["training.averaging.kind 'ema' -> 'none'"]
 
 
 def test_changed_adapter_is_rejected_by_its_field(begun):
