@@ -76,7 +76,7 @@ def training_seconds(workspace):
 
 
 def test_overhead_of_a_trial(bench, tmp_path):
-    """The peer is a new program for each trial. Ignore the first trial: the server imports."""
+    """The peer is a new program for each trial. Ignore the first trial: the template imports."""
     config, study = bench(), tmp_path / "study"
     trials = local_trials(study)
     trials.attach()

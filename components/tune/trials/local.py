@@ -198,22 +198,21 @@ class LocalTrials:
         Identity.here().save(driver_of(self.study))
         unsuitable = list[int]()
         for folder in trial_folders(self.study):
-            state, process = folder.discarded(), folder.process()
-            if state is not None:
+            if (state := folder.discarded()) is not None:
                 # The driver may have died while it discarded this one.
                 folder.discard(state)
-            elif process is not None:
-                number = folder.number
+            elif (process := folder.process()) is not None:
+                number, before = folder.number, _slot_of(folder)
                 trial = self._trials[number] = self._new(number)
                 trial.process = process
                 if self._free is None:
                     self._free = self._slots(number)
-                trial.slot = _slot_of(folder)
-                if trial.slot in self._free:
-                    self._free.remove(trial.slot)
+                same = [slot for slot in self._free if before and slot.gpus == before.gpus]
+                if same:
+                    trial.slot = same[0]
+                    self._free.remove(same[0])
                 else:
                     # The driver before divided the machine in another way.
-                    trial.slot = None
                     unsuitable.append(number)
         self._stop(unsuitable)
         return frozenset(self._trials)

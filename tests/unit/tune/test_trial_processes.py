@@ -242,7 +242,7 @@ def living(study):
     """Let this process hold the lease of trial 3, like one that an earlier driver started."""
     place = study.place(3)
     place.configure(study.config, 1)
-    SLOTS[1].save(place.slot)
+    Slot(threads=2, gpus=SLOTS[1].gpus).save(place.slot)
     with hold(LocalStorage(place.workspace.lease), run_id=place.run, seconds=60):
         yield place
 
