@@ -70,7 +70,7 @@ class ProcessLauncher:
     """Starts the ranks of this machine through an agent, which is kept for the next attempt.
 
     Use it as a context manager; the agent ends with the context. In a process that descends from a
-    prepared one, the agent is forked and imports nothing (see `agent_forked_early`).
+    prepared one, it may have been forked before, and imports nothing (see `agent_forked_early`).
 
     Args:
         program: command of a rank; the attempt's folder is appended to it.
@@ -88,9 +88,6 @@ class ProcessLauncher:
 
     def __enter__(self) -> Self:
         self._agent = _take_early()
-        if self._agent is None and forking.possible():
-            # Now: soon this process will have other threads, and cannot be forked then.
-            self._agent = LocalAgent(_fork)
         return self
 
     def __exit__(self, *_: object) -> None:
