@@ -53,7 +53,7 @@ class Cursor:
         """
         self._read = dict(self.place)
         paths = sorted(self.folder.glob("*.jsonl"))
-        tails = [_tail(path, self.place.get(path.name, 0), skipped) for path in paths]
+        tails = [_tail(path, self.place.get(path.name, 0), skipped, self._read) for path in paths]
         for item in heapq.merge(*tails, key=lambda item: item.event.time):
             self._read[item.file] = item.offset
             yield item
@@ -127,10 +127,19 @@ def problems(folder: Path) -> list[str]:
     return found
 
 
-def _tail(path: Path, offset: int, skipped: Counter[str] | None = None) -> Iterator[Placed]:
+def _tail(
+    path: Path,
+    offset: int,
+    skipped: Counter[str] | None = None,
+    passed: dict[str, int] | None = None,
+) -> Iterator[Placed]:
     """Yield the events of complete lines. Torn lines and events of newer versions are skipped.
 
     A file that cannot be read yields nothing; `problems` reports why.
+
+    Args:
+        skipped: as for `Cursor.read`.
+        passed: gets the offset of the end of each line that is skipped.
     """
     with contextlib.suppress(OSError), open_regular(path) as handle:
         handle.seek(offset)
@@ -143,5 +152,7 @@ def _tail(path: Path, offset: int, skipped: Counter[str] | None = None) -> Itera
             except ValueError:
                 if skipped is not None and COPY.encode() not in line:
                     skipped[path.name] += 1
+                if passed is not None:
+                    passed[path.name] = offset
                 continue
             yield Placed(event, path.name, offset)

@@ -13,7 +13,7 @@ import pytest
 from steadytrain.components.shared.append_log import FileLog, decode, encode
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
-from steadytrain.components.shared.events import problems, read_events
+from steadytrain.components.shared.events import Cursor, problems, read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -121,7 +121,7 @@ def test_entries_of_a_superseded_supervisor_are_void(workspace):
     assert history.attempts[0].ended.time == 110
 
 
-def test_what_only_reports_and_what_ranks_report_is_an_event_once(ledger, workspace):
+def test_what_only_reports_and_what_ranks_report_is_an_event_once(ledger, workspace, log):
     stream = workspace.lines("supervisor")
     told = [started(1, time=1.0), Warned(time=2.0, stage="train", message="only told")]
     for event in told:
@@ -133,6 +133,9 @@ def test_what_only_reports_and_what_ranks_report_is_an_event_once(ledger, worksp
     assert read_events(workspace.events, left_out) == [*told, replace(saved(1, 10), time=3.0)]
     assert not left_out
     assert not problems(workspace.events)
+    cursor = Cursor(workspace.events)
+    cursor.new()
+    assert cursor.place[log.name] == log.stat().st_size, "no sink lacks a copy"
     assert Ledger(workspace).history().attempts[0].last_step == 10
 
 
