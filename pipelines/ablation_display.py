@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from steadytrain.components.pages.text_table import aligned
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.ablation import DESIGNS
+from steadytrain.components.shared.config.studies import DESIGNS
 from steadytrain.components.tune.ablation import effects_of
 from steadytrain.components.tune.comparisons import row
 from steadytrain.components.tune.designs import SEED, Design, comparisons, variant_name, variants

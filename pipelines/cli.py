@@ -131,7 +131,7 @@ def compile_(
     windows that end before the task does, images without a version, KFP's cache, secrets in
     parameters, tasks without limits.
     """
-    from steadytrain.components.shared.config.pipeline import PipelineConfig
+    from steadytrain.components.shared.config.operations import PipelineConfig
     from steadytrain.pipelines.compile import compile_pipeline
 
     path = compile_pipeline(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.requested_files import write_requested
 from steadytrain.components.shared.storage.local import local_errors

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Final
 
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.config.parameters import PARAMETERS
-from steadytrain.components.shared.config.pipeline import PipelineConfig
 
 _DEFAULTS = {item.name: item.default for item in PARAMETERS}
 MOUNT_PATH: Final = str(_DEFAULTS["output"])

@@ -8,7 +8,7 @@ from typing import Final
 
 from kfp import dsl, kubernetes
 
-from steadytrain.components.shared.config.pipeline import StepResources
+from steadytrain.components.shared.config.operations import StepResources
 from steadytrain.pipelines.pod_names import (
     API_ACCESS,
     METRICS_LABEL,

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
+from steadytrain.components.shared.config.studies import CrossValidationConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord, SideRecord

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steadytrain.components.shared.config.document import parse
-from steadytrain.components.shared.config.saved import damage
+from steadytrain.components.shared.config.document import damage, parse
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events import Event, problems, read_events

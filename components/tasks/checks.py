@@ -8,10 +8,9 @@ from itertools import islice, product
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.assign import assign
 from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.data import MULTI_LABEL
-from steadytrain.components.shared.config.plain import shortened
+from steadytrain.components.shared.config.plain import assign, shortened
 from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED

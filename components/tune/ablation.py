@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from steadytrain.components.shared.config.ablation import DESIGNS
+from steadytrain.components.shared.config.studies import DESIGNS
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.comparisons import Estimate, Row, chart, estimates, row

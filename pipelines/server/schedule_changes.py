@@ -14,8 +14,8 @@ from typing import Any, Final
 from steadytrain.components.shared.config import RunConfig, load, to_parameters
 from steadytrain.components.shared.config.document import parse
 from steadytrain.components.shared.config.fields import leaves
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.config.parameters import EACH
-from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.tracking.batches import flatten

@@ -13,8 +13,7 @@ from typing import Final, TypeVar
 
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.shared.config.document import parse
-from steadytrain.components.shared.config.saved import damage
+from steadytrain.components.shared.config.document import damage, parse
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event

@@ -23,7 +23,7 @@ from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
-from steadytrain.components.shared.config.augmentation import AugmentationConfig
+from steadytrain.components.shared.config.regularization import AugmentationConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks.augmentation import augmented, generator_of

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pytest
 
 from steadytrain.components.shared.config import load, to_parameters
-from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.lint import read_pipeline
 from steadytrain.pipelines.pod_names import MOUNT_PATH

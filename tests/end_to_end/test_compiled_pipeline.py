@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from steadytrain.components.shared.config import load, to_parameters
-from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.compile import compile_pipeline
 

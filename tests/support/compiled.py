@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from steadytrain.components.shared.config.pipeline import PipelineConfig
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
 from steadytrain.pipelines.lint import Finding
 

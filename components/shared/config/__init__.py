@@ -1,13 +1,11 @@
 """The configuration of a run."""
 
-from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.compute import (
     ComputeConfig,
     PodsConfig,
     SpotConfig,
     VolumeConfig,
 )
-from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
 from steadytrain.components.shared.config.data import Columns, DataConfig
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -19,10 +17,11 @@ from steadytrain.components.shared.config.evaluation import (
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
 from steadytrain.components.shared.config.objectives import ContrastiveConfig, DistillationConfig
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
-from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.config.studies import AblationConfig, CrossValidationConfig
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import Dimension, Objective, TuneConfig
 

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
-from steadytrain.components.shared.config.steps import whole_steps
+from steadytrain.components.shared.config.base import Section, at_odds, whole_steps
 
 
 class AveragingConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, Self, Union, get_args, get_origin
@@ -123,3 +124,29 @@ def at_odds(field: str, value: object, message: str, remedy: str) -> PydanticCus
     """Return the error for a field that is valid by itself but conflicts with another field."""
     context = {"field": field, "value": repr(value), "message": message, "remedy": remedy}
     return PydanticCustomError("at_odds", "{message}", context)
+
+
+def whole_steps(value: float, steps: int) -> int:
+    """Return a number of steps; a value below 1 is a fraction of all `steps`."""
+    return int(value) if value >= 1 else math.ceil(steps * value)
+
+
+class ObjectiveConfig(Section):
+    """An objective that its fields turn on."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it is used."""
+        raise NotImplementedError
+
+    def _check_off(self, name: str, switch: str) -> None:
+        """Reject fields that nothing would read."""
+        for field in sorted(self.model_fields_set - {switch}):
+            value = getattr(self, field)
+            if not self.on and value != type(self).model_fields[field].default:
+                raise at_odds(
+                    f"training.{name}.{field}",
+                    value,
+                    f"without training.{name}.{switch}, nothing reads it",
+                    f"set training.{name}.{switch}, or leave it out",
+                )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.space import Build, changed, field_problem
+from steadytrain.components.shared.config.studies import AblationConfig
 from steadytrain.components.shared.errors import ConfigError, Problem
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -23,6 +24,7 @@ from yaml.reader import Reader
 from yaml.resolver import Resolver
 
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import size
 
@@ -227,3 +229,47 @@ def dump(content: Any, **style: Any) -> str:
     if any(end in text for end in ("\x85", "\u2028", "\u2029")):
         text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, **style)
     return text
+
+
+# A run's saved configuration, with the digest of each section in its first line.
+#
+# A file that was cut short may still be a valid configuration. The sections that it lost would get
+# their defaults, and the gate would apply other rules.
+
+_MARK: Final = "# SHA-256 of each section: "
+_DIGITS: Final = 12
+
+
+def saved_text(content: Mapping[str, Any]) -> str:
+    """Return a configuration as YAML that shows later changes."""
+    digests = (f"{name} {_digest(value)}" for name, value in content.items())
+    return f"{_MARK}{', '.join(digests)}\n{dump(content)}"
+
+
+def _changes(text: str, content: Mapping[str, Any]) -> list[str]:
+    """Return the sections that differ from what was saved; none without digests.
+
+    Args:
+        content: what the text states.
+    """
+    first, _, _ = text.partition("\n")
+    if not first.startswith(_MARK):
+        return []  # people wrote it, or an older version
+    pairs = (item.partition(" ") for item in first.removeprefix(_MARK).split(", "))
+    before = {name: digest for name, _, digest in pairs}
+    now = {name: _digest(value) for name, value in content.items()}
+    return [
+        name if name in now else f"{name} (missing)"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
+
+
+def damage(text: str, content: Mapping[str, Any]) -> str:
+    """Return in words how a saved configuration was changed since; "" if it was not."""
+    changed = ", ".join(_changes(text, content))
+    return f"was edited or cut short after a run saved it: {changed}" if changed else ""
+
+
+def _digest(value: Any) -> str:
+    return value_digest(value)[:_DIGITS]

@@ -19,13 +19,17 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from steadytrain.components.shared.config.assign import assign, stated_fields
 from steadytrain.components.shared.config.changes import change_problems, comparison_problems
-from steadytrain.components.shared.config.document import parse, read
+from steadytrain.components.shared.config.document import damage, parse, read
 from steadytrain.components.shared.config.fields import describe
-from steadytrain.components.shared.config.plain import find_unfit, shortened, shown
+from steadytrain.components.shared.config.plain import (
+    assign,
+    find_unfit,
+    shortened,
+    shown,
+    stated_fields,
+)
 from steadytrain.components.shared.config.run import SCHEMA_VERSION, RunConfig
-from steadytrain.components.shared.config.saved import damage
 from steadytrain.components.shared.config.secrets import (
     PLACEHOLDER,
     find_secrets,

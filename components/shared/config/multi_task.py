@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import at_odds
-from steadytrain.components.shared.config.objective import ObjectiveConfig
+from steadytrain.components.shared.config.base import ObjectiveConfig, at_odds
 
 Weight = Annotated[float, Field(gt=0)]
 

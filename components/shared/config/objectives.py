@@ -11,15 +11,19 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
-from steadytrain.components.shared.config.augmentation import AugmentationConfig
-from steadytrain.components.shared.config.base import Section, at_odds, complete_address
+from steadytrain.components.shared.config.base import (
+    ObjectiveConfig,
+    Section,
+    at_odds,
+    complete_address,
+)
 from steadytrain.components.shared.config.effects import IfSet
-from steadytrain.components.shared.config.mixup import MixupConfig
 from steadytrain.components.shared.config.multi_task import MultiTaskConfig
-from steadytrain.components.shared.config.objective import ObjectiveConfig
 from steadytrain.components.shared.config.regularization import (
+    AugmentationConfig,
     ClassWeightsConfig,
     FocalLossConfig,
+    MixupConfig,
     RDropConfig,
 )
 

@@ -1,17 +1,18 @@
-"""Check for values that some readers of a configuration cannot represent.
-
-The readers are YAML, JSON, C, and steadytrain itself.
-"""
+"""A configuration as plain data: fields by their full names, and values that readers reject."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from steadytrain.components.shared.config.document import MAX_DEPTH
 from steadytrain.components.shared.config.secrets import PLACEHOLDER, names_a_secret, redact
-from steadytrain.components.shared.errors import Problem
+from steadytrain.components.shared.errors import BadInput, Problem
+
+# Check for values that some readers of a configuration cannot represent.
+#
+# The readers are YAML, JSON, C, and steadytrain itself.
 
 _LARGEST: Final = 2**63 - 1
 _SHOWN: Final = 80
@@ -77,3 +78,31 @@ def _problem(field: str, value: str, message: str, remedy: str) -> Problem:
     if names_a_secret(field.rpartition(".")[2]):
         value = PLACEHOLDER
     return Problem(shortened(field) or "configuration", redact(value), message, remedy)
+
+
+def assign(content: dict[str, Any], field: str, value: Any) -> None:
+    """Set a field, and create the sections that it needs.
+
+    Raises:
+        BadInput: if a part of the name is not a section.
+    """
+    *sections, last = field.split(".")
+    place = content
+    for section in sections:
+        inner = place.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise BadInput(
+                f"override {shown(redact(field))}: {shown(redact(section))} is not a section",
+                remedy="`steadytrain schema` lists every field",
+            )
+        place = inner
+    place[last] = value
+
+
+def stated_fields(content: Mapping[str, Any], before: str = "") -> frozenset[str]:
+    """Return the full names of the fields that plain data state."""
+    names: set[str] = set()
+    for name, value in content.items():
+        full = f"{before}{name}"
+        names |= stated_fields(value, f"{full}.") if isinstance(value, dict) and value else {full}
+    return frozenset(names)

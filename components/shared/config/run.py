@@ -9,13 +9,11 @@ from pydantic import Field, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.batch import REPLICATED
-from steadytrain.components.shared.config.ablation import AblationConfig
 from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
-from steadytrain.components.shared.config.cross_validation import CrossValidationConfig
 from steadytrain.components.shared.config.data import MULTI_LABEL, DataConfig
-from steadytrain.components.shared.config.document import dump
+from steadytrain.components.shared.config.document import dump, saved_text
 from steadytrain.components.shared.config.effects import Effect, Use, counted
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -25,16 +23,15 @@ from steadytrain.components.shared.config.evaluation import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.model import ModelConfig
-from steadytrain.components.shared.config.observability import ObservabilityConfig
+from steadytrain.components.shared.config.operations import ObservabilityConfig, PipelineConfig
 from steadytrain.components.shared.config.optimizers import (
     DEFAULT,
     check_settings,
     optimizer_spec,
 )
-from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
-from steadytrain.components.shared.config.saved import saved_text
 from steadytrain.components.shared.config.schedules import schedule_spec
+from steadytrain.components.shared.config.studies import AblationConfig, CrossValidationConfig
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import TuneConfig
 from steadytrain.components.shared.digest import value_digest

@@ -15,7 +15,6 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.adversarial import AdversarialConfig
-from steadytrain.components.shared.config.augmentation import AugmentationConfig
 from steadytrain.components.shared.config.averaging import AveragingConfig
 from steadytrain.components.shared.config.base import (
     PlainJson,
@@ -23,10 +22,8 @@ from steadytrain.components.shared.config.base import (
     at_odds,
     check_plugins,
 )
-from steadytrain.components.shared.config.compression import CompressionConfig
 from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.config.effects import Effect, IfSet
-from steadytrain.components.shared.config.mixup import MixupConfig
 from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.config.objectives import (
     OBJECTIVES,
@@ -40,10 +37,13 @@ from steadytrain.components.shared.config.objectives import (
 )
 from steadytrain.components.shared.config.param_groups import ParamGroupConfig
 from steadytrain.components.shared.config.regularization import (
+    AugmentationConfig,
     ClassWeightsConfig,
     FocalLossConfig,
+    MixupConfig,
     RDropConfig,
 )
+from steadytrain.components.shared.config.strategies import CompressionConfig
 from steadytrain.components.shared.errors import BadInput
 
 _GROUPS: Final = {

@@ -8,7 +8,7 @@ from functools import partial
 
 from steadytrain.components.shared.cluster import this_pod_name
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.observability import LogFormat
+from steadytrain.components.shared.config.operations import LogFormat
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.logs.lines import Log
 from steadytrain.components.shared.periodic import Periodic

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from steadytrain.components.shared.config.observability import LogFormat
+from steadytrain.components.shared.config.operations import LogFormat
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,

@@ -15,7 +15,7 @@ import torch
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.averaging import AveragingConfig
-from steadytrain.components.shared.config.steps import whole_steps
+from steadytrain.components.shared.config.base import whole_steps
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import Batch

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from steadytrain.components.memory.groups import Treatment, treatments
 from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.config.base import whole_steps
 from steadytrain.components.shared.config.optimizers import DEFAULT, OptimizerSpec, optimizer_spec
 from steadytrain.components.shared.config.schedules import (
     Adaptive,
@@ -20,7 +21,6 @@ from steadytrain.components.shared.config.schedules import (
     rate_factor,
     schedule_spec,
 )
-from steadytrain.components.shared.config.steps import whole_steps
 from steadytrain.components.shared.errors import BadInput
 
 

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch.autograd import Variable
 
-from steadytrain.components.shared.config.compression import CompressionConfig
+from steadytrain.components.shared.config.strategies import CompressionConfig
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.optimizer_state import (
     optimizer_tensors,

@@ -13,8 +13,8 @@ import yaml
 from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.report.component import report
+from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.config.parameters import PARAMETERS
-from steadytrain.components.shared.config.pipeline import PipelineConfig
 from steadytrain.components.tune.component import report as report_study
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.pod_names import (

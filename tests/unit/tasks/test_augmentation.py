@@ -10,7 +10,7 @@ import pytest
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.config import from_mapping, load
-from steadytrain.components.shared.config.augmentation import AugmentationConfig
+from steadytrain.components.shared.config.regularization import AugmentationConfig
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.augmentation import (
     augmented,
