@@ -140,6 +140,7 @@ def test_damaged_checkpoint_stays_until_its_step_is_saved_again(folder):
     assert {path.name for path in (folder / "step-00000002").iterdir()} == manifest.names
 
 
+@pytest.mark.slow
 def test_damage_in_an_s3_object_is_found(store, address):
     if not address.startswith("s3"):
         return

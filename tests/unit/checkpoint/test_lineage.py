@@ -113,6 +113,7 @@ def test_later_supervisors_ignore_a_late_commit_too(run):
     assert run.newest() == store.path(4)
 
 
+@pytest.mark.slow
 def test_checkpoints_found_at_each_takeover_stay_valid(run):
     for step in (4, 8, 12):
         with run.supervised() as store:
@@ -145,6 +146,7 @@ def test_late_commit_does_not_evict_a_good_checkpoint(run):
     assert run.newest() == now.path(4)
 
 
+@pytest.mark.slow
 def test_superseded_rank_removes_nothing(run):
     """It removes neither old checkpoints nor what looks like the remains of a killed save."""
     with run.supervised() as store:

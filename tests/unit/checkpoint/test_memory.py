@@ -60,6 +60,7 @@ def checkpoint(begun, tmp_path_factory):
     return stored(tmp_path_factory.mktemp("checkpoints"), parts)
 
 
+@pytest.mark.slow
 def test_model_and_optimizer_are_read_into_their_place(begun, checkpoint):
     model, optimizer = made(0)
     settings = optimizer_settings(begun[1])

@@ -42,6 +42,7 @@ def ranks_of(process):
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 5])
 def test_training_resumes_in_process_from_any_checkpoint(make_bench, step):
     """Compare every loss, score, and weight, including logging windows that the resume splits."""
@@ -73,6 +74,7 @@ def test_resuming_a_finished_training_run_exports_it_again(make_bench):
     assert weights_digest(bench.workspace) == first
 
 
+@pytest.mark.slow
 def test_patience_is_resumed(make_bench):
     settings = {
         "training": {

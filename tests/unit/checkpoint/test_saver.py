@@ -160,6 +160,7 @@ def test_non_finite_weight_fails_training_as_a_divergence(make_bench, monkeypatc
     assert newest(bench.workspace.checkpoints).step == 3
 
 
+@pytest.mark.slow
 def test_training_keeps_its_checkpoints_on_s3_and_resumes_from_there(make_bench, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
@@ -197,6 +198,7 @@ KEEPS_EVERYTHING = json.dumps(
 )
 
 
+@pytest.mark.slow
 def test_bucket_without_delete_permission_keeps_old_checkpoints_and_training_continues(monkeypatch):
     """moto's IAM denies the deletes. Every attempt once failed after its first checkpoint."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

@@ -170,6 +170,7 @@ def test_step_is_committed_once(store, address):
     assert same(newest(address).tensors("model"), PARTS["model"])
 
 
+@pytest.mark.slow
 def test_fence_is_checked_right_before_the_commit(address):
     seen = []
 
@@ -193,6 +194,7 @@ def test_missing_rank_is_reported(store, monkeypatch):
         store.commit(1, "abc", 2, b"{}", given_up=given_up)
 
 
+@pytest.mark.slow
 def test_newest_the_best_and_every_nth_are_kept(address):
     store = CheckpointStore(address, keep=Retention(newest=2, every=4))
     for step in range(1, 11):

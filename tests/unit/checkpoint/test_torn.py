@@ -77,6 +77,7 @@ def test_recording_covers_the_whole_save(recorded, tmp_path):
     assert [item.step for item in committed(tmp_path / "disk" / "checkpoints")] == [3, 4]
 
 
+@pytest.mark.slow
 def test_torn_checkpoint_is_never_used_after_a_kill_at_any_file_boundary(recorded, tmp_path):
     there, _ = commits(recorded)
     disk = Disk()
@@ -108,6 +109,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", LOSSES)
 def test_newest_commit_is_whole_without_any_unsynced_write(recorded, tmp_path, lost):
     """Cut the power after every change. Every checkpoint announced as committed still exists."""
@@ -122,6 +124,7 @@ def test_newest_commit_is_whole_without_any_unsynced_write(recorded, tmp_path, l
             check(tmp_path / "disk", reached(synced, point), (point, change.kind, change.name))
 
 
+@pytest.mark.slow
 def test_newest_commit_is_whole_whichever_unsynced_writes_are_lost(recorded, tmp_path):
     _, synced = commits(recorded)
     generator = random.Random(SEED)
@@ -171,6 +174,7 @@ for step in itertools.count(begin):
 """
 
 
+@pytest.mark.slow
 def test_process_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
     """Send SIGKILL at random moments to a process that does nothing but save."""
     folder, generator, told = tmp_path / "checkpoints", random.Random(SEED), 0

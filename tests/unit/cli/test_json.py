@@ -56,6 +56,7 @@ def printed(folder, *arguments, code=0):
     return json.loads(done.out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
@@ -191,6 +192,7 @@ class Plugin:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--set", "training.max_steps=0"]])
 def test_plugin_that_prints_leaves_standard_output_alone(folder, monkeypatch, options):
     write_plugin(folder / "site", "steadytrain.metrics", "noisy", NOISY)
@@ -200,6 +202,7 @@ def test_plugin_that_prints_leaves_standard_output_alone(folder, monkeypatch, op
     assert ("hello" in done.stderr) == (not options)
 
 
+@pytest.mark.slow
 def test_plan_that_cannot_be_written_is_one_object(folder):
     arguments = ["plan", "chat", "--formula", "--gpu", "h100", "--set", "model.base=null"]
     done = steadytrain(folder, *arguments, "--set", MODEL, "--write", "a.txt", "--json")
@@ -207,6 +210,7 @@ def test_plan_that_cannot_be_written_is_one_object(folder):
     assert "a.txt" in json.loads(done.stdout)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_object_that_cannot_be_written_ends_with_status_1(folder):
     command = [sys.executable, "-m", "steadytrain.pipelines.cli", "presets", "--json"]
     with Path("/dev/full").open("w") as full:

@@ -68,6 +68,7 @@ def test_commands_survive_any_option_value(places, where, value):
     check(places, *where, value)
 
 
+@pytest.mark.slow
 @each("value", ["file", "folder", "/dev/full", "x" * 300, "/proc/nothing/x"], ["/dev/full"])
 def test_compile_rejects_an_unwritable_path(places, value):
     done = call("compile", "-o", value, folder=places)

@@ -79,6 +79,7 @@ def test_every_field_accepts_or_rejects_any_value(every):
             works_or_tells(lambda content=content: from_mapping(content), known)
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.sampled_from(FIELDS), yaml_text)
 def test_set_survives_any_text(field, text):

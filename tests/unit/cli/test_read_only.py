@@ -79,6 +79,7 @@ def test_reading_commands_work_on_a_read_only_file_system(output, arguments, wor
     assert words in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["resume", "report"])
 def test_writing_commands_say_what_they_cannot_write(output, command):
     done = steadytrain(command, "2024", "--output", output)

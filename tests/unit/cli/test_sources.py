@@ -149,6 +149,7 @@ def test_model_is_rejected_as_data(tmp_path):
     assert "--set model.base=model" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_hub_model_is_rejected_as_data(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BadInput, match="cannot be loaded") as caught:

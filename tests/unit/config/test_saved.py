@@ -40,6 +40,7 @@ def test_edit_names_its_section(old: str, new: str, sections: str) -> None:
     assert refusal(TEXT.replace(old, new)) == sections
 
 
+@pytest.mark.slow
 def test_file_cut_after_any_line_is_never_used() -> None:
     ends = [found.end() for found in re.finditer("\n", TEXT)]
     for end in ends[1:-1]:

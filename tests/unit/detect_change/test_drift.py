@@ -137,6 +137,7 @@ def test_stability_index_matches_a_worked_example():
     assert value == pytest.approx(0.1 * np.log(1.5) + 0.1 * np.log(1.25))
 
 
+@pytest.mark.slow
 def test_parallel_profile_equals_the_serial_one(tmp_path, monkeypatch):
     alone = profile(tmp_path, functions("asyncio"))
     monkeypatch.setattr("steadytrain.components.preprocess.parallel.SMALL_BYTES", 0)

@@ -149,6 +149,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", CHEAP)
 def test_cheap_commands_run(folder, command):
     words = shlex.split(command)

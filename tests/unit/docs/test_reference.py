@@ -178,6 +178,7 @@ def test_every_alert_is_there_with_its_meaning_and_fix(pages):
     assert {item.name for item in CONCLUSIONS} <= found.keys()
 
 
+@pytest.mark.slow
 def test_every_environment_variable_is_listed(pages):
     from reference.environment import INTERNAL, MEANINGS, named
 

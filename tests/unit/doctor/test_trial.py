@@ -37,6 +37,7 @@ def test_trial_pod_has_no_token_and_writes_only_to_a_bounded_tmp():
     assert spec["volumes"] == [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "state", "words"),
     [

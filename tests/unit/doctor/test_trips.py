@@ -44,6 +44,7 @@ def credentials(monkeypatch, port):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
+@pytest.mark.slow
 def test_s3_round_trip_leaves_nothing(credentials, port):
     line = try_storage("s3://bucket/below")
     assert line.state == "pass"

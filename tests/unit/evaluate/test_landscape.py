@@ -258,6 +258,7 @@ def prepared(folder, task, **sections):
     return config, found, opened, exported
 
 
+@pytest.mark.slow
 @each("task", TASKS, few=("preference", "text_embedding", "multi_task"))
 def test_every_built_in_task_has_a_landscape(tmp_path, task):
     section = {"landscape": {"points": 3, "radius": 1.0, "records": 8}, "batch_size": 4}

@@ -47,6 +47,7 @@ def scores():
     return Scores.of(language_table([10.0, 2.0, 3.0], [5, 1, 2], [20, 4, 8]))
 
 
+@pytest.mark.slow
 def test_installed_package_adds_its_metrics(example, monkeypatch, scores):
     monkeypatch.syspath_prepend(example)
     metrics.cache_clear()

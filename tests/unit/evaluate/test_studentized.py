@@ -163,6 +163,7 @@ def wrong(shape, count, trials=4000, per_unit=1):
     return found / trials
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_noise_is_rarely_called_an_improvement(shape):
     assert wrong(shape, 30, 2000) < 0.034
@@ -187,6 +188,7 @@ def median_of(values):
     return statistic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [30, 100])
 def test_level_holds_for_a_median(count):
     """One unit moves a median to its neighbor: the jackknife alone called 13 % of noise better.

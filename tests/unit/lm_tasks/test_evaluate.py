@@ -130,6 +130,7 @@ def coded(folder, code):
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -148,6 +149,7 @@ def test_failing_task_code_is_reported(tmp_path, code, said):
         evaluate(config)
 
 
+@pytest.mark.slow
 def test_custom_task_metrics_are_means(tmp_path):
     code = "return {'acc': 1.0, 'added': 0.5}"
     section = {"bootstrap_samples": 200, "tasks": [coded(tmp_path / "tasks", code)]}
@@ -155,6 +157,7 @@ def test_custom_task_metrics_are_means(tmp_path):
     assert evaluation.tasks["choosing/added"].value == 0.5
 
 
+@pytest.mark.slow
 def test_empty_context_begins_like_a_text(tmp_path):
     path = write_tasks(tmp_path / "tasks", answering={"doc_to_text": ""})["answering"]
     section = {"bootstrap_samples": 200, "tasks": [path]}

@@ -46,6 +46,7 @@ def test_local_tasks_are_opened_with_their_includes(tasks):
     assert opened.loaded["tasks"]["choosing"].get_config("num_fewshot") == 0
 
 
+@pytest.mark.slow
 def test_group_opens_its_tasks(tasks, tmp_path):
     path = tmp_path / "both.yaml"
     path.write_text(
@@ -173,6 +174,7 @@ def test_tasks_without_local_data_are_rejected(tmp_path, monkeypatch, content, s
     assert caught.value.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [

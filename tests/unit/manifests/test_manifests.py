@@ -64,6 +64,7 @@ def test_each_file_is_valid(item):
         check(item, kubernetes)
 
 
+@pytest.mark.slow
 def test_each_stack_is_valid(objects):
     for item in objects:
         for kubernetes in KUBERNETES:

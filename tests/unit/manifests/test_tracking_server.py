@@ -115,6 +115,7 @@ def test_artifact_path_on_another_host_is_rejected(server, login):
             _post(server, login, "experiments/create", name=place, artifact_location=place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -139,6 +140,7 @@ def test_server_needs_credentials_that_are_not_well_known(tmp_path, secret, chan
     assert "password" in done.stderr or "secret key" in done.stderr
 
 
+@pytest.mark.slow
 def test_generated_secrets_are_new_and_keep_user_additions(tmp_path, secret):
     other = generated_secret(tmp_path, "HF_TOKEN=abc", "AWS_DEFAULT_REGION=eu-central-1")
     assert other["HF_TOKEN"] == "abc"

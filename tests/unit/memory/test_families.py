@@ -89,6 +89,7 @@ CASES = [
 EXPERTS_OF_8X7B = {"model_type": "mixtral"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [CASES[::10], pytest.param(CASES, marks=pytest.mark.long)])
 def test_formula_and_dry_run_are_near_to_real_steps(cases):
     truths = [measured_peak(case) for case in cases]
@@ -96,6 +97,7 @@ def test_formula_and_dry_run_are_near_to_real_steps(cases):
     assert_near(cases, truths, by_dry_run, mean=0.001, worst=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case.model["model_type"])
 @each("precision", ["fp32", "bf16"], ["bf16"])
 def test_activations_per_layer_match_a_trace(case, precision):

@@ -79,6 +79,7 @@ def test_frozen_lower_layers_and_tokens_without_a_target_take_less_time():
     assert whole - few == pytest.approx(0.75 * (whole - layers))
 
 
+@pytest.mark.slow
 def test_dry_run_takes_off_what_frozen_layers_save():
     setting = Setting(length=128, micro_batch=4, cuda=False)
     shape = any_model_shape(configured({**LLAMA, **SMALL}, **frozen(BELOW)))

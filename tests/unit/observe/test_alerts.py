@@ -135,6 +135,7 @@ def run_tests(promtool, rules, cases):
     return subprocess.run(command, cwd=rules.parent, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_every_alert_fires_when_it_should_and_only_then(promtool, rules):
     assert CASES.keys() == {alert.name for alert in ALERTS}
     for name, found in CASES.items():

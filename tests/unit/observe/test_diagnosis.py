@@ -97,6 +97,7 @@ def healthy(trained):
     return trained("healthy", language_rows(300), language_rows(20, seed=1))
 
 
+@pytest.mark.slow
 def test_run_without_problems_has_no_findings(healthy):
     assert problems(healthy) == set()
 
@@ -106,10 +107,12 @@ def of_learning(bench):
     return problems(bench) - {"data_bound", "checkpoint_bound"}
 
 
+@pytest.mark.slow
 def test_run_that_learns_its_data_by_heart_overfits(trained):
     assert of_learning(trained("overfit", noise(8, 0), noise(8, 1))) == {"overfitting"}
 
 
+@pytest.mark.slow
 def test_run_that_learns_nothing_underfits_on_a_plateau(trained):
     bench = trained(
         "noise", noise(600, 0), noise(4, 1), lr_scheduler_type="constant", learning_rate=1e-4
@@ -117,6 +120,7 @@ def test_run_that_learns_nothing_underfits_on_a_plateau(trained):
     assert of_learning(bench) == {"underfitting", "plateau"}
 
 
+@pytest.mark.slow
 def test_run_that_ends_while_its_loss_falls_underfits(trained):
     bench = trained(
         "short",
@@ -290,6 +294,7 @@ def test_repeated_steps_count_once(healthy):
     assert course.validations[-1].step == 60
 
 
+@pytest.mark.slow
 def test_problem_is_reported_once_even_after_a_restart(trained):
     bench = trained("again", noise(8, 0), noise(8, 1))
     for _ in range(2):

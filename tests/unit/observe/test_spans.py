@@ -150,7 +150,7 @@ def test_live_reader_has_the_same_spans_as_one_that_comes_later(make_config, pip
     for path in sorted(source.glob("*.jsonl")):
         (live.workspace.events / path.name).touch()
     lines = sorted(
-        (float(re.search(r'"time": ([\d.]+)', line)[1]), path.name, line)
+        (float(re.search(r'"time": ?([\d.]+)', line)[1]), path.name, line)
         for path in source.glob("*.jsonl")
         for line in path.read_text().splitlines(keepends=True)
     )

@@ -80,6 +80,7 @@ def test_schema_is_json_schema():
     assert "training" in schema["properties"]
 
 
+@pytest.mark.slow
 def test_compile_writes_the_file(tmp_path):
     done = steadytrain("compile", "--output", tmp_path / "sub" / "p.yaml")
     assert done.returncode == 0
@@ -106,6 +107,7 @@ def test_dry_run_shows_the_batch_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_unknown_run_lists_existing_runs(tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     for command in ("stop", "report", "resume", "explain"):
@@ -120,6 +122,7 @@ def test_unknown_step_lists_known_steps():
     assert "preprocess, tune, cross-validate, train, evaluate" in done.stderr
 
 
+@pytest.mark.slow
 def test_step_without_its_inputs_says_so(tmp_path):
     done = steadytrain("step", "train", "causal-lm", "--set", f"output={tmp_path}")
     assert done.returncode == 2

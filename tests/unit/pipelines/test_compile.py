@@ -69,6 +69,7 @@ def test_compilation_is_deterministic(path, tmp_path):
     assert again.read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_every_step_has_a_display_name(spec):
     found = tasks(spec)
     assert set(found) >= STEPS
@@ -124,6 +125,7 @@ def test_steps_that_resolve_the_configuration_take_every_parameter(component):
     assert [value.id for value in passed.values] == list(inputs)
 
 
+@pytest.mark.slow
 def test_fused_pipeline_has_four_executors(tmp_path, spec):
     path = compile_pipeline(tmp_path / "fused.yaml", shape=PipelineConfig(fuse=True))
     fused = next(yaml.safe_load_all(path.read_text()))
@@ -142,6 +144,7 @@ def tuning(tmp_path_factory):
     return list(yaml.safe_load_all(path.read_text()))
 
 
+@pytest.mark.slow
 def test_tuning_pipeline_trains_and_judges_the_winner_with_the_same_form(tuning, spec):
     found = tasks(tuning[0])
     assert (STEPS - {"train"}) | {"tune", "train-winner"} <= found.keys()
@@ -161,6 +164,7 @@ def validating(tmp_path_factory):
     return list(yaml.safe_load_all(path.read_text()))
 
 
+@pytest.mark.slow
 def test_cross_validation_is_one_step_and_a_report_with_the_same_form(validating, spec):
     executors = validating[0]["deploymentSpec"]["executors"]
     assert executors.keys() == {"exec-cross-validate", "exec-report"}
@@ -202,6 +206,7 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
     assert parameters["output"]["defaultValue"] == MOUNT_PATH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "fuse"),
     [("finetune", False), ("retrain", True), ("tune", False), ("cross-validate", False)],

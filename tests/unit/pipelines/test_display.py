@@ -67,6 +67,7 @@ def test_run_continues_and_standard_error_shows_how_it_ended(tmp_path, broken):
     assert done.returncode == 143
 
 
+@pytest.mark.slow
 def test_closed_pipe_at_the_end_is_ignored(tmp_path, left):
     done = shown(tmp_path, [], stdout=left, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (143, ENDING)

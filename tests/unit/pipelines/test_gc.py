@@ -212,6 +212,7 @@ def test_recent_writes_elsewhere_are_kept(make_run, age, bucket, monkeypatch):
     assert len(stored(run)) == 2
 
 
+@pytest.mark.slow
 def test_unreachable_run_does_not_block_others(make_run, age, bucket, caplog):
     run = make_run("lost", saved=(10,), recovery={"checkpoints": "s3://bucket/some"})
     other = make_run("other", saved=(10, 20))

@@ -157,6 +157,7 @@ def test_correct_pipelines_pass(findings, body):
     assert findings(body) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["finetune", "retrain", "tune", "cross-validate"])
 def test_bundled_pipelines_pass(tmp_path, pipeline):
     told = []
@@ -190,6 +191,7 @@ def test_file_that_is_not_a_pipeline_is_rejected(tmp_path, text):
         read_pipeline(tmp_path / "none.yaml")
 
 
+@pytest.mark.slow
 def test_every_executor_has_limits(tmp_path):
     spec, _ = read_pipeline(compile_pipeline(tmp_path / "pipeline.yaml"))
     for name, executor in spec["deploymentSpec"]["executors"].items():
@@ -199,6 +201,7 @@ def test_every_executor_has_limits(tmp_path):
     assert yaml.safe_dump(spec)
 
 
+@pytest.mark.slow
 def test_steps_reserve_what_the_configuration_says(tmp_path):
     given = load("causal-lm", ["pipeline.resources={train: {cpu: 24, memory: 3Gi}}"])
     path = compile_pipeline(tmp_path / "pipeline.yaml", shape=given.pipeline)

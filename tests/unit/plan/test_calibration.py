@@ -21,7 +21,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.device import this_cpu
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.components.sizing.machine import Machine
-from steadytrain.components.sizing.time_cost import THE_TABLE, Span, Speed, together
+from steadytrain.components.sizing.time_cost import THE_TABLE, Span, Speed, of_all_ranks
 from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.pipelines.cli import app
 
@@ -159,9 +159,9 @@ def test_at_least_one_step_is_timed(plan_here, tiny, monkeypatch):
 
 def test_speed_scales_with_ranks_minus_waiting_at_the_low_end():
     gpu = find_gpu("h100")
-    assert together(Span(10, 20), Machine(gpu)) == Span(10, 20)
-    assert together(Span(10, 20), Machine(gpu, 1, 2)) == Span(18, 40)
-    assert together(Span(10, 20), Machine(gpu, 2, 2)) == Span(32, 80)
+    assert of_all_ranks(Span(10, 20), Machine(gpu)) == Span(10, 20)
+    assert of_all_ranks(Span(10, 20), Machine(gpu, 1, 2)) == Span(18, 40)
+    assert of_all_ranks(Span(10, 20), Machine(gpu, 2, 2)) == Span(32, 80)
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])

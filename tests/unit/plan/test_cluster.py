@@ -157,6 +157,7 @@ def test_local_gpu_memory_counts(monkeypatch, tmp_path):
     assert named["hardware"]["host_memory"] is None
 
 
+@pytest.mark.slow
 def test_plan_without_options_is_for_the_machine_that_run_would_use(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     own, told = plan(source="causal-lm")

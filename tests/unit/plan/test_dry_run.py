@@ -21,6 +21,7 @@ LLAMA_1B = known_models()["meta-llama/Llama-3.2-1B"]
 CPU = Setting(length=512, micro_batch=2, cuda=False)
 
 
+@pytest.mark.slow
 def test_dry_run_of_a_large_model_allocates_nothing_and_matches_the_formula():
     setting = replace(CPU, precision="bf16", accumulates=True)
     found, formula = dry_run(LLAMA_1B, setting), peak_memory(shape_of(LLAMA_1B), setting)

@@ -85,6 +85,7 @@ def test_run_starts_with_the_configured_frozen_parts(configure):
     assert planned_start(plain, "NVIDIA GeForce RTX 4050 Laptop GPU", 1, 512) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
 def test_dry_run_covers_the_quantized_head_and_host_embeddings(make_plan, bits):
     job = make_plan("l4").job

@@ -308,6 +308,7 @@ def test_more_gpus_scale_sublinearly(make_plan):
     assert one.offer.hours.high / 8 < eight.offer.hours.high < one.offer.hours.high
 
 
+@pytest.mark.slow
 def test_options_that_exceed_memory_are_never_chosen(make_plan):
     for gpu in all_gpus():
         plan = make_plan(gpu.name)

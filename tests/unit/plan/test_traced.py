@@ -59,6 +59,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [CASES[::3], pytest.param(CASES, marks=pytest.mark.long)])
 def test_traces_and_dry_runs_are_near_to_real_steps(cases):
     truths = [measured_peak(case) for case in cases]
@@ -80,6 +81,7 @@ def test_traced_sizes_match_the_model(config):
     assert shape.tied == model.config.tie_word_embeddings
 
 
+@pytest.mark.slow
 def test_trace_of_a_known_architecture_matches_the_formula():
     config = known_models()["HuggingFaceTB/SmolLM2-135M"]
     traced, formula = traced_shape(config), shape_of(config)
@@ -96,6 +98,7 @@ def test_token_passes_through_some_experts():
     assert adapted == 2 * 8 * (4 * 96 + 2 * 96 + 2 * 48)
 
 
+@pytest.mark.slow
 def test_gpu_keeps_no_attention_scores_for_dropout():
     shape, setting = traced_shape(ELECTRA, 2), replace(CPU, masked=True)
     tables = 3 * 4 * 6 * setting.tokens * setting.length
@@ -103,6 +106,7 @@ def test_gpu_keeps_no_attention_scores_for_dropout():
     assert on_cpu.kept - on_gpu.kept > 0.8 * tables
 
 
+@pytest.mark.slow
 def test_memory_is_linear_between_traced_sizes():
     shape = traced_shape(NEOX)
     few, some, many = (
@@ -126,6 +130,7 @@ def test_model_that_transformers_cannot_build_is_reported(config, labels, messag
         traced_shape(config, labels)
 
 
+@pytest.mark.slow
 def test_plan_says_that_it_comes_from_a_trace(make_plan, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**NEOX, "auto_map": {"AutoModel": "x.Y"}}))
     plan = make_plan("a100-40", model__base=str(tmp_path), data__sequence_length=256)

@@ -208,6 +208,7 @@ def test_records_without_a_group_are_no_group(tmp_path: Path, configure: Any, gr
     assert "author (the group) is absent, null or empty" in error.message
 
 
+@pytest.mark.slow
 def test_wrong_column_is_found_early(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", ({"body": "x" * 90} for _ in range(40_000)))
     error = refused(configure(path), DataError)
@@ -429,6 +430,7 @@ def test_output_that_cannot_be_written(tmp_path: Path, configure: Any) -> None:
         run(configure(path))
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_nothing(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(2000))
     config = configure(path)

@@ -96,6 +96,7 @@ def test_reordered_contents_keep_their_roles(template: Any) -> None:
     assert last.decode([token for token, target in pairs if target]) == "b<|endoftext|>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -152,6 +153,7 @@ def test_three_megabyte_name_is_a_defect(column: str) -> None:
             check(row | {column: large}, data, encoder)
 
 
+@pytest.mark.slow
 def test_many_small_records_make_many_chunks(tmp_path: Path) -> None:
     """A chunk is processed as a unit, with memory for each of its records."""
     from steadytrain.components.preprocess.formats import CHUNK_ROWS

@@ -71,6 +71,7 @@ def contents(path):
     return [json.loads(ChatEncoder(data).read(row).text) for row in rows]
 
 
+@pytest.mark.slow
 def test_columns_of_one_type_hold_the_same_chats_as_lines(tmp_path):
     """In Parquet, each call has the arguments of all tools, null but for its own."""
     chats = [chat(seed) for seed in range(4)]

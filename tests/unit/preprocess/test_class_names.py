@@ -142,6 +142,7 @@ def test_measured_values_and_several_classes_are_refused(tmp_path, configure, va
     assert NO_CLASS_REMEDY in failed.value.remedy
 
 
+@pytest.mark.slow
 def test_classes_that_look_like_values_are_kept_if_listed(tmp_path, configure):
     """Names such as 3.10 are classes if data.labels says so; 1.0 and [NEG] are in any case."""
     versions = ["3.10", "3.11"]
@@ -160,6 +161,7 @@ def write_parquet(path, label, feature):
     return path
 
 
+@pytest.mark.slow
 def test_a_class_without_a_name_is_an_error(tmp_path, configure):
     feature = {"names": ["a", "b"], "_type": "ClassLabel"}
     path = write_parquet(tmp_path / "rows.parquet", [0, 1, 2] * 20, feature)
@@ -167,6 +169,7 @@ def test_a_class_without_a_name_is_an_error(tmp_path, configure):
         run(labeled(configure, path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "feature",
     [
@@ -182,6 +185,7 @@ def test_other_metadata_changes_nothing(tmp_path, configure, feature):
     assert run(labeled(configure, path)).labels == ["0", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metadata", [b"[]", b"{", b'{"info": 3}', b"[" * 100_000, b"\xff"])
 def test_damaged_metadata_changes_nothing(tmp_path, configure, metadata):
     table = pa.table({"text": [sentence(n) for n in range(60)], "label": [0, 1] * 30})

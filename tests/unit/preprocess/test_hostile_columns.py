@@ -171,6 +171,7 @@ def test_dictionary_is_not_copied_for_every_row() -> None:
     assert sum(chunk.batch.nbytes for chunk in found if isinstance(chunk, Table)) < 4 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["arrow", "parquet"])
 def test_columns_of_any_type_of_text_and_list_are_read(tmp_path: Path, suffix: str) -> None:
     texts, path = ["one", None, "three"], tmp_path / f"x.{suffix}"

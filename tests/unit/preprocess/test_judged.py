@@ -82,6 +82,7 @@ def test_feedback_is_refused_in_init_and_preprocess(tmp_path, configure, layout)
     assert caught.value.remedy.startswith(refused.value.remedy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
 def test_feedback_is_refused_in_other_formats(tmp_path, configure, write):
     path = write(tmp_path / f"rows.{write.__name__.removeprefix('write_')}", answered(**KTO))

@@ -135,6 +135,7 @@ def test_labels_in_text_need_a_separator(tmp_path, configure):
         configure(path, task="sequence_classification", label_separator=";")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "disk"])
 def test_names_of_hugging_face_classes_survive_in_lists(tmp_path, configure, kind):
     features = datasets.Features(

@@ -122,6 +122,7 @@ def test_message_with_two_contents_is_a_defect(tmp_path: Path) -> None:
             check(one, data, open_encoder(data))
 
 
+@pytest.mark.slow
 def test_duplicate_column_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,text\na,b\n")
     column = pa.array(["a"])

@@ -87,6 +87,7 @@ def test_the_prompt_of_whole_conversations_is_learned_once(tmp_path, form):
     assert learned == "so<|end|>no<|end|>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["why?", [QUESTION]])
 def test_whole_conversations_are_divided_as_trl_does(prompt):
     from trl.data_utils import extract_prompt

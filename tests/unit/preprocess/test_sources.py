@@ -134,6 +134,7 @@ def test_changed_s3_content_is_detected(bucket: Any) -> None:
     assert find_inputs(data).digest() != before
 
 
+@pytest.mark.slow
 def test_saved_data_set_is_read(tmp_path: Path, configure: Any) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", texts(60))
     saved = tmp_path / "saved"
@@ -144,6 +145,7 @@ def test_saved_data_set_is_read(tmp_path: Path, configure: Any) -> None:
     assert documents(run(configure(saved)), "train") == documents(run(configure(path)), "train")
 
 
+@pytest.mark.slow
 def test_splits_of_a_saved_data_set_are_read_together(tmp_path: Path) -> None:
     both = {name: datasets.Dataset.from_list(texts(3)) for name in ("train", "test")}
     datasets.DatasetDict(both).save_to_disk(tmp_path / "saved")

@@ -98,6 +98,7 @@ def test_only_one_function_sets_aliases():
     assert found == ["components/shared/registry/versions.py"]
 
 
+@pytest.mark.slow
 def test_unvalidated_configuration_moves_no_champion(rejected):
     broken = rejected.registry.model_copy(update={"candidate_alias": "Champion"})
     with pytest.raises(BadInput, match="only a promotion moves"):
@@ -105,6 +106,7 @@ def test_unvalidated_configuration_moves_no_champion(rejected):
     assert holder(rejected) == "1"
 
 
+@pytest.mark.slow
 def test_champion_of_another_configuration_is_out_of_reach(trained):
     names = {"champion_alias": "production", "candidate_alias": "staging"}
     assert whole(trained("first", 0.9, registry=names)).champion
@@ -115,6 +117,7 @@ def test_champion_of_another_configuration_is_out_of_reach(trained):
     assert holder(second, "production") == "1"
 
 
+@pytest.mark.slow
 def test_rejected_model_stays_rejected_if_its_record_changes(rejected):
     edit(rejected, "gate", promoted=True)
     with pytest.raises(BadInput, match="promoted without an improvement"):
@@ -128,6 +131,7 @@ def test_rejected_model_stays_rejected_if_its_record_changes(rejected):
     assert holder(rejected) == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["evaluate", "gate", "register"])
 def test_missing_step_promotes_nothing(trained, step):
     config = trained("first", 0.9)
@@ -140,6 +144,7 @@ def test_missing_step_promotes_nothing(trained, step):
     assert holder(config) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "fields", "what"),
     [
@@ -165,6 +170,7 @@ def test_decision_by_other_rules_promotes_nothing(trained, section, fields, what
     promote(other)
 
 
+@pytest.mark.slow
 def test_decision_of_another_run_promotes_nothing(rejected, trained):
     better = trained("better", 0.99)
     evaluate(better)
@@ -176,6 +182,7 @@ def test_decision_of_another_run_promotes_nothing(rejected, trained):
     assert holder(rejected) == "1"
 
 
+@pytest.mark.slow
 def test_version_of_another_run_is_not_promoted(rejected, trained):
     better = trained("better", 0.99)
     evaluate(better)
@@ -189,6 +196,7 @@ def test_version_of_another_run_is_not_promoted(rejected, trained):
     assert holder(better) == "1"
 
 
+@pytest.mark.slow
 def test_version_number_is_not_promoted_for_another_model(trained):
     """Version 1 of one registered model is not version 1 of another."""
     other = trained("other", 0.5, registry={"model_name": "elsewhere"})
@@ -215,6 +223,7 @@ def test_model_retrained_after_evaluation_is_not_registered(trained):
     assert holder(config, "candidate") is None
 
 
+@pytest.mark.slow
 def test_model_retrained_after_registration_changes_no_promotion(trained):
     config = trained("first", 0.4)
     evaluate(config)
@@ -228,6 +237,7 @@ def test_model_retrained_after_registration_changes_no_promotion(trained):
     assert promote(config).version == holder(config) == "2"
 
 
+@pytest.mark.slow
 def test_repeated_decision_uses_the_evaluated_model(trained):
     config = trained("first", 0.8)
     evaluate(config)
@@ -250,6 +260,7 @@ def test_exchanged_weights_are_rejected(trained, step):
     assert holder(config, "candidate") is None
 
 
+@pytest.mark.slow
 def test_recreated_champion_with_the_same_number_is_compared(trained):
     """If a registered model is deleted and created again, its versions start at 1 again."""
     assert whole(trained("first", 0.5)).champion
@@ -265,6 +276,7 @@ def test_recreated_champion_with_the_same_number_is_compared(trained):
     assert holder(config) == "1"
 
 
+@pytest.mark.slow
 def test_registry_sets_the_alias_only_for_a_model_that_passed_the_gate(rejected, trained):
     registry = Registry(rejected, Workspace.of(rejected))
     gate = GateRecord.load(Workspace.of(rejected).record("gate"))
@@ -278,6 +290,7 @@ def test_registry_sets_the_alias_only_for_a_model_that_passed_the_gate(rejected,
     assert holder(rejected) == "1"
 
 
+@pytest.mark.slow
 def test_promotion_whose_lock_expired_in_a_slow_request_moves_no_alias(trained, monkeypatch):
     """Another process takes over the lock while MLflow answers, and may promote its own model."""
     assert whole(trained("first", 0.5)).champion
@@ -306,6 +319,7 @@ def test_promotion_whose_lock_expired_in_a_slow_request_moves_no_alias(trained, 
     assert holder(config) == "1"
 
 
+@pytest.mark.slow
 def test_equal_aliases_are_rejected_with_their_fields(rejected):
     with pytest.raises(ConfigError, match=r"registry\.candidate_alias = 'champion'"):
         changed(rejected, "registry", candidate_alias="champion")

@@ -66,6 +66,7 @@ def test_names_have_separate_locks(address):
         pass
 
 
+@pytest.mark.slow
 def test_threads_exclude_each_other(address):
     inside, most = 0, 0
     counted = threading.Lock()
@@ -132,6 +133,7 @@ def test_live_s3_holder_is_waited_for(bucket):
         pass
 
 
+@pytest.mark.slow
 def test_clock_that_was_set_forward_takes_nothing_away(bucket, monkeypatch):
     now = time.time
     with lock(bucket, "x") as check:
@@ -141,6 +143,7 @@ def test_clock_that_was_set_forward_takes_nothing_away(bucket, monkeypatch):
         check()
 
 
+@pytest.mark.slow
 def test_s3_holder_keeps_the_lock_for_longer_than_its_expiry_time(bucket):
     with lock(bucket, "x", expiry_seconds=0.8) as check:
         with pytest.raises(RunBusy), lock(bucket, "x", wait_seconds=2):
@@ -158,6 +161,7 @@ class Frozen:
         pass
 
 
+@pytest.mark.slow
 def test_paused_s3_holder_is_stopped_before_it_acts(bucket, monkeypatch):
     monkeypatch.setattr(leases, "Renewed", Frozen)
     with lock(bucket, "x", expiry_seconds=3) as check:

@@ -66,6 +66,7 @@ def test_better_of_two_concurrent_promotions_becomes_champion(trained):
     assert RegistrationRecord.load(worse.record("promote")).champion is (met[0] is None)
 
 
+@pytest.mark.slow
 def test_loser_of_a_race_is_not_tagged_promoted(trained):
     """Both gates saw no champion. The second promotion loses to the first."""
     better, worse = trained("better", 0.9), trained("worse", 0.65)

@@ -26,6 +26,7 @@ def registered(config):
     return StaleVersion(config, Workspace.of(config))
 
 
+@pytest.mark.slow
 def test_only_stale_versions_are_removed(trained):
     first_champion = registered(trained("first", 0.6))
     passed = registered(trained("second", 0.3))
@@ -53,6 +54,7 @@ def test_only_stale_versions_are_removed(trained):
     assert Registry.by_alias(registry, "champion").number == champion.record.version
 
 
+@pytest.mark.slow
 def test_removed_version_still_counts_as_judged_on_the_test_side(trained):
     registered(trained("first", 0.9))
     passed = registered(trained("second", 0.3))
@@ -65,6 +67,7 @@ def test_removed_version_still_counts_as_judged_on_the_test_side(trained):
     assert passed.registry.judged_on("other", besides="") == 0
 
 
+@pytest.mark.slow
 def test_version_that_gets_an_alias_meanwhile_stays(trained):
     registered(trained("first", 0.9))
     passed = registered(trained("second", 0.3))

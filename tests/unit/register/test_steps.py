@@ -54,6 +54,7 @@ def test_evaluation_leaves_records_scores_and_a_page(trained):
     assert "://" not in page
 
 
+@pytest.mark.slow
 def test_version_records_its_data_statistics(trained):
     profile = DataProfile(lengths=[[4], [6]], labels=[[5], [5]], words=[[7], [3]])
     config = trained("first", 0.8, {"profile": profile})
@@ -62,6 +63,7 @@ def test_version_records_its_data_statistics(trained):
     assert DataProfile.model_validate_json(version.tags[PROFILE]) == profile
 
 
+@pytest.mark.slow
 def test_evaluation_is_reused_and_its_promotion_stands(trained):
     config = trained("first", 0.8)
     workspace = Workspace.of(config)
@@ -77,6 +79,7 @@ def test_evaluation_is_reused_and_its_promotion_stands(trained):
     assert [e.reused for e in finished if e.stage == "evaluate"] == [False, True]
 
 
+@pytest.mark.slow
 def test_damaged_decision_is_repeated_and_the_champion_stays(trained):
     config = trained("first", 0.8)
     whole(config)
@@ -92,6 +95,7 @@ def test_damaged_decision_is_repeated_and_the_champion_stays(trained):
     assert evaluate(config)[1] == gate
 
 
+@pytest.mark.slow
 def test_equal_weights_of_another_run_do_not_beat_themselves(trained):
     assert whole(trained("first", 0.8))[0].promoted
     gate, _ = whole(trained("second", 0.8))
@@ -99,6 +103,7 @@ def test_equal_weights_of_another_run_do_not_beat_themselves(trained):
     assert "is this same model" in gate.reason
 
 
+@pytest.mark.slow
 def test_run_that_was_beaten_meanwhile_is_evaluated_again(trained):
     config = trained("first", 0.6)
     assert whole(config)[0].promoted
@@ -108,6 +113,7 @@ def test_run_that_was_beaten_meanwhile_is_evaluated_again(trained):
     assert gate.champion_version == "2"
 
 
+@pytest.mark.slow
 def test_weights_are_read_once_for_their_digest(trained, monkeypatch):
     config = trained("first", 0.8)
     read, file_digest = [], digest.file_digest
@@ -157,6 +163,7 @@ def test_model_without_a_finite_loss_is_rejected(trained):
         evaluate(config)
 
 
+@pytest.mark.slow
 def test_first_model_becomes_champion_and_a_better_one_replaces_it(trained):
     first, second = trained("first", 0.6), trained("second", 0.9)
     gate, record = whole(first)
@@ -170,6 +177,7 @@ def test_first_model_becomes_champion_and_a_better_one_replaces_it(trained):
     assert champion(second) == record.version == "2"
 
 
+@pytest.mark.slow
 def test_equal_model_is_registered_but_not_promoted(trained):
     whole(trained("first", 0.9))
     second = trained("second", 0.7)
@@ -183,6 +191,7 @@ def test_equal_model_is_registered_but_not_promoted(trained):
     assert champion(second) == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -199,6 +208,7 @@ def test_incomparable_model_is_not_promoted(trained, changes, reason):
     assert champion(second) == "1"
 
 
+@pytest.mark.slow
 def test_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
     first = trained("first", 0.5)
     whole(first)
@@ -209,6 +219,7 @@ def test_champion_that_does_not_load_is_not_replaced(trained, tmp_path):
     assert "version 1, cannot be loaded or scored" in gate.reason
 
 
+@pytest.mark.slow
 def test_champion_of_unknown_origin_is_not_replaced(trained):
     first = trained("first", 0.5)
     whole(first)
@@ -219,6 +230,7 @@ def test_champion_of_unknown_origin_is_not_replaced(trained):
     assert "does not record its split digest" in gate.reason
 
 
+@pytest.mark.slow
 def test_version_records_its_origin_and_is_served(trained):
     config = trained("first", 0.8)
     evaluate(config)
@@ -244,6 +256,7 @@ def test_version_records_its_origin_and_is_served(trained):
     assert card == version.description
 
 
+@pytest.mark.slow
 def test_registering_twice_gives_one_version(trained):
     config = trained("first", 0.8)
     evaluate(config)
@@ -257,6 +270,7 @@ def models(config):
     return tracking.client.search_logged_models([tracking.experiment_id])
 
 
+@pytest.mark.slow
 def test_model_of_a_process_that_died_before_it_had_a_version_is_removed(trained, monkeypatch):
     config = trained("first", 0.9)
     evaluate(config)
@@ -278,6 +292,7 @@ def test_model_of_a_process_that_died_before_it_had_a_version_is_removed(trained
     assert version.source == model.model_uri
 
 
+@pytest.mark.slow
 def test_promoting_twice_changes_nothing(trained):
     config = trained("first", 0.8)
     whole(config)
@@ -285,6 +300,7 @@ def test_promoting_twice_changes_nothing(trained):
     assert champion(config) == "1"
 
 
+@pytest.mark.slow
 def test_run_that_is_trained_again_has_a_new_version(trained):
     config = trained("first", 0.6)
     whole(config)
@@ -294,6 +310,7 @@ def test_run_that_is_trained_again_has_a_new_version(trained):
     assert len(models(config)) == 2, "both have a version"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("skill", "wins"), [(0.65, True), (0.95, False)])
 def test_new_champion_before_promotion_is_compared_by_the_gate(trained, skill, wins):
     config = trained("first", 0.8)
@@ -310,6 +327,7 @@ def test_new_champion_before_promotion_is_compared_by_the_gate(trained, skill, w
     assert gate.champion_version == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scores.parquet", "baseline.parquet"])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"PAR1")])
 def test_damaged_scores_are_named_by_the_promotion_that_needs_them(trained, name, damage):
@@ -323,6 +341,7 @@ def test_damaged_scores_are_named_by_the_promotion_that_needs_them(trained, name
     assert champion(config) == "2"
 
 
+@pytest.mark.slow
 def test_alias_moved_by_hand_during_promotion_is_noticed(trained, monkeypatch):
     config = trained("first", 0.8)
     evaluate(config)

@@ -234,6 +234,7 @@ def test_failed_continuation_shows_no_old_success(language_model: Any) -> None:
     assert not [line for line in summary(language_model.workspace) if line.startswith("gate")]
 
 
+@pytest.mark.slow
 def test_long_run_stays_small(long_run: Any) -> None:
     page = Page(long_run.workspace)
     assert len(page.html) < 150_000
@@ -297,6 +298,7 @@ def test_summary_of_a_promoted_run(language_model: Any) -> None:
     assert said[-1].startswith("gate: promoted: bits_per_byte")
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_mlflow_nor_matplotlib_is_imported(language_model: Any) -> None:
     workspace = language_model.workspace
     program = f"""

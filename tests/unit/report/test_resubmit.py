@@ -73,6 +73,7 @@ def again(lost):
     return resubmit_lost(written.config, run["run_id"])
 
 
+@pytest.mark.slow
 def test_same_pipeline_is_started_with_the_same_parameters(kfp, lost):
     told = again(lost)
     first, second = kfp.all("runs")
@@ -212,6 +213,7 @@ def holder_in(api, monkeypatch, job):
     api.put("pods", {"metadata": {"name": "train-pod", "labels": labels}, "spec": {}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "labels", "how"),
     [
@@ -285,6 +287,7 @@ def test_abandoned_failure_is_not_resubmitted(kfp, lost):
     assert len(kfp.all("runs")) == 1
 
 
+@pytest.mark.slow
 def test_step_that_a_server_was_down_for_is_submitted_again(kfp, lost):
     written, run = lost
     said = {"stage": "train", "error": "TrackingError", "message": "Connection refused"}
@@ -334,6 +337,7 @@ def test_lost_response_starts_no_second_run(kfp, lost, monkeypatch):
     assert told.kfp_run == second["run_id"]
 
 
+@pytest.mark.slow
 def test_server_that_rejects_a_request_is_reported(kfp, lost, monkeypatch):
     monkeypatch.setattr(retry, "DENIED_SECONDS", 0.0)
     kfp.token = "somebody-elses"

@@ -53,6 +53,7 @@ def test_tracking_that_is_down_does_not_fail_the_report(failed: Any, tmp_path: A
     assert sum("Connection refused" in text for text in warned) == 1
 
 
+@pytest.mark.slow
 def test_run_that_was_stopped_is_killed_in_mlflow(bare: Any) -> None:
     run_id = parent_run(bare.config, bare.workspace)
     bare.again()

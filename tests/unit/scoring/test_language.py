@@ -134,6 +134,7 @@ def test_only_assistant_turns_are_scored(tokenizer):
     assert scores["bytes"][0].as_py() == sum(len(text.encode()) for text in said)
 
 
+@pytest.mark.slow
 def test_long_chats_are_scored_in_the_windows_that_are_learned(tokenizer, tmp_path):
     """Each target once, with up to half of a window before it."""
     long = [*CHAT, *({**turn, "content": turn["content"] * 3} for turn in CHAT)]

@@ -50,6 +50,7 @@ def read_back(uri, task):
         }
 
 
+@pytest.mark.slow
 def test_language_model_is_served_and_read_back(active_run, language_folder, tokenizer):
     uri = log(language_folder, CHAT, "text-generation")
     served = mlflow.pyfunc.load_model(uri)
@@ -66,6 +67,7 @@ def test_language_model_is_served_and_read_back(active_run, language_folder, tok
         assert torch.equal(weight, original[name])
 
 
+@pytest.mark.slow
 def test_classifier_is_served_with_labels_and_scores(active_run, classifier_folder):
     uri = log(classifier_folder, TEXT, "text-classification")
     served = mlflow.pyfunc.load_model(uri)

@@ -213,6 +213,7 @@ def test_create_request_is_never_repeated(kfp):
     assert kfp.writes() == ["POST /apis/v2beta1/experiments"]
 
 
+@pytest.mark.slow
 def test_command_reports_it_in_two_lines(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["steadytrain", "submit", "causal-lm", "--set", "output=/x"])
     with pytest.raises(SystemExit) as raised:

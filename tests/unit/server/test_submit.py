@@ -291,6 +291,7 @@ def test_deleted_run_ends_watching(kfp, submitted):
         submitted.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403])
 def test_temporary_denial_does_not_end_watching(kfp, submitted, status):
     """A server that restarts denies everything until it has read tokens and roles."""
@@ -371,6 +372,7 @@ def test_waiting_ends_with_the_runs_own_story(kfp):
     assert told["failure"]["error"] == "DataError"
 
 
+@pytest.mark.slow
 def test_run_without_new_data_says_so(kfp):
     story(kfp, state="unchanged", sentence="Nothing was trained. Nothing new.")
     kfp.script = [[("detect-change", "SUCCEEDED"), ("report", "SUCCEEDED"), ("run", "SUCCEEDED")]]

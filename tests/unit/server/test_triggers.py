@@ -170,6 +170,7 @@ def test_resubmitted_run_counts_as_active(kfp, what, name, newest_first):
     assert trigger(server, what).kind == "started"
 
 
+@pytest.mark.slow
 def test_resubmitted_run_is_found_on_any_page(kfp, what):
     server = connect(kfp.address)
     first = trigger(server, what)

@@ -55,6 +55,7 @@ def files(folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key",
     [
@@ -83,6 +84,7 @@ def test_key_outside_the_folder_is_rejected_and_writes_nothing(key, tmp_path, ad
     assert not any("evil" in name or "byte" in name for name in files(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other"),
     [("a", "a/b"), ("sub/a", "sub/a/b/c"), ("Config.json", "config.json"), ("é", "e\u0301")],
@@ -199,6 +201,7 @@ def test_killed_download_starts_again(address, put, config):
     assert [path for path in downloads.iterdir() if path.is_dir()] == [folder]
 
 
+@pytest.mark.slow
 def test_listing_shows_whether_a_base_model_has_changed(config, put):
     put("config.json", b"{}")
     put("model.safetensors", b"weights")

@@ -32,6 +32,7 @@ def parts(value):
     return {"model": {"weight": torch.full((LARGE // 4,), float(value))}}
 
 
+@pytest.mark.slow
 @each("fault", ["500", "503", "reset", "lose", "truncate"], ["500", "lose"])
 def test_temporary_server_failure_is_survived(address, proxy, fault):
     store = CheckpointStore(address, keep=2)
@@ -47,6 +48,7 @@ def test_temporary_server_failure_is_survived(address, proxy, fault):
     assert fault in proxy.done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("picked", ["safetensors", "COMMIT"])
 def test_lasting_server_failure_is_reported_and_loses_nothing(address, proxy, monkeypatch, picked):
     monkeypatch.setattr(s3, "ATTEMPTS", 2)

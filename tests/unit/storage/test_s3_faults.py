@@ -61,6 +61,7 @@ def test_each_operation_is_retried_until_it_succeeds(storage, proxy, fault):
         through(storage.read, "one")
 
 
+@pytest.mark.slow
 @each("fault", FAULTS, FEW)
 def test_files_survive_faults_in_multipart_transfers(storage, proxy, large, tmp_path, fault):
     times = 1 if fault == "hang" else 3
@@ -221,6 +222,7 @@ def test_one_writer_wins_if_responses_are_lost(storage, proxy):
         assert len(won) == 1
 
 
+@pytest.mark.slow
 def test_log_holds_each_record_once_if_responses_are_lost(storage, proxy):
     proxy.concerns = lambda method, _path: method == "PUT"
     log, records = ObjectLog(storage), [{"step": 1}, {"step": 2}]

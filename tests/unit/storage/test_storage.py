@@ -84,6 +84,7 @@ def test_conditional_writes_can_be_relied_on(storage):
     assert storage.list() == []
 
 
+@pytest.mark.slow
 def test_missing_object_is_file_not_found(storage):
     with pytest.raises(FileNotFoundError):
         storage.read("nothing")
@@ -121,6 +122,7 @@ def test_part_count_stays_within_the_limit(size):
     assert part == 8 << 20 or size > 75 * 10**9
 
 
+@pytest.mark.slow
 def test_large_stream_is_uploaded_in_enough_parts(moto_storage, monkeypatch):
     """The real limit of 10,000 parts is out of reach here, so the test uses three."""
     monkeypatch.setattr(s3, "PARTS", 3)

@@ -58,9 +58,10 @@ def plain_gradients(model, batch, how):
     return total, torch.autograd.grad(total, list(model.parameters()))
 
 
-CLASSIFIER = SimpleNamespace(loss=lambda model, batch: LossSum(class_loss(model, batch)))
+CLASSIFIER = SimpleNamespace(compute_loss=lambda model, batch: LossSum(class_loss(model, batch)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize(
     ("kind", "fields"),

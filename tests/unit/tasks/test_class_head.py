@@ -158,6 +158,7 @@ def test_models_that_only_answer_are_put_in_order_too(tmp_path):
         task_for(tmp_path, ["x", *NAMES[1:]]).load_reference(str(tmp_path), "model.base")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_trained_classifier_keeps_its_accuracy(tmp_path):
     """It scored 0.27 after a step of next to nothing, since its rows had other names."""
     rows = class_rows(200)

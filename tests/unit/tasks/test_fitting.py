@@ -26,6 +26,7 @@ class Device:
             return batched(self, rows, size, int)
 
 
+@pytest.mark.slow
 def test_rows_stay_in_order_and_whole_batches_that_fit_stay_whole():
     device, rows = Device(size=40), [9, 9, 9, 9, 9, 5, 5, 5, 5, 5, 5, 5, 5, 1, 1, 1]
     assert device.run(rows) == [2 * row for row in rows]
@@ -35,6 +36,7 @@ def test_rows_stay_in_order_and_whole_batches_that_fit_stay_whole():
     assert Device(size=40).run([9] * 7, size=7) == [18] * 7
 
 
+@pytest.mark.slow
 def test_batches_as_large_as_one_that_failed_are_not_tried():
     device = Device(size=20)
     assert device.run([4] * 24) == [8] * 24
@@ -42,6 +44,7 @@ def test_batches_as_large_as_one_that_failed_are_not_tried():
     assert device.told == [("doubling", 4, 8)]
 
 
+@pytest.mark.slow
 def test_one_row_that_does_not_fit_is_an_error_with_the_reason():
     device = Device(size=5)
     with pytest.raises(OutOfMemory, match=r"doubling: one row of 9 tokens does not fit") as failed:
@@ -58,6 +61,7 @@ def test_other_errors_pass():
         batched(broken, [1, 2], 2, int)
 
 
+@pytest.mark.slow
 def test_an_inner_context_tells_the_outer_one_and_remembers_on_its_own():
     device, told = Device(size=8), []
     with splitting("outer", lambda *said: told.append(said)):

@@ -106,6 +106,7 @@ def test_validation_metrics_are_those_of_scikit_learn(task, rows):
     assert found["subset_accuracy"] == pytest.approx((truth == predicted).all(1).mean())
 
 
+@pytest.mark.slow
 def test_thresholds_have_the_best_f1_of_all():
     rng = np.random.default_rng(0)
     truth = rng.random((200, 4)) < (0.5, 0.2, 0.1, 0.01)
@@ -154,6 +155,7 @@ def test_model_with_other_thresholds_is_another_model(tmp_path):
     assert weights_digest(tmp_path) == digests[0]
 
 
+@pytest.mark.slow
 def test_the_exported_model_has_its_thresholds_and_is_served_with_all_scores(
     tmp_path, request, task, data, monkeypatch
 ):

@@ -109,6 +109,7 @@ def trl_inputs(task, rows):
     return found
 
 
+@pytest.mark.slow
 def test_loss_gradients_and_metrics_are_those_of_trl(tmp_path, base, rows):
     from trl import DPOConfig, DPOTrainer
 

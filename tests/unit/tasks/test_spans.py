@@ -32,6 +32,7 @@ def test_verbatim_contents_are_found_where_printed(
     assert [text[start:end] for start, end in spans] == contents
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     solid,

@@ -71,6 +71,7 @@ def original(workspace, config):
     return workspace, run_id
 
 
+@pytest.mark.slow
 def test_copied_output_has_a_run_of_its_own(original, make_config):
     first, run_id = original
     copy = first.output.parent / "copy"

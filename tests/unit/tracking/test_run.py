@@ -132,6 +132,7 @@ def test_given_run_that_was_deleted_is_refused(
     check_tracking(config, workspace)
 
 
+@pytest.mark.slow
 def test_steps_of_a_pipeline_share_the_run_of_the_pipeline(
     config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

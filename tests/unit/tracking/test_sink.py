@@ -74,6 +74,7 @@ class Supervised:
         self.sink.close()
 
 
+@pytest.mark.slow
 def test_run_carries_one_curve_over_its_attempts(config: RunConfig, workspace: Workspace) -> None:
     """Each attempt here has a supervisor of its own, and the second repeats two steps."""
     for events in (
@@ -104,6 +105,7 @@ def test_run_has_each_step_once_after_a_note_was_lost(
     assert [step for step, _ in curve(config, workspace, "loss")] == list(range(1, 8))
 
 
+@pytest.mark.slow
 def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: Workspace) -> None:
     run = Supervised(config, workspace)
     run.tell(
@@ -191,6 +193,7 @@ def test_every_outcome_has_a_status(
     assert children(config, workspace)["attempt-1"].info.status == status
 
 
+@pytest.mark.slow
 def test_more_points_than_mlflow_takes_at_once(config: RunConfig, workspace: Workspace) -> None:
     run = Supervised(config, workspace, close_seconds=120)  # 3,000 points on a busy machine
     run.tell(started(1), *steps(1, range(1500)))
@@ -301,6 +304,7 @@ def test_broken_server_is_reported_once(
     assert len(warnings(workspace)) == 1
 
 
+@pytest.mark.slow
 def test_next_supervisor_sends_what_a_killed_one_owed(
     config: RunConfig, workspace: Workspace
 ) -> None:

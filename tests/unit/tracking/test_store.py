@@ -37,6 +37,7 @@ def warnings(workspace: Workspace) -> list[str]:
     return [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
 
 
+@pytest.mark.slow
 def test_store_is_created_atomically_before_any_timeout_starts(
     config: RunConfig, new: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ def test_store_is_created_atomically_before_any_timeout_starts(
     assert {item.name for item in new.output.iterdir()} == {"locks", "runs", "mlflow.db"}
 
 
+@pytest.mark.slow
 def test_incomplete_store_is_created_again(
     config: RunConfig, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

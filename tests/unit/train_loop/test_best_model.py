@@ -20,6 +20,7 @@ OVERFITS = {
 }
 
 
+@pytest.mark.slow
 def test_best_model_is_kept_and_exported(make_bench):
     bench = make_bench(rows=4, training=OVERFITS)
 
@@ -37,6 +38,7 @@ def test_best_model_is_kept_and_exported(make_bench):
     assert all(torch.equal(best[name], value) for name, value in exported(bench).items())
 
 
+@pytest.mark.slow
 def test_last_model_is_exported_on_request(make_bench):
     bench = make_bench(rows=4, training={**OVERFITS, "load_best_model_at_end": False})
 
@@ -49,6 +51,7 @@ def test_last_model_is_exported_on_request(make_bench):
     assert all(torch.equal(last[name], value) for name, value in exported(bench).items())
 
 
+@pytest.mark.slow
 def test_lost_best_checkpoint_leaves_the_last_model_with_a_warning(make_bench, monkeypatch):
     bench = make_bench(rows=4, training=OVERFITS)
     from steadytrain.components.train.loop.training import Training
@@ -70,6 +73,7 @@ def test_lost_best_checkpoint_leaves_the_last_model_with_a_warning(make_bench, m
     assert result_of(bench).best_step == 40
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_with_the_best_model(make_bench):
     bench = make_bench(rows=4, training={**OVERFITS, "early_stopping_patience": 3})
 

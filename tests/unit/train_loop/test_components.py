@@ -78,6 +78,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_average_follows_the_weights_of_each_step(make_bench, example):
     bench = make_bench(training={**EACH_STEP, "components": {"ema": {"decay": 0.5}}})
     training = bench.train_here()
@@ -104,6 +105,7 @@ def test_score_of_a_step_is_that_of_the_model_exported_for_it(make_bench, exampl
     assert validate(training.parts)[training.metric] == result_of(bench).best_score
 
 
+@pytest.mark.slow
 def test_components_change_nothing_that_is_learned(make_bench, example):
     plain = make_bench("plain", training=EACH_STEP)
     watched = make_bench("watched", training={**EACH_STEP, "components": BOTH})
@@ -120,6 +122,7 @@ def test_components_change_nothing_that_is_learned(make_bench, example):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_resumed_components_have_the_state_of_an_undisturbed_run(make_bench, example, at):
     settings = {"training": {**EACH_STEP, "components": BOTH}}

@@ -92,6 +92,7 @@ def test_offsets_damaged_during_use_are_an_error(tmp_path, column, damage):
         rows.check_used()
 
 
+@pytest.mark.slow
 def test_reading_a_row_imports_no_pandas(tmp_path):
     """Every rank would pay for that import at each start."""
     write_shard(tmp_path / "a", language_rows(1), PACKED)

@@ -79,6 +79,7 @@ def losses(tmp_path_factory, data, base):
     return of
 
 
+@pytest.mark.slow
 def test_base_model_is_trained(losses):
     _, plain = losses()
     assert plain[1] < 3.5
@@ -99,6 +100,7 @@ def test_quantized_head_losses_are_within_the_stated_error(losses, bits):
     assert found == pytest.approx(plain, rel=TOLERANCES[bits])
 
 
+@pytest.mark.slow
 def test_training_resumes_bit_for_bit(losses, data, base, tmp_path):
     frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}
     bench, whole = losses(**frozen)
@@ -123,6 +125,7 @@ def test_checkpoints_and_adapters_exclude_frozen_parts(losses):
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 def test_export_is_an_ordinary_model_with_the_bases_weights(tmp_path, data, base):
     adapter = {**PLAIN, "frozen_head": "4bit", "frozen_embeddings": "host", "merge": True}
     bench = bench_of(tmp_path, data, {"base": base, "adapter": adapter})
@@ -170,6 +173,7 @@ def steps_in_4_bits(data, base, **frozen):
     return found
 
 
+@pytest.mark.slow
 def test_all_small_card_settings_work_together(data, base):
     tied = AutoConfig.from_pretrained(base).tie_word_embeddings
     plain = steps_in_4_bits(data, base)

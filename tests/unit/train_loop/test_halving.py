@@ -119,6 +119,7 @@ def test_attempt_ends_where_a_step_cannot_be_repeated(exhausted, monkeypatch, ph
     assert [event.step for event in events_of(bench.workspace, TrainingStep)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "steps"), [(2, 6), (3, 3)])
 def test_micro_batch_halves_until_the_step_fits(exhausted, monkeypatch, times, steps):
     bench = exhausted()

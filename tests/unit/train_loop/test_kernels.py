@@ -38,6 +38,7 @@ def test_run_without_optional_kernels_tries_nothing(accelerator):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_missing_compiler_leaves_out_torch_compile(accelerator):
     before = torch.get_rng_state()
     with fresh_inductor_cache(), inductor.patch({"cpp.cxx": ("/nowhere/g++",)}):

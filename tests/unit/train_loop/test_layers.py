@@ -81,6 +81,7 @@ def test_norms_are_those_of_the_gradients_the_weights_and_the_update(make_bench,
     assert math.hypot(*last.gradient.values()) == pytest.approx(norm)
 
 
+@pytest.mark.slow
 def test_update_of_a_large_weight_is_estimated_well(make_bench, monkeypatch):
     exact, sampled = make_bench("exact", training=WATCHED), make_bench("sampled", training=WATCHED)
     exact.train_here()

@@ -98,6 +98,7 @@ def test_weights_and_identity_are_the_same_and_each_micro_batch_is_measured(
     assert square == pytest.approx(float(sums[-1].square().sum()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_estimate_continues_exactly_after_a_resume(make_bench):
     whole, cut = (
         make_bench(name, training={**ON, "load_best_model_at_end": False}) for name in ("a", "b")

@@ -115,6 +115,7 @@ def test_peak_rate_below_the_schedules_last_rate_is_rejected(picky):
         from_mapping({**MINIMAL, "training": training})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_bnb_8bit", "my_lion"])
 def test_planner_knows_the_bytes_of_the_state(installed, optim):
     config = {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512}

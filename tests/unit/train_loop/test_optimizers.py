@@ -275,6 +275,7 @@ def recipe(name, **settings):
     }
 
 
+@pytest.mark.slow
 @selected.each("name", NAMES, few=("muon", "schedule_free_adamw"))
 def test_resumed_run_ends_with_the_same_weights(make_bench, name):
     whole, resumed = (make_bench(run, **recipe(name)) for run in ("whole", "resumed"))
@@ -300,6 +301,7 @@ def test_schedule_free_validates_and_exports_its_average(make_bench):
     assert validate(training.parts)[training.metric] == result_of(bench).best_score
 
 
+@pytest.mark.slow
 def test_validation_leaves_the_weights_of_schedule_free_alone(make_bench):
     often = make_bench("often", **recipe("schedule_free_adamw", eval_steps=1))
     once = make_bench("once", **recipe("schedule_free_adamw", eval_steps=6))

@@ -121,6 +121,7 @@ def digits():
     ]
 
 
+@pytest.mark.slow
 def test_images_are_classified_by_the_same_loop(tmp_path, digits):
     data = write_data(
         tmp_path / "data",
@@ -157,6 +158,7 @@ def test_images_are_classified_by_the_same_loop(tmp_path, digits):
     assert task.validation_metrics(sums)["accuracy"] == pytest.approx(accuracy)
 
 
+@pytest.mark.slow
 def test_texts_are_classified(tmp_path):
     data = write_data(
         tmp_path / "data",

@@ -163,6 +163,7 @@ def test_entries_that_do_not_fit_the_model_are_rejected(groups, problem):
         treatments(llama(), training(*groups))
 
 
+@pytest.mark.slow
 def test_pattern_that_would_search_for_years_is_an_error():
     endless = r"(([a-z_.0]|[a-z_.0])+)+[A-Z]"
     with pytest.raises(BadInput, match="takes more than 1 s") as error:
@@ -285,6 +286,7 @@ def test_frozen_weights_stay_and_the_others_begin_at_their_step(make_bench):
     assert [group["unfreeze_at"] for group in event.groups] == [3.0, 0.25, 0.0, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3])
 def test_run_resumes_to_the_same_bits_across_unfreezing(make_bench, step):
     settings = {**UNFROZEN, "averaging": {"kind": "ema", "decay": 0.5, "export": "averaged"}}

@@ -107,6 +107,7 @@ def test_batch_that_contradicts_what_was_learned_is_a_spike(poisoned):
     assert committed(run.workspace.checkpoints)[-1].name == f"step-{GUILTY:08d}"
 
 
+@pytest.mark.slow
 def test_after_a_resume_the_spike_is_seen_as_before(poisoned):
     """The window is part of the checkpoint, so a resumed run decides as the first one did."""
     run = poisoned("again", spike_window=20)
@@ -117,6 +118,7 @@ def test_after_a_resume_the_spike_is_seen_as_before(poisoned):
     assert str(again.value) == str(first.value)
 
 
+@pytest.mark.slow
 def test_training_continues_if_the_check_is_off(poisoned):
     run = poisoned("off", spike_threshold=0)
     assert run.train_here().progress.step == STEPS

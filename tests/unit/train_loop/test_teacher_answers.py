@@ -279,6 +279,7 @@ def test_damage_while_training_asks_for_another_attempt(tmp_path, language):
         answers[0]
 
 
+@pytest.mark.slow
 def test_answers_of_other_settings_are_others(tmp_path, language, asked):
     train(tmp_path / "first", language, top_k=4)
     for number, change in enumerate(({"top_k": 5}, {"top_k": 4, "temperature": 3.0})):

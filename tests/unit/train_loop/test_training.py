@@ -61,6 +61,7 @@ def test_training_run_reports_what_it_does(make_bench):
     assert (result.metric, result.model) == ("loss", str(workspace.model))
 
 
+@pytest.mark.slow
 def test_reported_loss_is_the_mean_since_the_last_report(make_bench):
     each, every_third = make_bench("each"), make_bench("third", training={"logging_steps": 3})
     for bench in (each, every_third):
@@ -89,6 +90,7 @@ def test_micro_batches_change_only_rounding(make_bench):
     assert found[0] == pytest.approx(found[2], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_equal_runs_are_equal_and_other_seeds_differ(make_bench):
     digests = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -99,6 +101,7 @@ def test_equal_runs_are_equal_and_other_seeds_differ(make_bench):
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -64,6 +64,7 @@ def logits(model):
     return model.eval()(input_ids=IDS).logits
 
 
+@pytest.mark.slow
 def test_adapters_alone_and_merged_are_the_same_model_to_plain_transformers(adapted, base):
     alone, merged = (
         AutoModelForCausalLM.from_pretrained(adapted[merge].workspace.model)

@@ -54,6 +54,7 @@ def test_strategy_of_another_package_is_rejected_without_it():
         configured(strategy="fsdp_keep")
 
 
+@pytest.mark.slow
 def test_spec_decides_what_a_configuration_may_use(example):
     assert configured(strategy="fsdp_keep", nproc_per_node=2).compute.strategy == "fsdp_keep"
     with pytest.raises(ConfigError, match=r"compute\.strategy fsdp_keep cannot do that"):
@@ -63,6 +64,7 @@ def test_spec_decides_what_a_configuration_may_use(example):
         from_mapping(content)
 
 
+@pytest.mark.slow
 def test_spec_decides_sharded_memory_and_fallback(example):
     setting = Setting(length=8, strategy="fsdp_keep", ranks=2)
     assert setting.shards_weights

@@ -89,7 +89,9 @@ def test_stale_handle_is_opened_again(tmp_path, clock):
     (opened,) = (
         int(item.name) for item in FILES.iterdir() if item.exists() and item.samefile(path)
     )
-    os.close(opened)
+    # A closed descriptor's number could go to a file of another thread.
+    with Path(os.devnull).open("rb") as unwritable:
+        os.dup2(unwritable.fileno(), opened)
     for step in (1, 2):
         clock.now += 1.0
         heartbeat.beat("train", step)

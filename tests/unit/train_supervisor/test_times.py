@@ -193,6 +193,7 @@ ATTEMPTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(attempts=ATTEMPTS, until=MOMENTS)
 def test_spans_are_contiguous_and_add_up_for_any_clock(attempts, until):
     history = History()

@@ -131,6 +131,7 @@ def test_driver_prints_once_what_a_trial_waits_for(trials, study, config, monkey
     assert trials.told == ["trial 3: waits: Insufficient cpu"]
 
 
+@pytest.mark.slow
 def test_supervisors_share_one_process_without_torch_that_can_be_forked():
     imports = ["steadytrain.components.tune.trials.process", *RanksInPods.imports]
     code = (

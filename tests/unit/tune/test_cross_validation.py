@@ -132,6 +132,7 @@ def documented(command):
     return set(re.findall(r"`(\w+)`", re.sub(r": each with [^;]*;", ",", keys)))
 
 
+@pytest.mark.slow
 def test_command_compares_configurations_on_the_same_folds(folder, told):
     place, _ = folder
     assert set(told) == documented("cross-validate")

@@ -115,6 +115,7 @@ def test_study_of_the_step_is_what_the_command_would_find(config, data, world, c
     assert any(line.startswith("trial 0: reached step") for line in lines)
 
 
+@pytest.mark.slow
 def test_trials_get_the_data_of_the_preprocess_step_without_the_test_side(config, data, world):
     made = config()
     step.run(made, data)
@@ -130,6 +131,7 @@ def test_second_driver_is_refused_and_reports_nothing(config, data, world):
     assert standing(made).state == "empty"
 
 
+@pytest.mark.slow
 def test_step_without_a_space_or_a_finished_trial_fails_with_a_fix(config, data, world):
     with pytest.raises(BadInput, match=r"tune\.space") as nothing:
         step.run(config(space={}), data)
@@ -139,6 +141,7 @@ def test_step_without_a_space_or_a_finished_trial_fails_with_a_fix(config, data,
     assert "raise tune.budget" in early.value.remedy
 
 
+@pytest.mark.slow
 def test_winner_is_the_best_of_the_seeds_that_did_not_fail(config, data, world, scores):
     made = config(seeds=3)
     step.run(made, data)
@@ -180,6 +183,7 @@ def concluded(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_exit_handler_reports_on_the_study_and_on_its_winner(
     config, data, world, scores, concluded
 ):
@@ -198,6 +202,7 @@ def test_exit_handler_reports_on_the_study_and_on_its_winner(
     ]
 
 
+@pytest.mark.slow
 def test_pipeline_that_lost_a_step_is_submitted_again_for_that_step_alone(
     config, data, world, scores, concluded
 ):
@@ -213,6 +218,7 @@ def test_pipeline_that_lost_a_step_is_submitted_again_for_that_step_alone(
     ]
 
 
+@pytest.mark.slow
 def test_exit_handler_leaves_a_study_alone_that_another_driver_works_on(
     config, data, world, concluded
 ):

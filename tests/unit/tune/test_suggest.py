@@ -84,6 +84,7 @@ def test_suggestions_beyond_a_constraint_are_replaced():
     assert sizes == {48, 96}
 
 
+@pytest.mark.slow
 def test_memory_by_the_planners_formula_is_a_constraint():
     sizes = {}
     for limit in (1.0, 0.03):

@@ -55,6 +55,7 @@ def store(tmp_path_factory):
         yield study, client, {run.info.run_name: run for run in found}, len(found)
 
 
+@pytest.mark.slow
 def test_each_trial_is_nested_once_in_the_study(store):
     study, _, runs, count = store
     parent = runs[study_name(study.config)]

@@ -65,6 +65,7 @@ def test_pages_can_only_be_read(client, method):
     assert client.request(method, "/login").status_code == 405
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "headers",

@@ -76,6 +76,7 @@ def test_line_that_is_still_being_written_is_read_when_it_is_complete():
     assert steps_of(log) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("detail", "most"), [(BRIEF, 40 << 10), (FULL, 2 << 20)])
 def test_bytes_read_of_a_long_file_do_not_grow_with_it(detail, most):
     file = File()

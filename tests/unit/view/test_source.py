@@ -189,6 +189,7 @@ def test_copy_on_s3_shows_the_same(output, make_run, copy):
     assert "hello" in client.get("/runs/first/log?file=attempts/1/rank-0.log").text
 
 
+@pytest.mark.slow
 def test_run_on_s3_is_followed(output, make_run, copy):
     run = make_run("first")
     run.attempt(1, last=100, max_steps=400)
