@@ -20,11 +20,6 @@ from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.quantized import QuantizedMatrix
 
-# Request the loss, or its own input, from a model's head instead of logits: see fused_head.py.
-#
-# This is a separate module because fused_head.py keeps heads out of compiled graphs, and the
-# import for that takes seconds.
-
 
 class HeadRequest(Protocol):
     """What a fused head computes instead of logits."""

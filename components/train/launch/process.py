@@ -37,7 +37,6 @@ RANK_IMPORTS = (
     # Almost everything that one model imports is also imported by the others.
     "transformers.models.llama.modeling_llama",
 )
-_AGENT = "steadytrain.components.train.agent.warm"
 _IDLE_SECONDS = 5.0
 """How long an agent may take from its report to the end of the attempt."""
 
@@ -141,7 +140,7 @@ class ProcessLauncher:
             )
 
     def _command(self, requests: int, answers: int) -> list[str]:
-        return [sys.executable, "-m", _AGENT, str(requests), str(answers), *self.imports]
+        return [sys.executable, "-m", warm.__name__, str(requests), str(answers), *self.imports]
 
     def _variables(self) -> dict[str, str]:
         threads = threads_of_each(self.world_size, self.compute.threads_per_rank)

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,9 +23,11 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
+from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, Warned
 from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.storage import LocalStorage
@@ -75,7 +76,7 @@ def _train_trial(arguments: Sequence[str]) -> int:
     # Ranks on this machine need an agent, and a process with threads cannot fork one.
     local = config.compute.launcher == "process"
     with _reported(config), agent_forked_early() if local else contextlib.nullcontext():
-        threading.Thread(target=driver.watch, name="driver", daemon=True).start()
+        Periodic("driver", driver.look, every=_LOOK_SECONDS)
         with owned(config):
             outcome = run(config, data, until=until)
             scored = outcome.result is not None and outcome.succeeded
@@ -128,11 +129,11 @@ class _Driver:
                 self._seen = time.monotonic()
         return time.monotonic() - self._seen > self._seconds
 
-    def watch(self) -> None:
-        """Ask this process to stop, once the driver is gone."""
-        while not self.gone():
-            time.sleep(_LOOK_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def look(self) -> bool:
+        """Ask this process to stop if the driver is gone. Return whether it is there."""
+        if gone := self.gone():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return not gone
 
 
 def _prepared(study: Path, config: RunConfig, driver: _Driver) -> DataRecord | None:
@@ -174,14 +175,17 @@ def _reported(config: RunConfig) -> Iterator[None]:
 
 def report_failure(workspace: Workspace, error: str, message: str, remedy: str = "") -> None:
     """Write to a trial's events that it failed outside of its attempts."""
-    with contextlib.closing(workspace.stream("trial")) as stream:
-        stream.emit(StepFailed(stage="train", error=error, message=redact(message), remedy=remedy))
+    _emit(workspace, StepFailed(stage="train", error=error, message=redact(message), remedy=remedy))
 
 
 def warn(workspace: Workspace, message: str) -> None:
     """Write to a trial's events what its user should know."""
+    _emit(workspace, Warned(stage="train", message=message))
+
+
+def _emit(workspace: Workspace, event: Event) -> None:
     with contextlib.closing(workspace.stream("trial")) as stream:
-        stream.emit(Warned(stage="train", message=message))
+        stream.emit(event)
 
 
 if __name__ == "__main__":
