@@ -261,6 +261,9 @@ def test_run_ends_although_its_step_cannot_be_killed(own_steps, tmp_path, mirror
     )
     program = subprocess.Popen([sys.executable, "-c", PIPELINE, str(tmp_path), str(own_steps)])
     wait_for(lambda: told.exists() and told.read_text())
+    # Before it waits for the file system, it can still be killed.
+    waits_in = Path(f"/proc/{told.read_text()}/wchan")
+    wait_for(lambda: "request" in waits_in.read_text())
     program.send_signal(signal.SIGINT)
     assert program.wait(60) == 1
     (failed,) = read_events(Workspace(tmp_path, "tiny").events)
