@@ -15,7 +15,7 @@ from steadytrain.components.shared.records import (
     TrainRecord,
 )
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.recovery.replay import check_callback
+from steadytrain.components.train.recovery.outcome import check_callback
 from steadytrain.components.train.recovery.takeover import check_continues
 from steadytrain.pipelines.lock import run_lock
 from steadytrain.pipelines.options import check_extra

@@ -15,11 +15,11 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.environment import TRAIN_IMAGE
 from steadytrain.components.shared.requested_files import write_requested
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.job_kinds import TrainJob
 from steadytrain.components.train.launch.naming import job_name, run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pods import agent_command
 from steadytrain.components.train.launch.process import RANK_PROGRAM
-from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.components.train.strategy.zero_config import zero_config
 
 

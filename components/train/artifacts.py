@@ -10,7 +10,7 @@ from kfp import dsl
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.launch.task import with_task
+from steadytrain.components.train.launch.own_pod import with_task
 from steadytrain.components.train.step import run_stage
 
 

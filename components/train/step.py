@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from steadytrain.components.shared import plugins, webhook
-from steadytrain.components.shared.base_model import (
-    base_content,
-    grader_content,
-    teacher_content,
-)
+from steadytrain.components.shared.base_model import base_content, grader_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
-from steadytrain.components.shared.errors import Pruned, Stopped, TrainingFailed
+from steadytrain.components.shared.errors import BadInput, Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.records import DataRecord, TrainRecord
@@ -30,13 +30,35 @@ from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.checks import check_class_weights, check_task
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.launch.choose import launcher_for
-from steadytrain.components.train.recovery.groups import check_groups
-from steadytrain.components.train.recovery.outcome import Outcome
-from steadytrain.components.train.recovery.replay import check_callback, replay
-from steadytrain.components.train.recovery.settings import plugin_code, strategy_code
+from steadytrain.components.train.launch.launcher import launcher_for
+from steadytrain.components.train.recovery.outcome import Outcome, check_callback, replay
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
-from steadytrain.components.train.recovery.takeover import owned
+from steadytrain.components.train.recovery.takeover import owned, plugin_code, strategy_code
+
+_PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.outline")
+
+
+def check_groups(config: RunConfig, data: DataRecord) -> None:
+    """Reject groups that do not fit the model's structure, which another process builds.
+
+    If it cannot, as for a model with code of its own, ranks check them.
+
+    Raises:
+        BadInput: an entry selects nothing, or all parameters are frozen.
+    """
+    training = config.training
+    configured = training.param_groups or training.layer_decay is not None
+    if not configured or importlib.util.find_spec("torch") is None:
+        return
+    content = {"config": config.model_dump(mode="json"), "data": data.model_dump(mode="json")}
+    done = subprocess.run(_PROGRAM, input=json.dumps(content), capture_output=True, text=True)
+    if done.returncode:
+        return
+    # Libraries may print before it.
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found:
+        raise BadInput(found["message"], remedy=found["remedy"])
+
 
 CLOSE_SECONDS: Final = 20.0
 """How long the end of the train step waits for its sinks, which close at the same time. Prometheus

@@ -21,7 +21,7 @@ from steadytrain.components.shared.start_run import start_run
 from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.artifacts import publish
-from steadytrain.components.train.launch.task import with_task
+from steadytrain.components.train.launch.own_pod import with_task
 from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.components.tune.cross_validation import PREDICTIONS, results_of
 from steadytrain.components.tune.cross_validation import SUMMARY as FOLDS

@@ -22,10 +22,9 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from steadytrain.components.train.checkpoint import CheckpointStore
-from steadytrain.components.train.checkpoint.optimizer_state import optimizer_tensors
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.snapshot import cut
-from steadytrain.components.train.checkpoint.state import model_tensors
+from steadytrain.components.train.checkpoint.state import model_tensors, optimizer_tensors
 from steadytrain.components.train.loop.seeds import random_state
 from steadytrain.components.train.optimizers import ADAMW
 

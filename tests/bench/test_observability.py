@@ -27,7 +27,7 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.logs import following
 from steadytrain.components.train import step
-from steadytrain.components.train.launch.choose import launcher_for
+from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.loop.layers import LayerMonitor
 from steadytrain.components.train.loop.training import Training
 

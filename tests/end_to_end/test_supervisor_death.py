@@ -24,8 +24,8 @@ from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint import checkpoints_of
 from steadytrain.components.train.checkpoint.store import committed
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.settings import inputs_digest
 from steadytrain.components.train.recovery.supervisor import Supervisor
+from steadytrain.components.train.recovery.takeover import inputs_digest
 
 from support.command import wait_for
 from support.forked import ForkedLauncher

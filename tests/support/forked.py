@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.launch.base import Launcher
+from steadytrain.components.train.launch.launcher import Launcher
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.supervisor import Supervisor
 

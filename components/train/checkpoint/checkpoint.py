@@ -1,4 +1,12 @@
-"""One checkpoint, in a folder or on S3: checks that it is complete, and reads it."""
+"""One checkpoint, in a folder or on S3: check that it is complete and counts, and read it.
+
+A rank checks the lease right before it commits. Between the check and the write, it may be
+suspended for a long time, or the request may be delayed in the network, and another supervisor may
+take over the run. So the reader decides. Each checkpoint records the generation of the lease that
+it was written under. A supervisor that takes over a run writes into the ledger which checkpoints
+exist. From then on, only those and the new generation's own checkpoints count. A COMMIT of an older
+generation that appears later is never used: it is reported and set aside like a damaged checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, Unreadable
+from steadytrain.components.shared.events.types import SupervisorStarted
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.train.checkpoint.manifest import (
     COMMIT,
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from steadytrain.components.train.checkpoint.region import Regions
+
 
 PREFIX = "step-"
 
@@ -218,7 +228,7 @@ class Checkpoint:
     ) -> None:
         """Copy a file's slices of some tensors, which are given by name."""
         from steadytrain.components.train.checkpoint.region import begin_of
-        from steadytrain.components.train.checkpoint.tensor_file import read
+        from steadytrain.components.train.checkpoint.snapshot import read
 
         content = self._verified(file)
         missing = {name: math.prod(piece.shape) for name, piece in pieces.items()}
@@ -309,3 +319,38 @@ def _check_sizes(entries: Mapping[str, TensorEntry], regions: Regions) -> None:
     ]
     if differing:
         raise of_another_model(min(differing))
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Which checkpoints count now.
+
+    generation: generation of the supervisor that holds the run.
+    found: labels of the checkpoints that existed when it took over the run. None means unknown, and
+        all checkpoints count.
+    """
+
+    generation: int = 0
+    found: Collection[str] | None = None
+
+    @classmethod
+    def of(cls, supervisor: SupervisorStarted | None) -> Lineage:
+        """Return the lineage that the last supervisor in the ledger recorded."""
+        return cls(supervisor.generation, supervisor.checkpoints) if supervisor else cls()
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Reject a checkpoint that does not count.
+
+        Raises:
+            CheckpointDamaged: the checkpoint was committed too late, or cannot be read.
+        """
+        if self.found is None or checkpoint.label in self.found:
+            return
+        generation = checkpoint.manifest.generation
+        # A supervisor that was replaced without noticing must not set aside newer checkpoints.
+        if generation < self.generation:
+            raise CheckpointDamaged(
+                f"checkpoint {checkpoint} was committed by generation {generation} of the run's "
+                f"supervisors after generation {self.generation} had taken over",
+                remedy="the previous checkpoint is used",
+            )

@@ -12,16 +12,18 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.checkpoint import (
     PREFIX,
     Checkpoint,
     CheckpointDamaged,
+    Lineage,
     is_of_a_step,
 )
-from steadytrain.components.train.checkpoint.lineage import Lineage
 from steadytrain.components.train.checkpoint.manifest import (
     COMMIT,
     DAMAGED,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from steadytrain.components.train.checkpoint.snapshot import Snapshot
+
 
 _POLL_SECONDS = (0.01, 1.0)
 _OWN_FILE = re.compile(
@@ -225,7 +228,7 @@ class CheckpointStore:
             NonFiniteState: a value is NaN or infinite.
             StorageError: the part could not be written. Earlier checkpoints are not affected.
         """
-        from steadytrain.components.train.checkpoint.tensor_file import Digested, encode, entries
+        from steadytrain.components.train.checkpoint.snapshot import Digested, encode, entries
 
         for snapshot in snapshots:
             snapshot.check(step)
@@ -397,3 +400,28 @@ def _await(storage: Storage, name: str, given_up: Event) -> bytes:
                 remedy="check the log of that rank; the previous checkpoint is used",
             )
         pause = min(2 * pause, _POLL_SECONDS[1])
+
+
+def checkpoints_of(config: RunConfig) -> str:
+    """Return the address of a run's checkpoints: a folder, or s3://bucket/prefix."""
+    place = config.recovery.checkpoints
+    if place is None:
+        return str(Workspace.of(config).checkpoints)
+    return f"{place.rstrip('/')}/{config.run_id}"
+
+
+def open_store(
+    config: RunConfig,
+    fence: Callable[[], None] = lambda: None,
+    lineage: Lineage = Lineage(),  # noqa: B008  immutable
+) -> CheckpointStore:
+    """Open the store of a run's checkpoints.
+
+    Args:
+        fence, lineage: as for `CheckpointStore`.
+    """
+    training = config.training
+    retention = Retention(training.save_total_limit, training.save_keep_every)
+    return CheckpointStore(
+        checkpoints_of(config), keep=retention, fence=fence, lineage=lineage, run=config.run_id
+    )

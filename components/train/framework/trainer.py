@@ -12,7 +12,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.train.framework.learner import Learner
-from steadytrain.components.train.launch.choose import launcher_for
+from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.policy import decide
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor

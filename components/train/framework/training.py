@@ -30,8 +30,7 @@ from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamage
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver
 from steadytrain.components.train.checkpoint.saver import State as Content
-from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
-from steadytrain.components.train.checkpoint.tensor_file import is_storable
+from steadytrain.components.train.checkpoint.snapshot import Piece, is_storable, whole_piece
 from steadytrain.components.train.errors import Diverged, NonFiniteState
 from steadytrain.components.train.framework.learner import Learned, Learner, State
 from steadytrain.components.train.heartbeat import Heartbeat

@@ -1,4 +1,4 @@
-"""Maps what the cluster reports about a pod to the failure taxonomy: pure functions."""
+"""What the cluster reports about a pod, as failures and waiting times: pure functions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from steadytrain.components.shared.cluster import NOT_YET, Manifest
 from steadytrain.components.shared.errors import with_fix
+from steadytrain.components.shared.events.types import PodWaited
 from steadytrain.components.train.failures import CRASHES
 
 _DENIED = re.compile(
@@ -255,10 +257,10 @@ def _limit(pod: Manifest) -> str:
 
 def _evidence(kind: str, message: str, ended: Manifest | None, pod: str = "") -> Evidence:
     text = f"pod {pod} {message}" if pod else message
-    return Evidence(kind, text.strip(), _seconds(ended) if ended else time.time())
+    return Evidence(kind, text.strip(), _ended_at(ended) if ended else time.time())
 
 
-def _seconds(ended: Manifest) -> float:
+def _ended_at(ended: Manifest) -> float:
     finished = ended.get("finishedAt")
     return datetime.fromisoformat(finished).timestamp() if finished else time.time()
 
@@ -272,3 +274,49 @@ def _warnings(events: Sequence[Manifest]) -> Iterator[Manifest]:
     warnings = [item for item in events if item.get("type") == "Warning"]
     newest = sorted(warnings, key=lambda item: str(item.get("lastTimestamp")), reverse=True)
     return iter(newest)
+
+
+def pod_waited(attempt: int, node: int, job: Manifest | None, pod: Manifest | None) -> PodWaited:
+    """Return what is known about the waits of a node.
+
+    A queue (Kueue) suspends a job until it admits it. A job that was never suspended is admitted
+    when its pod is created.
+
+    Args:
+        job, pod: as the API server returns them; None if there is none.
+    """
+    created = _created(job) or _created(pod)
+    admitted = _since(job, "Suspended", "False") or _created(pod)
+    return PodWaited(
+        attempt=attempt,
+        node=node,
+        created=created,
+        admitted=max(created, admitted) if admitted else 0.0,
+        scheduled=_since(pod, "PodScheduled", "True"),
+        started=_started(pod),
+    )
+
+
+def _created(manifest: Manifest | None) -> float:
+    return _seconds(manifest["metadata"].get("creationTimestamp")) if manifest else 0.0
+
+
+def _since(manifest: Manifest | None, kind: str, status: str) -> float:
+    """Return since when a condition holds; 0 if it does not."""
+    conditions = (manifest or {}).get("status", {}).get("conditions") or []
+    for condition in conditions:
+        if (condition["type"], condition["status"]) == (kind, status):
+            return _seconds(condition.get("lastTransitionTime"))
+    return 0.0
+
+
+def _started(pod: Manifest | None) -> float:
+    for container in (pod or {}).get("status", {}).get("containerStatuses") or []:
+        for state in ("running", "terminated"):
+            if since := _seconds(container["state"].get(state, {}).get("startedAt")):
+                return since
+    return 0.0
+
+
+def _seconds(time: Any) -> float:
+    return datetime.fromisoformat(time).timestamp() if time else 0.0

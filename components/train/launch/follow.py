@@ -29,6 +29,7 @@ from steadytrain.components.train.launch.evidence import (
     is_waiting,
     lost,
     node_of,
+    pod_waited,
     refused,
     same_wait,
     unreachable,
@@ -38,7 +39,6 @@ from steadytrain.components.train.launch.evidence import (
 from steadytrain.components.train.launch.job import Job
 from steadytrain.components.train.launch.naming import ATTEMPT, FOLDER, GENERATION, RUN
 from steadytrain.components.train.launch.removal import remove_jobs
-from steadytrain.components.train.launch.waits import pod_waited
 
 LOOK_SECONDS = 1.5
 _REMOVAL_SECONDS = 20.0

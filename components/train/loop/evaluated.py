@@ -10,7 +10,7 @@ import torch
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import OptimizerSpec
 from steadytrain.components.train.checkpoint import CheckpointStore
-from steadytrain.components.train.checkpoint.optimizer_state import by_parameter
+from steadytrain.components.train.checkpoint.state import by_parameter
 from steadytrain.components.train.strategy.base import Strategy
 
 

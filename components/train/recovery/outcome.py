@@ -1,14 +1,17 @@
-"""How training ended, in one object."""
+"""How training ended, in one object, and its recorded validations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from steadytrain.components.shared.decision import Decision
-from steadytrain.components.shared.events.types import AttemptOutcome
+from steadytrain.components.shared.errors import BadInput, Pruned
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import AttemptOutcome, Validated
 from steadytrain.components.shared.logs.output import redact_file
 from steadytrain.components.shared.storage.regular import Awaited
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
 from steadytrain.components.train.failures import Failure, FailureClass, classify
 from steadytrain.components.train.heartbeat import Beat
@@ -124,3 +127,31 @@ def _step(folder: AttemptFolder, rank: int) -> int:
     except OSError:
         return 0
     return beat.step if beat else 0
+
+
+def check_callback(on_validation: object) -> None:
+    """Reject anything but a function and None.
+
+    Raises:
+        BadInput: it cannot be called.
+    """
+    if on_validation is not None and not callable(on_validation):
+        raise BadInput(
+            f"on_validation = {on_validation!r:.80} is not a function",
+            remedy="give a function that takes a Validated event and returns whether to continue",
+        )
+
+
+def replay(workspace: Workspace, on_validation: Callable[[Validated], bool]) -> None:
+    """Call a function with the validations of a run, in the order of their steps.
+
+    A step that was validated again after a failure counts once, with its latest validation.
+
+    Raises:
+        Pruned: the function returned False.
+    """
+    events = read_events(workspace.events)
+    latest = {event.step: event for event in events if isinstance(event, Validated)}
+    for step, event in sorted(latest.items()):
+        if not on_validation(event):
+            raise Pruned(step)

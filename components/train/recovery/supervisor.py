@@ -37,7 +37,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import Failure, FailureClass, cause_of
-from steadytrain.components.train.launch.base import Launcher
+from steadytrain.components.train.launch.launcher import Launcher
 from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import (
@@ -48,20 +48,18 @@ from steadytrain.components.train.recovery.outcome import (
     repeated,
 )
 from steadytrain.components.train.recovery.policy import decide
-from steadytrain.components.train.recovery.settings import (
-    accepted,
-    inputs_digest,
-    other_strategy_code,
-    refused,
-    settings,
-)
 from steadytrain.components.train.recovery.sizing import Sizing
 from steadytrain.components.train.recovery.takeover import (
+    accepted,
     end_lost_attempts,
+    inputs_digest,
     last_folder,
     left_to_wait,
     other_inputs,
+    other_strategy_code,
     owned,
+    refused,
+    settings,
     undecided,
 )
 from steadytrain.components.train.recovery.watch import Watch

@@ -1,32 +1,182 @@
-"""Takes a run over: holds it, refuses what cannot continue it, and ends what was left undone."""
+"""Take over a run: hold it, check that it can continue, and end what was left undone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.base_model import base_content, grader_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.effects import Use
+from steadytrain.components.shared.config.fields import effect_of, is_section, leaves
+from steadytrain.components.shared.config.strategies import AUTO
+from steadytrain.components.shared.digest import users_code_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import AttemptEnded, Warned
 from steadytrain.components.shared.lease import Lease, hold
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import REJECTED_SECONDS
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.registry import task_code
 from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History, is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.settings import may_differ, refused, stated
-from steadytrain.components.train.recovery.times import (
-    last_sign_of_life,
-    pods_waited,
-    unrecorded,
-)
+from steadytrain.components.train.recovery.times import last_sign_of_life, pods_waited, unrecorded
+
+_SECTIONS = ("model", "training", "compute", "recovery")
+"""The sections of the configuration that a supervisor uses."""
+_MEANING = {
+    "data.fingerprint": " (the data differ, or another version of steadytrain prepared them)",
+    "base.content": " (the files of model.base have changed)",
+    "teacher.content": " (the files of training.distillation.teacher have changed)",
+    "grader.content": " (the files of training.curriculum.model have changed)",
+}
+
+
+def may_differ() -> str:
+    """Return the fields that a run may continue with another value of."""
+    free, sections = [], []
+    for name in _SECTIONS:
+        fields = [field.name for field in leaves(RunConfig) if field.name.startswith(f"{name}.")]
+        found = [field for field in fields if _may_differ(field)]
+        sections += [name] if found == fields else []
+        free += [] if found == fields else found
+    return f"{', '.join(free)}, and all of {' and '.join(sections)}"
+
+
+def inputs_digest(config: RunConfig, data: DataRecord) -> str:
+    """Return a digest of everything that determines the final weights.
+
+    For the base model, the teacher and a curriculum's model, the content counts, not the address.
+
+    Raises:
+        BadInput, StorageError: the content of one of them cannot be determined.
+    """
+    learned = config.counted(Use.RESUME)
+    training, model = learned["training"], learned["model"]
+    if config.model.base:
+        model["base"] = base_content(config)
+    if teacher := teacher_content(config):
+        training["distillation"]["teacher"] = teacher
+    if grader := grader_content(config):
+        training["curriculum"]["model"] = grader
+    code = plugin_code(config)
+    return value_digest([data.fingerprint, model, training, *([code] if code else [])])
+
+
+def plugin_code(config: RunConfig) -> dict[str, str]:
+    """Return the version and the code of other packages that determine the weights, by field."""
+    training = config.training
+    found = _described(
+        ("model.framework", plugins.TRAINERS, config.model.framework),
+        ("training.order", plugins.ORDERS, training.order),
+        ("training.optim", plugins.OPTIMIZERS, training.optim),
+        ("training.lr_scheduler_type", plugins.SCHEDULES, training.lr_scheduler_type),
+        *(
+            (f"training.components.{name}", plugins.COMPONENTS, name)
+            for name in training.components
+        ),
+    )
+    task = task_code(config.data.task)
+    return found | ({"data.task": f"{config.data.task}, code {task[:12]}"} if task else {})
+
+
+def strategy_code(config: RunConfig) -> dict[str, str]:
+    """Return the version and the code of another package's strategy.
+
+    The field includes the name: a run may continue with another strategy, but not with other code
+    of the same one.
+    """
+    name = config.compute.strategy
+    return {} if name == AUTO else _described((f"strategy {name}", plugins.STRATEGIES, name))
+
+
+def _described(*used: tuple[str, str, str]) -> dict[str, str]:
+    """Return the version and the code of each plugin of another package, by field.
+
+    Args:
+        used: the field, the group and the name of each plugin.
+    """
+    found = {}
+    for field, group, name in used:
+        if not plugins.is_ours(group, name):
+            point = plugins.find(group, name)
+            found[field] = f"{plugins.described(point)}, code {users_code_digest(point.value)[:12]}"
+    return found
+
+
+def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
+    """Return the settings that a supervisor uses as plain data: sections and their fields."""
+    found = {"data": {"fingerprint": data.fingerprint}, **stated(config)}
+    if config.model.base:
+        found["base"] = {"content": base_content(config)}
+    if teacher := teacher_content(config):
+        found["teacher"] = {"content": teacher}
+    if grader := grader_content(config):
+        found["grader"] = {"content": grader}
+    return found | {"plugins": plugin_code(config) | strategy_code(config)}
+
+
+def stated(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of the configuration alone, without resolving addresses."""
+    return config.model_dump(mode="json", include=set(_SECTIONS))
+
+
+def refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the changes that prevent a resume: field, old value and new value."""
+    changes = [(name, change) for name, change in _changes(before, now) if not _may_differ(name)]
+    return [f"{name} {change}{_MEANING.get(name, '')}" for name, change in changes]
+
+
+def other_strategy_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether the run continues with the same strategy, but with other code of it."""
+    changed = (name for name, _ in _changes(before, now))
+    return any(name.startswith("plugins.strategy ") for name in changed)
+
+
+def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe the allowed changes; "" if there are none."""
+    changes = {name: change for name, change in _changes(before, now) if _may_differ(name)}
+    if not changes:
+        return ""
+    said = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"
+    notes = dict.fromkeys(effect_of(name).note for name in changes)
+    return "; ".join([said, *filter(None, notes)])
+
+
+def _may_differ(name: str) -> bool:
+    known = name.partition(".")[0] in _SECTIONS
+    return known and Use.RESUME not in effect_of(name).uses
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the fields that exist on both sides with different values."""
+    old, new = dict(_fields(before)), dict(_fields(now))
+    for name in (name for name in new if name in old):
+        if old[name] != new[name]:
+            yield name, f"{old[name]!r} -> {new[name]!r}"
+
+
+def _fields(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each field that is not a section.
+
+    Each by itself, because another version may know further fields of a section.
+    """
+    for name, value in content.items():
+        place = f"{prefix}{name}"
+        if isinstance(value, Mapping) and (not prefix or is_section(place)):
+            yield from _fields(value, f"{place}.")
+        else:
+            yield place, value
+
 
 _SUPERVISOR_DIED: Final = "the program that supervised this attempt died"
 _owned_here: ContextVar[Lease | None] = ContextVar("lease", default=None)

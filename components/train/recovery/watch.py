@@ -25,7 +25,7 @@ from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.launch.base import RunningAttempt
+from steadytrain.components.train.launch.launcher import RunningAttempt
 from steadytrain.components.train.recovery.history import State, is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import pods_waited

@@ -12,7 +12,7 @@ import torch
 
 from steadytrain.components.shared.config.optimizers import OptimizerSpec
 from steadytrain.components.shared.config.strategies import StrategySpec
-from steadytrain.components.train.checkpoint.optimizer_state import optimizer_settings
+from steadytrain.components.train.checkpoint.state import optimizer_settings
 
 if TYPE_CHECKING:
     from steadytrain.components.train.checkpoint import Checkpoint

@@ -12,13 +12,14 @@ from torch.autograd import Variable
 
 from steadytrain.components.shared.config.strategies import CompressionConfig
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.optimizer_state import (
-    optimizer_tensors,
-    restore_optimizer,
-)
 from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, cut
-from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
+    optimizer_tensors,
+    restore_model,
+    restore_optimizer,
+)
 from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy, Timer
 from steadytrain.components.train.strategy.compression import PART, Compression
 

@@ -17,16 +17,16 @@ import torch
 from accelerate import Accelerator
 
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.optimizer_state import (
+from steadytrain.components.train.checkpoint.region import Region, whole
+from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
+from steadytrain.components.train.checkpoint.state import (
     allocate,
     by_parameter,
+    model_tensors,
     restore_groups,
     settle_numbers,
     state_tensors,
 )
-from steadytrain.components.train.checkpoint.region import Region, whole
-from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
-from steadytrain.components.train.checkpoint.state import model_tensors
 from steadytrain.components.train.strategy.base import MakeOptimizer, Strategy
 from steadytrain.components.train.strategy.zero_config import zero_config
 

@@ -16,8 +16,8 @@ from typing import ClassVar, Final
 from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.train.launch.choose import jobs_for
 from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
+from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.train.launch.removal import remove_jobs_below
 from steadytrain.components.tune.trials.base import Trials, TrialState
 from steadytrain.components.tune.trials.folder import trials_of

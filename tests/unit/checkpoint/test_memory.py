@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from steadytrain.components.train.checkpoint.optimizer_state import (
+from steadytrain.components.train.checkpoint.region import Region
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
     optimizer_settings,
     optimizer_tensors,
+    restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.checkpoint.region import Region
-from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.optimizers import ADAMW
 
 from support.checkpoints import stored

@@ -7,12 +7,13 @@ import torch
 
 from steadytrain.components.shared.config.optimizers import OptimizerSpec, StateTensor
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.checkpoint.optimizer_state import (
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
     optimizer_settings,
     optimizer_tensors,
+    restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 
 from support.checkpoints import stored
 

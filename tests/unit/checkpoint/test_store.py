@@ -21,15 +21,15 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.manifest import COMMIT
-from steadytrain.components.train.checkpoint.optimizer_state import (
+from steadytrain.components.train.checkpoint.region import Region
+from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, encode, in_place
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
     optimizer_settings,
     optimizer_tensors,
+    restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.checkpoint.region import Region
-from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, in_place
-from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
-from steadytrain.components.train.checkpoint.tensor_file import encode
 from steadytrain.components.train.optimizers import ADAMW
 
 from support.checkpoints import PARTS, names, same, save, shifted, stored

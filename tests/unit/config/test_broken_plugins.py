@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.recovery.settings import plugin_code
+from steadytrain.components.train.recovery.takeover import plugin_code
 
 from support.plugins import write_plugin
 

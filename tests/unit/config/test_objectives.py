@@ -26,7 +26,7 @@ from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.teacher import FIELD, check_labels, check_vocabulary
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.fallbacks import fallbacks_for, next_fallback
-from steadytrain.components.train.recovery.settings import inputs_digest, refused, settings
+from steadytrain.components.train.recovery.takeover import inputs_digest, refused, settings
 
 from support.training import LLAMA, VOCABULARY, write_data
 

@@ -7,8 +7,8 @@ import pytest
 from steadytrain.components.shared import retry
 from steadytrain.components.shared.cluster import Refused
 from steadytrain.components.train.attempt import Exits, RankError
+from steadytrain.components.train.launch.job_kinds import TRAIN_JOB
 from steadytrain.components.train.launch.naming import FOLDER, GENERATION
-from steadytrain.components.train.launch.trainjob import TRAIN_JOB
 
 from support.following import event, failure
 

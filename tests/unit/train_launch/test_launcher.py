@@ -13,12 +13,12 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptSpec, Exits
-from steadytrain.components.train.launch import choose, follow, own_pod, pods
-from steadytrain.components.train.launch.choose import launcher_for
+from steadytrain.components.train.launch import follow, own_pod, pods
+from steadytrain.components.train.launch import launcher as launcher_module
+from steadytrain.components.train.launch.job_kinds import PyTorchJob, TrainJob
+from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher
-from steadytrain.components.train.launch.pytorchjob import PyTorchJob
-from steadytrain.components.train.launch.trainjob import TrainJob
 from steadytrain.components.train.recovery.outcome import conclude
 
 
@@ -222,8 +222,8 @@ def test_training_runs_locally_outside_a_step(config):
 def test_step_trains_with_the_clusters_job_kind(
     api, config, monkeypatch, tmp_path, asked, offers, kind
 ):
-    monkeypatch.setattr(choose, "this_pod_name", lambda: "step-1")
-    monkeypatch.setattr(choose, "connect", lambda: api[1])
+    monkeypatch.setattr(launcher_module, "this_pod_name", lambda: "step-1")
+    monkeypatch.setattr(launcher_module, "connect", lambda: api[1])
     monkeypatch.setattr(api[1], "offers", lambda found: found.name in offers)
     volumes = [{"claim": "steadytrain", "path": str(tmp_path)}]
     told = config(launcher=asked, nodes=1, pods={"image": "train:1", "volumes": volumes})

@@ -11,8 +11,8 @@ import yaml
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.train.launch.evidence import node_of
+from steadytrain.components.train.launch.job_kinds import PyTorchJob
 from steadytrain.components.train.launch.own_pod import OwnPod
-from steadytrain.components.train.launch.pytorchjob import PyTorchJob
 
 OWN = {
     "metadata": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kfp import dsl
 
 from steadytrain.components.train.component import train
-from steadytrain.components.train.launch.task import with_task
+from steadytrain.components.train.launch.own_pod import with_task
 
 SPOT = {"key": "spot", "operator": "Exists"}
 AFFINITY = {"nodeAffinity": {}}

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from steadytrain.components.train.launch.waits import pod_waited
+from steadytrain.components.train.launch.evidence import pod_waited
 
 BEGAN = datetime.fromisoformat("2026-01-01T00:00:00Z").timestamp()
 

@@ -16,7 +16,7 @@ from steadytrain.components.shared.events.types import LayersMeasured
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.train.loop import layers
 from steadytrain.components.train.loop.layers import layer_of
-from steadytrain.components.train.recovery.settings import inputs_digest
+from steadytrain.components.train.recovery.takeover import inputs_digest
 
 from support.forked import on_ranks
 from support.strategies import RECIPE, train

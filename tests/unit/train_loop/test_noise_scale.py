@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events.types import NoiseScaleMeasured, Warned
 from steadytrain.components.train.loop.noise_scale import NoiseEstimate, NoiseScale
-from steadytrain.components.train.recovery.settings import inputs_digest
+from steadytrain.components.train.recovery.takeover import inputs_digest
 
 from support.forked import on_ranks
 from support.strategies import RECIPE, train

@@ -21,12 +21,13 @@ from steadytrain.components.shared.config.schedules import (
 )
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.length import total_steps
-from steadytrain.components.train.checkpoint.optimizer_state import (
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
     optimizer_settings,
     optimizer_tensors,
+    restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.loop.optim import (
     OptimizerBuilder,

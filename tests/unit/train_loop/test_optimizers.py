@@ -16,12 +16,13 @@ from steadytrain.components.shared.config import TrainingConfig, from_mapping
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.optimizer_state import (
+from steadytrain.components.train.checkpoint.state import (
+    model_tensors,
     optimizer_settings,
     optimizer_tensors,
+    restore_model,
     restore_optimizer,
 )
-from steadytrain.components.train.checkpoint.state import model_tensors, restore_model
 from steadytrain.components.train.loop.optim import OptimizerBuilder, layer_matrices
 from steadytrain.components.train.loop.validation import validate
 

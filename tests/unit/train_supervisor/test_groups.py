@@ -11,7 +11,7 @@ from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.train import step
 from steadytrain.components.train.loop import outline
 from steadytrain.components.train.loop.setup import build_module
-from steadytrain.components.train.recovery.groups import check_groups
+from steadytrain.components.train.step import check_groups
 
 from support.training import (
     CLASSES,

@@ -19,14 +19,14 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.train import step
 from steadytrain.components.train.recovery.ledger import Ledger
-from steadytrain.components.train.recovery.settings import (
+from steadytrain.components.train.recovery.supervisor import Supervisor
+from steadytrain.components.train.recovery.takeover import (
     accepted,
     inputs_digest,
     may_differ,
     refused,
     settings,
 )
-from steadytrain.components.train.recovery.supervisor import Supervisor
 
 from support.plugins import write_plugin
 

@@ -9,9 +9,9 @@ import pytest
 
 from steadytrain.components.shared import retry
 from steadytrain.components.shared.config import from_mapping, load
-from steadytrain.components.train.launch import choose
+from steadytrain.components.train.launch import launcher
+from steadytrain.components.train.launch.job_kinds import TRAIN_JOB, TrainJob
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
-from steadytrain.components.train.launch.trainjob import TRAIN_JOB, TrainJob
 from steadytrain.components.tune.trials.cluster import STUDY, ClusterTrials, RanksInPods, trials_for
 from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.components.tune.trials.local import LocalTrials
@@ -144,8 +144,8 @@ def test_supervisors_share_one_process_without_torch_that_can_be_forked():
 
 @pytest.mark.parametrize(("in_pod", "kind"), [(True, ClusterTrials), (False, LocalTrials)])
 def test_trials_are_where_the_configuration_says(api, study, config, monkeypatch, in_pod, kind):
-    monkeypatch.setattr(choose, "this_pod_name", lambda: "tune-1" if in_pod else "")
-    monkeypatch.setattr(choose, "connect", lambda: api[1])
+    monkeypatch.setattr(launcher, "this_pod_name", lambda: "tune-1" if in_pod else "")
+    monkeypatch.setattr(launcher, "connect", lambda: api[1])
     monkeypatch.setattr(api[1], "offers", lambda found: found == TRAIN_JOB)
     made = trials_for(study, config, print)
     assert isinstance(made, kind)
