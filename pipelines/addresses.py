@@ -9,12 +9,12 @@ from typing import Final
 
 from steadytrain.components.preprocess.sources import check_source
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.base import is_local
 from steadytrain.components.shared.config.data import is_template
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.lm_tasks import is_file
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
+from steadytrain.components.shared.section import is_local
 from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 _PACKAGE: Final = "package:"

@@ -39,8 +39,8 @@ from steadytrain.components.evaluate.scoring import (
 )
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.digest import JUDGING_CODE
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import BatchSplit, Warned
 from steadytrain.components.shared.lm_tasks import LmTasks, open_lm_tasks

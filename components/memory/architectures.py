@@ -13,10 +13,10 @@ import yaml
 
 from steadytrain.components.shared.config import ModelConfig
 from steadytrain.components.shared.config.document import read
-from steadytrain.components.shared.config.dropout import dropout_fields
 from steadytrain.components.shared.config.plain import find_unfit
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
+from steadytrain.components.techniques.dropout import dropout_fields
 
 _ELSEWHERE: Final = ("s3:", "models:")
 

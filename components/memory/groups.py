@@ -14,8 +14,8 @@ import torch
 
 from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.param_groups import ParamGroupConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.techniques.parameter_groups import ParamGroupConfig
 
 _WITHOUT_DECAY: Final = re.compile(
     r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)|log_variances"

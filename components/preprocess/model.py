@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.dropout import dropout_fields
 from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
@@ -19,6 +18,7 @@ from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.layer_pairs import layer_pairs
 from steadytrain.components.tasks.model_fields import ineffective_fields
 from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.techniques.dropout import dropout_fields
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet"}

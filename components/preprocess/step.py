@@ -15,9 +15,9 @@ from steadytrain.components.preprocess.prepared import mark_used, publish, scrat
 from steadytrain.components.preprocess.tokenizer import with_template
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.digest import DATA_CODE
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.events.types import DataPrepared, Warned
 from steadytrain.components.shared.left_out import in_one_line, much_left_out

@@ -28,7 +28,7 @@ SINKS = "steadytrain.sinks"
 """Functions with the signature of `train.step.OpenSink`."""
 COMPONENTS = "steadytrain.training_components"
 """Functions that take options as keyword arguments and return a
-`train.loop.training_component.TrainingComponent`."""
+`techniques.base.TrainingComponent`."""
 TRAINERS = "steadytrain.trainers"
 """Functions with the signature of `train.step.Trainer`."""
 OPTIMIZERS = "steadytrain.optimizers"

@@ -12,11 +12,11 @@ from typing import Annotated, Final
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from steadytrain.components.shared.config.base import Section
 from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.plain import find_unfit
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.section import Section
 
 GIB: Final = 2**30
 TFLOPS_OF_A_UNIT: Final = 312 / 5

@@ -10,9 +10,9 @@ from pydantic import model_validator
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.strategies import Offload
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.fit import Choice, at

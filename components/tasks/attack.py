@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import torch
 
-from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.tasks.base import Batch
+from steadytrain.components.techniques.adversarial_training import Attack
 
 _SHORTEST: Final = 1e-30
 """Norm of a gradient below which it has no direction."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from steadytrain.components.shared.config.regularization import AugmentationConfig
+from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 
 # Typing errors: seeded character noise, as in Belinkov and Bisk 2018, "Synthetic and Natural Noise
 # Both Break Neural Machine Translation".

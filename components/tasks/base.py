@@ -15,21 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from steadytrain.components.shared.config import DataConfig, RunConfig, TrainingConfig
-from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.techniques.adversarial_training import Attack
+from steadytrain.components.techniques.base import Batch as Batch
+from steadytrain.components.techniques.base import Row as Row
 
 if TYPE_CHECKING:
     # A step whose work is already done, and commands that only read, also import tasks.
     import pyarrow as pa
     import torch
-
-Row = Mapping[str, Any]
-"""A row of a prepared shard, as plain Python and NumPy values."""
-
-Batch = dict[str, Any]
-"""One micro-batch. The loop moves tensors to the device and leaves plain values where they are."""
 
 Components = Mapping[str, Any]
 """A model loaded for evaluation: "model" and what belongs to it (a tokenizer, a processor)."""

@@ -8,10 +8,8 @@ from itertools import islice, product
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.shared.config.plain import assign, shortened
-from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
@@ -20,6 +18,8 @@ from steadytrain.components.tasks.best_metric import chosen_metric, metric_probl
 from steadytrain.components.tasks.encoding.base import has_label_sets
 from steadytrain.components.tasks.model_fields import ineffective_fields, refusal, unknown_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
+from steadytrain.components.techniques.curriculum import CUTS
+from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
 
 _FROM_SCRATCH: Final = (
     "causal_lm",

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steadytrain.components.shared.config.objectives import DenoisingConfig
 from steadytrain.components.tasks.encoding.denoised_text import sentinels_of
 from steadytrain.components.tasks.encoding.tokens import Encoded, text_ends
 from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.techniques.hidden_spans import DenoisingConfig
 
 # Choose the tokens of a text that a masked language model predicts, and hide them.
 #

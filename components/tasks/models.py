@@ -16,7 +16,6 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
-from steadytrain.components.shared.config.dropout import dropout_fields
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
@@ -26,6 +25,7 @@ from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.frozen_parts import lighten
 from steadytrain.components.tasks.loaded_weights import check_whole, note_dtype, note_new_weights
 from steadytrain.components.tasks.model_fields import add_split, unknown_fields
+from steadytrain.components.techniques.dropout import dropout_fields
 
 
 @torch.no_grad()

@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from steadytrain.components.shared.config.objectives import KtoConfig
 from steadytrain.components.tasks.base import MEASURED, Batch, LossSum, Row
 from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.mixup import PARTNER
 from steadytrain.components.tasks.preference import PreferenceTraining, document_likelihoods
+from steadytrain.components.techniques.preferences import KtoConfig
 
 _MISMATCHED: Final = "mismatched_"
 """Prefix of what belongs to the prompts with answers of other rows."""

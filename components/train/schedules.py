@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steadytrain.components.shared.config.base import whole_steps
 from steadytrain.components.shared.config.schedules import Course, ScheduleSpec
+from steadytrain.components.shared.section import whole_steps
 
 _LAST_RATE: Final = 1e-7
 """Final rate of a polynomial schedule. Its power is 1."""

@@ -15,10 +15,10 @@ from typing import Final, Protocol, runtime_checkable
 from steadytrain.components.shared import plugins, webhook
 from steadytrain.components.shared.base_model import base_content, grader_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.lm_tasks import check_lm_tasks

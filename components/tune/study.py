@@ -8,12 +8,12 @@ from typing import Any
 
 from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.fidelity import tokens_per_step
 from steadytrain.components.shared.config.load import validated
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.config.tune import TuneConfig, TuneConstraints
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tune.designs import Design, FoldDesign, is_ablation, is_cross_validation
 from steadytrain.components.tune.history import History, Next, Params, Trial, next_step, to_discard

@@ -31,7 +31,7 @@ API: Final = {
         "Fitted",
     ),
     "steadytrain.components.tasks.encoding.fields": ("Defect",),
-    "steadytrain.components.train.loop.training_component": (
+    "steadytrain.components.techniques.base": (
         "TrainingComponent",
         "TrainingContext",
         "Update",

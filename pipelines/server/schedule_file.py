@@ -10,11 +10,11 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, model_validator
 
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
-from steadytrain.components.shared.config.base import Section, at_odds
 from steadytrain.components.shared.config.document import parse, read
 from steadytrain.components.shared.config.plain import find_unfit, shortened
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.shared.section import Section, at_odds
 from steadytrain.pipelines.compile import Pipeline
 from steadytrain.pipelines.server.cron import Rounding, ahead, in_server_time, six_fields, zone
 

@@ -19,10 +19,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
+from steadytrain.components.techniques.base import Update
 from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.optim import build_scheduler
 from steadytrain.components.train.loop.reporter import Reporter
-from steadytrain.components.train.loop.training_component import Update
 
 from support.costed_runs import LARGER, CostedRun
 from support.costs import in_turns, peak_beside

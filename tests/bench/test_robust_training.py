@@ -23,13 +23,13 @@ from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
-from steadytrain.components.shared.config.regularization import AugmentationConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks.augmentation import augmented, generator_of
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.mixup import mixed_batch
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
 
 from support.costs import in_turns, peak_beside

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from steadytrain.components.evaluate.extras import noised
-from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.scoring.classification import score_classification
+from steadytrain.components.techniques.adversarial_training import Attack
 
 from support.costed_runs import BERT, LENGTH
 from support.costs import in_turns, peak_beside

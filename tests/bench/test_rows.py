@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from steadytrain.components.shared.config.curriculum import CurriculumConfig
-from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.curriculum import CurriculumConfig
+from steadytrain.components.techniques.multi_task import MultiTaskConfig
 from steadytrain.components.train.loop.balanced_order import BalancedOrder
 from steadytrain.components.train.loop.curriculum import Curriculum
 from steadytrain.components.train.loop.data import Rows, drawn

@@ -15,10 +15,10 @@ import torch
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.packing import collate_packed
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.train.loop.run_order import SequenceLength
 
 pytestmark = pytest.mark.bench

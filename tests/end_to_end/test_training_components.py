@@ -99,7 +99,7 @@ def test_two_killed_ranks_end_with_the_same_average(make_bench, strategy):
 
 
 FAILING = """
-from steadytrain.components.train.loop.training_component import TrainingComponent
+from steadytrain.components.techniques.base import TrainingComponent
 
 
 class Plugin(TrainingComponent):
@@ -130,7 +130,7 @@ import logging
 import os
 import subprocess
 import sys
-from steadytrain.components.train.loop.training_component import TrainingComponent
+from steadytrain.components.techniques.base import TrainingComponent
 
 
 class Plugin(TrainingComponent):

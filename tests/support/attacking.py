@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.adversarial import AdversarialConfig, Attack
 from steadytrain.components.tasks.base import Batch
+from steadytrain.components.techniques.adversarial_training import (
+    AdversarialConfig,
+    Attack,
+)
 from steadytrain.components.train.loop.adversary import adversarial_passes
 
 

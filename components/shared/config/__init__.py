@@ -16,7 +16,6 @@ from steadytrain.components.shared.config.evaluation import (
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
-from steadytrain.components.shared.config.objectives import ContrastiveConfig, DistillationConfig
 from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
 from steadytrain.components.shared.config.recovery import RecoveryConfig
@@ -24,6 +23,8 @@ from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.studies import AblationConfig, CrossValidationConfig
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import Dimension, Objective, TuneConfig
+from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
+from steadytrain.components.techniques.distillation import DistillationConfig
 
 __all__ = [
     "AblationConfig",

@@ -7,21 +7,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from steadytrain.components.shared.config.compute import ComputeConfig
-from steadytrain.components.shared.config.curriculum import CUTS
 from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.evaluation import EvaluationConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
-from steadytrain.components.shared.config.objectives import DistillationConfig
 from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features
 from steadytrain.components.shared.config.training import TrainingConfig
 
-FROZEN: Final = "training.param_groups frozen"
-UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
-CUT: Final = f"training.curriculum.by {CUTS}"
-COMPRESSION: Final = "training.gradient_compression"
-STORED: Final = "training.distillation.top_k"
 PAIR: Final = "data.columns.text_pair"
 OPTIM: Final = "training.optim"
 STRATEGY: Final = "compute.strategy"
@@ -108,9 +101,6 @@ def _by_optimizer(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
     for name in training.exporting_components:
         yield "exporting component", "training.components", name
         yield "averaging", "training.components", name
-    if training.averaging.on:
-        for name in ("averaging", "training.averaging"):
-            yield name, "training.averaging.kind", training.averaging.kind
     if training.adam_beta1 == 0:
         yield "adam_beta1 0", "training.adam_beta1", "0"
 
@@ -123,44 +113,20 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
         "training.bf16": training.bf16,
         "training.fp16": training.fp16,
         "training.torch_compile": training.torch_compile,
-        "training.monitor.layers": training.monitor.layers,
-        "training.monitor.noise_scale": training.monitor.noise_scale,
     }
     yield from ((field, field, "true") for field, on in switches.items() if on)
-    if training.gradient_compression.on:
-        yield COMPRESSION, f"{COMPRESSION}.kind", training.gradient_compression.kind
     if training.order != "seeded":
         for name in ("another order", f"training.order {training.order}"):
             yield name, "training.order", training.order
-    if training.class_weights.kind == "balanced":
-        yield "training.class_weights balanced", "training.class_weights.kind", "balanced"
-    if training.curriculum.on:
-        name = "training.curriculum" if training.curriculum.orders else CUT
-        yield name, "training.curriculum.by", training.curriculum.by
-    if training.multi_task.sampling != "size":
-        field = "training.multi_task.sampling"
-        yield field, field, training.multi_task.sampling
     for name in training.objectives:
         yield f"training.{name}", f"training.{name}", "on"
-    yield from _by_distillation(training.distillation)
-
-
-def _by_distillation(distillation: DistillationConfig) -> Iterator[tuple[str, str, str]]:
-    if distillation.stored:
-        yield STORED, STORED, str(distillation.top_k)
-    if distillation.hidden.on:
-        field = "training.distillation.hidden"
-        yield field, f"{field}.weight", f"{distillation.hidden.weight:g}"
+    for section in training.techniques:
+        yield from section.asks()
 
 
 def _by_groups(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
     for place, group in enumerate(training.param_groups):
-        field = f"training.param_groups.{place}"
-        yield "training.param_groups", field, group.match
-        if group.frozen:
-            yield FROZEN, f"{field}.frozen", "true"
-        if group.unfreeze_at is not None:
-            yield UNFREEZE_AT, f"{field}.unfreeze_at", f"{group.unfreeze_at:g}"
+        yield from group.asks(place)
     if training.layer_decay is not None:
         yield "training.layer_decay", "training.layer_decay", f"{training.layer_decay:g}"
 

@@ -6,8 +6,6 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Seconds, Section, at_odds
-from steadytrain.components.shared.config.effects import Effect
 from steadytrain.components.shared.config.strategies import (
     AUTO,
     Offload,
@@ -15,6 +13,8 @@ from steadytrain.components.shared.config.strategies import (
     strategies_that_offload,
     strategy_spec,
 )
+from steadytrain.components.shared.effects import Effect
+from steadytrain.components.shared.section import Seconds, Section, at_odds
 
 
 def _as_text(value: object) -> object:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import (
+from steadytrain.components.shared.effects import Effect, IfSet, Use
+from steadytrain.components.shared.section import (
     Address,
     PlainJson,
     Section,
@@ -17,7 +18,6 @@ from steadytrain.components.shared.config.base import (
     check_plugins,
     is_local,
 )
-from steadytrain.components.shared.config.effects import Effect, IfSet, Use
 
 DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
 

@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.adversarial import AttackConfig
-from steadytrain.components.shared.config.base import Section, at_odds, check_plugins
-from steadytrain.components.shared.config.effects import Effect, IfSet
+from steadytrain.components.shared.effects import Effect, IfSet
+from steadytrain.components.shared.section import Section, at_odds, check_plugins
+from steadytrain.components.techniques.adversarial_training import AttackConfig
 
 
 class LandscapeConfig(Section):

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from steadytrain.components.shared.config.effects import Effect, effect_stated
 from steadytrain.components.shared.config.plain import shown
 from steadytrain.components.shared.config.run import RunConfig
+from steadytrain.components.shared.effects import Effect, effect_stated
 from steadytrain.components.shared.errors import BadInput
 
 _UNITS = {

@@ -9,19 +9,19 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import (
+from steadytrain.components.shared.effects import Effect, IfSet
+from steadytrain.components.shared.section import (
     PlainJson,
     Section,
     at_odds,
     check_plugins,
     complete_address,
 )
-from steadytrain.components.shared.config.dropout import (
+from steadytrain.components.techniques.dropout import (
     DropoutConfig,
     dropout_fields,
     dropout_problem,
 )
-from steadytrain.components.shared.config.effects import Effect, IfSet
 
 Precision = Literal["float32", "bfloat16", "float16"]
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from steadytrain.components.shared.config.base import Section
 from steadytrain.components.shared.config.compute import Cores, Quantity
+from steadytrain.components.shared.section import Section
 from steadytrain.components.shared.traceparent import FORM
 
 LogFormat = Literal["json", "text"]

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from steadytrain.components.shared.config.base import Seconds, Section
-from steadytrain.components.shared.config.effects import Effect
+from steadytrain.components.shared.effects import Effect
+from steadytrain.components.shared.section import Seconds, Section
 
 
 class RecoveryConfig(Section):

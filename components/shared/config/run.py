@@ -9,12 +9,10 @@ from pydantic import Field, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.batch import REPLICATED
-from steadytrain.components.shared.config.base import Folder, Section, at_odds
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import MULTI_LABEL, DataConfig
 from steadytrain.components.shared.config.document import dump, saved_text
-from steadytrain.components.shared.config.effects import Effect, Use, counted
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
     GateConfig,
@@ -35,7 +33,9 @@ from steadytrain.components.shared.config.studies import AblationConfig, CrossVa
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import TuneConfig
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.effects import Effect, Use, counted
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.section import Folder, Section, at_odds
 
 SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"

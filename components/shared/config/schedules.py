@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any, Protocol
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import whole_steps
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.section import whole_steps
 
 
 @dataclass(frozen=True)

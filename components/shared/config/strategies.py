@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Literal, Protocol
 
-from pydantic import Field, model_validator
-
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.base import Section, at_odds
 from steadytrain.components.shared.errors import BadInput
 
 AUTO: Final = "auto"
@@ -114,39 +111,3 @@ def strategies_that_offload(kind: str) -> list[str]:
     """Return the names of all strategies that support a value of `compute.offload`."""
     names = plugins.names(plugins.STRATEGIES)
     return [name for name in names if kind in strategy_spec(name).offloads]
-
-
-class CompressionConfig(Section):
-    """Smaller gradients between ranks, for slow networks. It changes what is learned a little."""
-
-    kind: Literal["none", "bf16", "powersgd"] = Field(
-        "none",
-        description="none; bf16: exchange gradients in bfloat16; powersgd: as products of two thin "
-        "matrices, with error feedback. Only for compute.strategy ddp.",
-    )
-    rank: int = Field(
-        4, ge=1, description="Rank of the products. A higher one is more exact. Only for powersgd."
-    )
-    start: int = Field(
-        1000,
-        ge=2,
-        description="Optimizer steps that exchange complete gradients first. Only for powersgd.",
-    )
-
-    @property
-    def on(self) -> bool:
-        """Whether gradients are compressed."""
-        return self.kind != "none"
-
-    @model_validator(mode="after")
-    def _is_read(self) -> CompressionConfig:
-        for name in ("rank", "start"):
-            value = getattr(self, name)
-            if self.kind != "powersgd" and value != type(self).model_fields[name].default:
-                raise at_odds(
-                    f"training.gradient_compression.{name}",
-                    value,
-                    f"with kind {self.kind}, nothing reads it",
-                    "set training.gradient_compression.kind to powersgd, or leave it out",
-                )
-        return self

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds
-from steadytrain.components.shared.config.effects import Effect
+from steadytrain.components.shared.effects import Effect
+from steadytrain.components.shared.section import Section, at_odds
 
 Design = Literal["leave_one_out", "one_at_a_time"]
 DESIGNS: tuple[Design, ...] = get_args(Design)

@@ -14,37 +14,33 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.adversarial import AdversarialConfig
-from steadytrain.components.shared.config.averaging import AveragingConfig
-from steadytrain.components.shared.config.base import (
+from steadytrain.components.shared.effects import Effect, IfSet
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.section import (
     PlainJson,
     Section,
     at_odds,
     check_plugins,
 )
-from steadytrain.components.shared.config.curriculum import CurriculumConfig
-from steadytrain.components.shared.config.effects import Effect, IfSet
-from steadytrain.components.shared.config.multi_task import MultiTaskConfig
-from steadytrain.components.shared.config.objectives import (
-    OBJECTIVES,
-    BatchContrastiveConfig,
-    ContrastiveConfig,
-    DenoisingConfig,
-    DistillationConfig,
-    DpoConfig,
-    KtoConfig,
-    MaskingConfig,
-)
-from steadytrain.components.shared.config.param_groups import ParamGroupConfig
-from steadytrain.components.shared.config.regularization import (
-    AugmentationConfig,
-    ClassWeightsConfig,
-    FocalLossConfig,
-    MixupConfig,
-    RDropConfig,
-)
-from steadytrain.components.shared.config.strategies import CompressionConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.techniques.adversarial_training import AdversarialConfig
+from steadytrain.components.techniques.averaging import AveragingConfig
+from steadytrain.components.techniques.contrastive_texts import BatchContrastiveConfig
+from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
+from steadytrain.components.techniques.curriculum import CurriculumConfig
+from steadytrain.components.techniques.distillation import DistillationConfig
+from steadytrain.components.techniques.focal_loss import FocalLossConfig
+from steadytrain.components.techniques.gradient_compression import CompressionConfig
+from steadytrain.components.techniques.hidden_spans import DenoisingConfig
+from steadytrain.components.techniques.masked_tokens import MaskingConfig
+from steadytrain.components.techniques.mixup import MixupConfig
+from steadytrain.components.techniques.multi_task import MultiTaskConfig
+from steadytrain.components.techniques.noise_scale import MonitorConfig
+from steadytrain.components.techniques.parameter_groups import ParamGroupConfig
+from steadytrain.components.techniques.preferences import DpoConfig, KtoConfig
+from steadytrain.components.techniques.r_drop import RDropConfig
+from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
+from steadytrain.components.techniques.settings import ObjectiveConfig, TechniqueConfig
+from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 
 _GROUPS: Final = {
     "optim": plugins.OPTIMIZERS,
@@ -62,23 +58,6 @@ ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 BALANCED: Final = "balanced"
 """The order that draws equally often from every class."""
-
-
-class MonitorConfig(Section):
-    """What is measured in addition while the model trains. It does not change the weights."""
-
-    layers: bool = Field(
-        False,
-        description="Measure the norms of gradients, weights and updates of each layer, and "
-        "diagnose the learning rate and the gradients by layer. Not with ZeRO.",
-    )
-    noise_scale: bool = Field(
-        False,
-        description="Estimate the gradient noise scale, and from it the critical batch size: up to "
-        "about this size, a larger global batch saves steps. Needs at least two micro-batches per "
-        "global batch. With one rank or DDP only.",
-    )
-    every_steps: int = Field(10, ge=1, description="Optimizer steps between two such measurements.")
 
 
 class ProfileConfig(Section):
@@ -333,7 +312,22 @@ class TrainingConfig(Section):
     @property
     def objectives(self) -> list[str]:
         """The objectives that are used, by their field."""
-        return [name for name in OBJECTIVES if getattr(self, name).on]
+        return [name for name in self.all_objectives() if getattr(self, name).on]
+
+    @classmethod
+    def all_objectives(cls) -> list[str]:
+        """Return the fields of all objectives."""
+        types = {name: field.annotation for name, field in cls.model_fields.items()}
+        return [
+            name
+            for name, kind in types.items()
+            if isinstance(kind, type) and issubclass(kind, ObjectiveConfig)
+        ]
+
+    @property
+    def techniques(self) -> list[TechniqueConfig]:
+        """The sections that turn techniques on."""
+        return [section for _, section in self if isinstance(section, TechniqueConfig)]
 
     @field_validator(*_GROUPS)
     @classmethod
@@ -383,19 +377,6 @@ class TrainingConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_micro_batch(self) -> TrainingConfig:
-        rows = self.batch_contrastive.rows
-        if rows is not None and self.micro_batch_size not in (None, rows):
-            raise at_odds(
-                "training.micro_batch_size",
-                self.micro_batch_size,
-                "with training.batch_contrastive, the size of the micro-batch is part of what the "
-                f"model learns, and training.batch_contrastive.rows sets it to {rows}",
-                "leave it out",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _unfreezes_before_the_end(self) -> TrainingConfig:
         for place, group in enumerate(self.param_groups):
             start = group.unfreeze_at
@@ -408,67 +389,13 @@ class TrainingConfig(Section):
                 )
         return self
 
-    @model_validator(mode="after")
-    def _curriculum_ends(self) -> TrainingConfig:
-        if self.curriculum.over > 1 and self.curriculum.over > self.max_steps > 0:
-            raise at_odds(
-                "training.curriculum.over",
-                self.curriculum.over,
-                f"training.max_steps is {self.max_steps}, so training would end before it has seen "
-                "all records",
-                "use fewer steps, or a share of all steps up to 1",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _compresses_before_the_end(self) -> TrainingConfig:
-        compression = self.gradient_compression
-        if compression.kind == "powersgd" and compression.start >= self.max_steps > 0:
-            raise at_odds(
-                "training.gradient_compression.start",
-                compression.start,
-                f"training.max_steps is {self.max_steps}, so nothing would be compressed",
-                "use fewer steps",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _averages_end(self) -> TrainingConfig:
-        start = self.averaging.start
-        if self.averaging.on and start >= self.max_steps > 0:
-            raise at_odds(
-                "training.averaging.start",
-                start,
-                f"training.max_steps is {self.max_steps}, so nothing would be averaged",
-                "use fewer steps, or a share of all steps below 1",
-            )
-        if self.averaging.on and self.averaging.first_step(self.max_steps) > self.max_steps > 0:
-            raise at_odds(
-                "training.averaging.every",
-                self.averaging.every,
-                f"training.max_steps is {self.max_steps}, so nothing would be averaged",
-                "use fewer steps, or start earlier",
-            )
-        return self
-
     def never_stops_early(self, steps: int) -> bool:
         """Return whether training ends before the patience can: the first score is the best."""
         patience = self.early_stopping_patience
         return patience is not None and (patience + 1) * self.eval_steps >= steps
 
     @model_validator(mode="after")
-    def _mixes_two_texts(self) -> TrainingConfig:
-        self.mixup.check_partners(self.global_batch_size)
-        return self
-
-    @model_validator(mode="after")
-    def _noise_scale_has_two_batch_sizes(self) -> TrainingConfig:
-        if self.monitor.noise_scale and self.global_batch_size < 2:
-            raise at_odds(
-                "training.monitor.noise_scale",
-                True,
-                "it compares the gradients of at least two micro-batches, and "
-                f"training.global_batch_size is {self.global_batch_size}",
-                "raise training.global_batch_size to at least 2, or set it to false",
-            )
+    def _techniques_fit(self) -> TrainingConfig:
+        for section in self.techniques:
+            section.check(self)
         return self

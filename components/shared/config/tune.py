@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section
-from steadytrain.components.shared.config.effects import Effect
+from steadytrain.components.shared.effects import Effect
+from steadytrain.components.shared.section import Section
 
 _LARGEST: Final = 1e15
 _MOST_CHOICES: Final = 1_000

@@ -6,8 +6,8 @@ A record of an earlier model, another configuration or another run must not deci
 from __future__ import annotations
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import GateRecord, Subject
 from steadytrain.components.shared.workspace import Workspace

@@ -9,10 +9,10 @@ import torch
 
 from steadytrain.components.shared.class_names import part_indices
 from steadytrain.components.shared.config.data import MULTI_TASK
-from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.scoring.table import read_batches
+from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
 
 
 def class_counts(data: DataRecord, side: Side = "train") -> npt.NDArray[np.int64]:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
@@ -20,6 +19,7 @@ from steadytrain.components.tasks.scoring.classification import ClassificationSc
 from steadytrain.components.tasks.scoring.table import read_batches, score_table
 from steadytrain.components.tasks.scoring.thresholds import label_losses, thresholds_of
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
+from steadytrain.components.techniques.adversarial_training import Attack
 
 _Flags = npt.NDArray[np.bool_]
 _Numbers = npt.NDArray[np.float64]

@@ -10,11 +10,11 @@ import pyarrow as pa
 import torch
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.adversarial import Attack
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.scoring.table import score_table, training_numbers
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
+from steadytrain.components.techniques.adversarial_training import Attack
 
 
 class RegressionScorer:

@@ -14,25 +14,25 @@ from typing import Any, Final
 import torch
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.averaging import AveragingConfig
-from steadytrain.components.shared.config.base import whole_steps
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.section import whole_steps
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import Batch
+from steadytrain.components.techniques.averaging import AveragingConfig
+from steadytrain.components.techniques.averaging.weights import AVERAGE, WeightAverage
+from steadytrain.components.techniques.base import (
+    TrainingComponent,
+    TrainingContext,
+    Update,
+)
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
-from steadytrain.components.train.loop.averaging import AVERAGE, WeightAverage
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.layers import LayerMonitor
 from steadytrain.components.train.loop.noise_scale import NoiseScale
 from steadytrain.components.train.loop.plugin_failed import naming
 from steadytrain.components.train.loop.profiler import StepProfiler
 from steadytrain.components.train.loop.setup import Parts
-from steadytrain.components.train.loop.training_component import (
-    TrainingComponent,
-    TrainingContext,
-    Update,
-)
 
 Tensors = Mapping[str, torch.Tensor]
 _AVERAGING: Final = "training.averaging"

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steadytrain.components.shared.added_columns import DIFFICULTY
-from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import Order
 

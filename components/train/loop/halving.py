@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from steadytrain.components.shared.config.compatibility import SMALLER_MICRO_BATCH
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.device import CPU
 from steadytrain.components.sizing.start import estimated_memory
 from steadytrain.components.tasks.fitting import release_memory
+from steadytrain.components.techniques.settings import SMALLER_MICRO_BATCH
 from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.failures import FailureClass, classify
 from steadytrain.components.train.fallbacks import fallbacks_for, lower

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from steadytrain.components.shared.events.types import LayersMeasured
-from steadytrain.components.train.loop.training_component import (
+from steadytrain.components.techniques.base import (
     TrainingComponent,
     TrainingContext,
     Update,

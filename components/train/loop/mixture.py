@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steadytrain.components.shared.class_names import part_indices
-from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.techniques.multi_task import MultiTaskConfig
 from steadytrain.components.train.loop.order import RowOrder
 
 BLOCK: Final = 1 << 16

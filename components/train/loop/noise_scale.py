@@ -17,12 +17,12 @@ import torch
 
 from steadytrain.components.shared.events.types import NoiseScaleMeasured, Warned
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.train.loop.setup import Parts
-from steadytrain.components.train.loop.training_component import (
+from steadytrain.components.techniques.base import (
     TrainingComponent,
     TrainingContext,
     Update,
 )
+from steadytrain.components.train.loop.setup import Parts
 
 DECAY: Final = 0.98
 """Share of the earlier measurements in their average. Each one alone is noisy."""

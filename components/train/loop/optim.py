@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from steadytrain.components.memory.groups import Treatment, treatments
 from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.base import whole_steps
 from steadytrain.components.shared.config.optimizers import DEFAULT, OptimizerSpec, optimizer_spec
 from steadytrain.components.shared.config.schedules import (
     Adaptive,
@@ -22,6 +21,7 @@ from steadytrain.components.shared.config.schedules import (
     schedule_spec,
 )
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.section import whole_steps
 
 
 @dataclass(frozen=True)

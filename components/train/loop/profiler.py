@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from steadytrain.components.train.loop.training_component import (
+from steadytrain.components.techniques.base import (
     TrainingComponent,
     TrainingContext,
 )

@@ -9,9 +9,9 @@ from typing import Final
 from accelerate import Accelerator
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.curriculum import CUTS, CurriculumConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Row, TrainingTask
+from steadytrain.components.techniques.curriculum import CUTS, CurriculumConfig
 from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of, share_at
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.mixture import mixture_of

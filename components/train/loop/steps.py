@@ -10,6 +10,7 @@ import torch
 
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.tasks.base import MEASURED, Batch
+from steadytrain.components.techniques.base import Update
 from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
 from steadytrain.components.train.loop.batches import RankBatches
@@ -17,7 +18,6 @@ from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.optim import current_rate
 from steadytrain.components.train.loop.phases import PhaseSeconds
 from steadytrain.components.train.loop.setup import Parts
-from steadytrain.components.train.loop.training_component import Update
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome, DecisionMade
 from steadytrain.components.tasks.base import Batch
+from steadytrain.components.techniques.base import Update
 from steadytrain.components.train.checkpoint import (
     Checkpoint,
     CheckpointDamaged,
@@ -40,7 +41,6 @@ from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts, build_module
 from steadytrain.components.train.loop.steps import Agreement, StepResult, agree, take_step
-from steadytrain.components.train.loop.training_component import Update
 from steadytrain.components.train.loop.validation import best_by, validate
 
 FAILED_SECONDS: Final = 5.0

@@ -12,10 +12,10 @@ from typing import Any, Final
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.base_model import base_content, grader_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.fields import effect_of, is_section, leaves
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.digest import users_code_digest, value_digest
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import AttemptEnded, Warned

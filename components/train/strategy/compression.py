@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from steadytrain.components.shared.config.strategies import CompressionConfig
+from steadytrain.components.techniques.gradient_compression import CompressionConfig
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.region import whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch.autograd import Variable
 
-from steadytrain.components.shared.config.strategies import CompressionConfig
+from steadytrain.components.techniques.gradient_compression import CompressionConfig
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.region import Region, whole
 from steadytrain.components.train.checkpoint.snapshot import Piece, cut

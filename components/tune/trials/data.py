@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.records import DataRecord

@@ -1,6 +1,6 @@
 """The exponential moving average of the weights, validated and exported in their place."""
 
-from steadytrain.components.train.loop.training_component import (
+from steadytrain.components.techniques.base import (
     TrainingComponent,
     TrainingContext,
     Update,

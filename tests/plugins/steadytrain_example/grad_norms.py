@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from steadytrain.components.train.loop.training_component import (
+from steadytrain.components.techniques.base import (
     TrainingComponent,
     TrainingContext,
     Update,

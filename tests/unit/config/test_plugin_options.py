@@ -6,8 +6,8 @@ import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping, load
-from steadytrain.components.shared.config.effects import Use
 from steadytrain.components.shared.config.schedules import Course, schedule_spec
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import ConfigError
 
 from support.plugins import SOURCE, write_plugin

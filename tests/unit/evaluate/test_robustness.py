@@ -12,7 +12,6 @@ from steadytrain.components.evaluate.evaluation_page import evaluation_page
 from steadytrain.components.evaluate.extras import measure_robustness, noised
 from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.config.adversarial import AttackConfig
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, Interval
 from steadytrain.components.tasks.augmentation import generator_of, with_typos
@@ -21,6 +20,7 @@ from steadytrain.components.tasks.scoring.classification import (
     ClassificationScorer,
     MultiTaskScorer,
 )
+from steadytrain.components.techniques.adversarial_training import AttackConfig
 
 from support.tiny import TEXTS, make_classifier, make_tokenizer
 

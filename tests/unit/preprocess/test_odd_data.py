@@ -21,13 +21,13 @@ from steadytrain.components.preprocess.split import content_id
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
 
 from support.data import quarantined, read_table, sentence, side_of, texts, write_jsonl
 

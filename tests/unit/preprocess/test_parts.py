@@ -11,9 +11,9 @@ from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.config.regularization import AugmentationConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 from steadytrain.components.train.loop.data import Rows
 
 from support.data import read_table, sentence, write_jsonl

@@ -9,11 +9,14 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.config.adversarial import AdversarialConfig, AttackConfig
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.attack import ascended, perturbed, search
 from steadytrain.components.tasks.base import LossSum
 from steadytrain.components.tasks.sequence_classification import class_loss
+from steadytrain.components.techniques.adversarial_training import (
+    AdversarialConfig,
+    AttackConfig,
+)
 from steadytrain.components.train.loop.adversary import adversarial_passes
 
 from support.attacking import attacked_loss, parts_of, stepped, trained

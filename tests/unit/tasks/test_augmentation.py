@@ -10,7 +10,6 @@ import pytest
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.added_columns import TEXT
 from steadytrain.components.shared.config import from_mapping, load
-from steadytrain.components.shared.config.regularization import AugmentationConfig
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.augmentation import (
     augmented,
@@ -23,6 +22,7 @@ from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Content
 from steadytrain.components.tasks.encoding.labeled_text import ClassIndex, TextRows
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 from steadytrain.components.train.loop.data import Rows
 
 from support.data import sentence, write_jsonl

@@ -8,7 +8,6 @@ import torch
 from pytorch_optimizer import FocalLoss
 from torch.nn import functional
 
-from steadytrain.components.shared.config.regularization import ClassWeightsConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks import criterion, fused_loss
 from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
@@ -16,6 +15,7 @@ from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.class_balance import class_weights
 from steadytrain.components.tasks.text import check_drops
+from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
 
 from support.training import CLASSES, class_rows, write_data
 

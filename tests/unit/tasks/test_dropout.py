@@ -8,9 +8,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.shared.config import ModelConfig, from_mapping
-from steadytrain.components.shared.config.dropout import FAMILIES, DropoutConfig, dropout_fields
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.techniques.dropout import (
+    FAMILIES,
+    DropoutConfig,
+    dropout_fields,
+)
 
 SMALL = {
     "hidden_size": 16,

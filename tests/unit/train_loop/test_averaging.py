@@ -7,13 +7,13 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.config.averaging import AveragingConfig
-from steadytrain.components.shared.config.effects import Use
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.techniques.averaging import AveragingConfig
+from steadytrain.components.techniques.averaging.weights import WeightAverage
+from steadytrain.components.techniques.base import TrainingContext, Update
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.loop.averaging import WeightAverage
-from steadytrain.components.train.loop.training_component import TrainingContext, Update
 
 from support.training import LLAMA, events_of, exported, result_of, weights_digest
 

@@ -30,7 +30,7 @@ BOTH = {"ema": {"decay": 0.5}, "grad_norms": {}}
 COMPONENT = """
 import torch
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.train.loop.training_component import TrainingComponent
+from steadytrain.components.techniques.base import TrainingComponent
 
 
 class Plugin(TrainingComponent):

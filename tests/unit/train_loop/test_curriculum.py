@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.added_columns import DIFFICULTY
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.config.curriculum import CurriculumConfig
-from steadytrain.components.shared.config.effects import Use
+from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect, number_of
+from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of, share_at
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import RowOrder

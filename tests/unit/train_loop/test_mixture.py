@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.components.shared.config.multi_task import MultiTaskConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.techniques.multi_task import MultiTaskConfig
 from steadytrain.components.train.loop import mixture
 from steadytrain.components.train.loop.mixture import (
     BLOCK,

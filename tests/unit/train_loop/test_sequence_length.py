@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.config.curriculum import CurriculumConfig
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.run_order import LENGTHS, SequenceLength
 from steadytrain.components.train.loop.setup import set_up

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from steadytrain.components.shared.config.averaging import AveragingConfig
-from steadytrain.components.train.loop.training_component import (
+from steadytrain.components.techniques.averaging import AveragingConfig
+from steadytrain.components.techniques.base import (
     TrainingComponent,
     TrainingContext,
     Update,

@@ -1,15 +1,17 @@
-"""Averages of the weights."""
+"""Averages of the weights: the settings."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds, whole_steps
+from steadytrain.components.shared.section import at_odds, whole_steps
+from steadytrain.components.techniques.settings import Recipe, Rule, TechniqueConfig
 
 
-class AveragingConfig(Section):
+class AveragingConfig(TechniqueConfig):
     """An average of the weights, validated next to them."""
 
     kind: Literal["none", "ema", "swa"] = Field(
@@ -53,6 +55,33 @@ class AveragingConfig(Section):
         """Whether weights are averaged."""
         return self.kind != "none"
 
+    def asks(self) -> Iterator[tuple[str, str, str]]:
+        if self.on:
+            for name in ("averaging", "training.averaging"):
+                yield name, "training.averaging.kind", self.kind
+
+    def check(self, recipe: Recipe) -> None:
+        steps = recipe.max_steps
+        if self.on and self.start >= steps > 0:
+            raise at_odds(
+                "training.averaging.start",
+                self.start,
+                f"training.max_steps is {steps}, so nothing would be averaged",
+                "use fewer steps, or a share of all steps below 1",
+            )
+        if self.on and self.first_step(steps) > steps > 0:
+            raise at_odds(
+                "training.averaging.every",
+                self.every,
+                f"training.max_steps is {steps}, so nothing would be averaged",
+                "use fewer steps, or start earlier",
+            )
+
     def first_step(self, steps: int) -> int:
         """Return the first step whose weights are averaged, in a run of so many steps."""
         return whole_steps(self.start, steps) + self.every
+
+
+RULES: Final = (
+    Rule("training.averaging", "exporting component", "both replace the exported weights"),
+)

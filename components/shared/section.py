@@ -129,24 +129,3 @@ def at_odds(field: str, value: object, message: str, remedy: str) -> PydanticCus
 def whole_steps(value: float, steps: int) -> int:
     """Return a number of steps; a value below 1 is a fraction of all `steps`."""
     return int(value) if value >= 1 else math.ceil(steps * value)
-
-
-class ObjectiveConfig(Section):
-    """An objective that its fields turn on."""
-
-    @property
-    def on(self) -> bool:
-        """Whether it is used."""
-        raise NotImplementedError
-
-    def _check_off(self, name: str, switch: str) -> None:
-        """Reject fields that nothing would read."""
-        for field in sorted(self.model_fields_set - {switch}):
-            value = getattr(self, field)
-            if not self.on and value != type(self).model_fields[field].default:
-                raise at_odds(
-                    f"training.{name}.{field}",
-                    value,
-                    f"without training.{name}.{switch}, nothing reads it",
-                    f"set training.{name}.{switch}, or leave it out",
-                )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section
+from steadytrain.components.shared.section import Section
+from steadytrain.components.techniques.settings import PYTORCH_ONLY, Rule
+
+FROZEN: Final = "training.param_groups frozen"
+UNFREEZE_AT: Final = "training.param_groups unfreeze_at"
+"""What rules call groups with these fields."""
 
 
 class ParamGroupConfig(Section):
@@ -50,3 +56,29 @@ class ParamGroupConfig(Section):
         if self.frozen and beside:
             raise ValueError(f"frozen parameters are never trained: leave out {', '.join(beside)}")
         return self
+
+    def asks(self, place: int) -> Iterator[tuple[str, str, str]]:
+        """As for `TechniqueConfig`.
+
+        Args:
+            place: in `training.param_groups`.
+        """
+        field = f"training.param_groups.{place}"
+        yield "training.param_groups", field, self.match
+        if self.frozen:
+            yield FROZEN, f"{field}.frozen", "true"
+        if self.unfreeze_at is not None:
+            yield UNFREEZE_AT, f"{field}.unfreeze_at", f"{self.unfreeze_at:g}"
+
+
+RULES: Final = (
+    *(
+        Rule(f"training.{name}", "another framework", PYTORCH_ONLY)
+        for name in ("param_groups", "layer_decay")
+    ),
+    *(
+        Rule(setting, "adapters", "adapters freeze the model's own weights, and only they learn")
+        for setting in (FROZEN, UNFREEZE_AT)
+    ),
+    Rule(UNFREEZE_AT, "sharding", "sharding decides at the start which weights have gradients"),
+)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import ObjectiveConfig, at_odds
+from steadytrain.components.shared.section import at_odds
+from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
 
 Weight = Annotated[float, Field(gt=0)]
 
@@ -43,6 +45,10 @@ class MultiTaskConfig(ObjectiveConfig):
     def on(self) -> bool:
         return self != MultiTaskConfig()
 
+    def asks(self) -> Iterator[tuple[str, str, str]]:
+        if self.sampling != "size":
+            yield "training.multi_task.sampling", "training.multi_task.sampling", self.sampling
+
     @property
     def learns_weights(self) -> bool:
         """Whether the weights of the parts' losses are trained."""
@@ -73,3 +79,11 @@ class MultiTaskConfig(ObjectiveConfig):
                 "set sampling to temperature, or leave it out",
             )
         return self
+
+
+RULES: Final = (
+    *(
+        Rule("training.multi_task.sampling", other, "it is an order of its own")
+        for other in ("another order", "training.curriculum")
+    ),
+)

@@ -1,4 +1,4 @@
-"""The interface between the training loop and training components: averaging, monitors, profilers.
+"""What techniques build on: rows, micro-batches, and the loop's calls to training components.
 
 This module does not import torch, because a configuration is also checked where torch is missing.
 """
@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     import torch
 
     from steadytrain.components.shared.events import Event
-    from steadytrain.components.tasks.base import Batch
+
+Row = Mapping[str, Any]
+"""A row of a prepared shard, as plain Python and NumPy values."""
+
+Batch = dict[str, Any]
+"""One micro-batch. The loop moves tensors to the device and leaves plain values where they are."""
+
+IGNORED: Final = -100
+"""In targets, a token that is not predicted."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
-"""Curriculum learning: easy records first."""
+"""Curriculum learning, easy records first: the settings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.config.base import Section, at_odds, complete_address
-from steadytrain.components.shared.config.effects import Effect, IfSet, Use
+from steadytrain.components.shared.effects import Effect, IfSet, Use
+from steadytrain.components.shared.section import at_odds, complete_address
+from steadytrain.components.techniques.settings import PYTORCH_ONLY, Recipe, Rule, TechniqueConfig
 
 CUTS: Final = "sequence_length"
 """The kind that cuts documents instead of ordering records."""
+CUT: Final = f"training.curriculum.by {CUTS}"
+"""What rules call that kind."""
 _NEEDED: Final = {"column": "column", "loss": "model"}
 """The field that a kind of curriculum needs, and no other one reads."""
 _MEANING: Final = {
@@ -19,7 +23,7 @@ _MEANING: Final = {
 }
 
 
-class CurriculumConfig(Section):
+class CurriculumConfig(TechniqueConfig):
     """Training begins with the easiest records, and soon draws from all (Bengio et al. 2009)."""
 
     by: Literal["none", "length", "loss", "column", "sequence_length"] = Field(
@@ -60,6 +64,20 @@ class CurriculumConfig(Section):
     def on(self) -> bool:
         """Whether there is a curriculum."""
         return self.by != "none"
+
+    def asks(self) -> Iterator[tuple[str, str, str]]:
+        if self.on:
+            yield "training.curriculum" if self.orders else CUT, "training.curriculum.by", self.by
+
+    def check(self, recipe: Recipe) -> None:
+        if self.over > 1 and self.over > recipe.max_steps > 0:
+            raise at_odds(
+                "training.curriculum.over",
+                self.over,
+                f"training.max_steps is {recipe.max_steps}, so training would end before it has "
+                "seen all records",
+                "use fewer steps, or a share of all steps up to 1",
+            )
 
     @property
     def orders(self) -> bool:
@@ -112,3 +130,10 @@ class CurriculumConfig(Section):
             total: of the complete run.
         """
         return max(1, round(self.over * total) if self.over <= 1 else int(self.over))
+
+
+RULES: Final = (
+    Rule("training.curriculum", "another framework", PYTORCH_ONLY),
+    Rule(CUT, "another framework", PYTORCH_ONLY),
+    Rule("training.curriculum", "another order", "it is an order of its own"),
+)

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from steadytrain.components.shared.config.base import Section
 from steadytrain.components.shared.errors import ConfigError, Problem
+from steadytrain.components.shared.section import Section
 
 Names = Mapping[str, tuple[str, ...]]
 """The fields of Transformers' configuration, by place."""

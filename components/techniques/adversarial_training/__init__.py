@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.config.base import ObjectiveConfig, Section, at_odds
+from steadytrain.components.shared.section import Section, at_odds
+from steadytrain.components.techniques.settings import ObjectiveConfig
 
 _STEP: Final = 0.3
 """Size of a step if none is set, as a share of epsilon."""

@@ -1,0 +1,70 @@
+"""Smaller gradients between ranks: the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from pydantic import Field, model_validator
+
+from steadytrain.components.shared.section import at_odds
+from steadytrain.components.techniques.settings import PYTORCH_ONLY, Recipe, Rule, TechniqueConfig
+
+_FIELD: Final = "training.gradient_compression"
+
+
+class CompressionConfig(TechniqueConfig):
+    """Smaller gradients between ranks, for slow networks. It changes what is learned a little."""
+
+    kind: Literal["none", "bf16", "powersgd"] = Field(
+        "none",
+        description="none; bf16: exchange gradients in bfloat16; powersgd: as products of two thin "
+        "matrices, with error feedback. Only for compute.strategy ddp.",
+    )
+    rank: int = Field(
+        4, ge=1, description="Rank of the products. A higher one is more exact. Only for powersgd."
+    )
+    start: int = Field(
+        1000,
+        ge=2,
+        description="Optimizer steps that exchange complete gradients first. Only for powersgd.",
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether gradients are compressed."""
+        return self.kind != "none"
+
+    def asks(self) -> Iterator[tuple[str, str, str]]:
+        if self.on:
+            yield _FIELD, f"{_FIELD}.kind", self.kind
+
+    def check(self, recipe: Recipe) -> None:
+        if self.kind == "powersgd" and self.start >= recipe.max_steps > 0:
+            raise at_odds(
+                "training.gradient_compression.start",
+                self.start,
+                f"training.max_steps is {recipe.max_steps}, so nothing would be compressed",
+                "use fewer steps",
+            )
+
+    @model_validator(mode="after")
+    def _is_read(self) -> CompressionConfig:
+        for name in ("rank", "start"):
+            value = getattr(self, name)
+            if self.kind != "powersgd" and value != type(self).model_fields[name].default:
+                raise at_odds(
+                    f"training.gradient_compression.{name}",
+                    value,
+                    f"with kind {self.kind}, nothing reads it",
+                    "set training.gradient_compression.kind to powersgd, or leave it out",
+                )
+        return self
+
+
+RULES: Final = (
+    Rule(_FIELD, "another framework", PYTORCH_ONLY),
+    Rule(_FIELD, "sharding", "only DDP exchanges gradients through a hook that compresses"),
+    Rule(_FIELD, "one rank", "one rank exchanges no gradients"),
+    Rule(_FIELD, "fp16", "an overflow would stay in the gradients that it carries over"),
+)

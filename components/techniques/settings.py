@@ -1,0 +1,88 @@
+"""What the settings of all techniques share, and the rules that they bring.
+
+Settings are checked where torch and numpy are missing, so the `__init__.py` of a technique imports
+neither.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Protocol
+
+from steadytrain.components.shared.section import Section, at_odds
+
+PYTORCH_ONLY: Final = "only the loop of pytorch reads it"
+"""Why a technique excludes another framework."""
+SMALLER_MICRO_BATCH: Final = "smaller micro-batch"
+"""What the OOM fallback of that name needs."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A setting that does not support a feature.
+
+    setting: a field, followed by its value unless that is true: "training.fp16",
+        "training.optim lamb".
+    feature: another such setting, or a key of `FEATURES` in `shared/config/compatibility.py`.
+    """
+
+    setting: str
+    feature: str
+    why: str
+
+
+def technique_rules() -> Iterator[Rule]:
+    """Yield the RULES of each technique, which is each package next to this file."""
+    package = __name__.rpartition(".")[0]
+    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if found.ispkg:
+            yield from getattr(import_module(f"{package}.{found.name}"), "RULES", ())
+
+
+class Recipe(Protocol):
+    """The fields of `training` that a technique may depend on."""
+
+    @property
+    def global_batch_size(self) -> int: ...
+
+    @property
+    def max_steps(self) -> int: ...
+
+    @property
+    def micro_batch_size(self) -> int | None: ...
+
+
+class TechniqueConfig(Section):
+    """A section of `training` that turns a technique on."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it is used."""
+        raise NotImplementedError
+
+    def asks(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what it asks for, in the words of rules: the name, the field and its value."""
+        yield from ()
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `at_odds` if it cannot work with the rest of `training`."""
+
+    def _check_off(self, name: str, switch: str) -> None:
+        """Reject fields that nothing would read."""
+        for field in sorted(self.model_fields_set - {switch}):
+            value = getattr(self, field)
+            if not self.on and value != type(self).model_fields[field].default:
+                raise at_odds(
+                    f"training.{name}.{field}",
+                    value,
+                    f"without training.{name}.{switch}, nothing reads it",
+                    f"set training.{name}.{switch}, or leave it out",
+                )
+
+
+class ObjectiveConfig(TechniqueConfig):
+    """A technique that changes the loss, so a task lists it in `Task.objectives`."""
