@@ -20,9 +20,9 @@ from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.shared.lm_tasks import LmTasks
 from steadytrain.components.shared.records import Interval, LandscapeRecord
 from steadytrain.components.shared.stage import Stage
-from steadytrain.components.tasks.augmentation import generator_of, with_typos
 from steadytrain.components.tasks.encoding.labeled_text import PAIR
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.text_augmentation.changes import generator_of, with_typos
 
 
 def measure_robustness(

@@ -9,12 +9,12 @@ from steadytrain.components.memory.architectures import architecture_of
 from steadytrain.components.memory.model import any_shape, label_count
 from steadytrain.components.memory.setting import FP32, Companion
 from steadytrain.components.memory.shape import Shape
+from steadytrain.components.shared.chunks import COMPARISON_COPIES, answer_bytes, comparison_rows
 from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.chunks import COMPARISON_COPIES, answer_bytes, comparison_rows
-from steadytrain.components.tasks.layer_pairs import layer_pairs
 from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.techniques.distillation import HiddenConfig
+from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 
 
 def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -> Companion | None:

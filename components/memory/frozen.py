@@ -11,9 +11,9 @@ from typing import Final, Literal
 
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Shape
+from steadytrain.components.shared.chunks import HEAD_BITS, QUANTIZED_BLOCK, product_rows
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.decision import Decision
-from steadytrain.components.tasks.chunks import HEAD_BITS, QUANTIZED_BLOCK, product_rows
 
 FrozenEmbeddings = Literal["device", "host"]
 FrozenHead = Literal["as_loaded", "8bit", "4bit"]

@@ -18,7 +18,7 @@ from steadytrain.components.memory.kept import LayerMemory
 from steadytrain.components.memory.setting import FP32, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import States, states, still_layers
-from steadytrain.components.tasks.chunks import (
+from steadytrain.components.shared.chunks import (
     COMPARISON_COPIES,
     block_rows,
     chunk_rows,

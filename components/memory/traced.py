@@ -33,7 +33,7 @@ from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import pass_documents, unlike
 from steadytrain.components.tasks.fused_head import FusedHead
 from steadytrain.components.tasks.inference import eval_mode
-from steadytrain.components.tasks.uncertainty import attach_uncertainty
+from steadytrain.components.techniques.multi_task.uncertainty import attach_uncertainty
 
 _MOST_LAYERS: Final = 2000
 _NO_END: Final = 10**9

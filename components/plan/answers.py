@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from steadytrain.components.memory.companion import answering_teacher
 from steadytrain.components.memory.peak import CUDA_CONTEXT
+from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.scoring import pass_tokens
 from steadytrain.components.sizing.time_cost import by_table, hours
-from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.shared.chunks import check_head_width
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.remote_code import check_code
-from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.layer_pairs import layer_pairs
 from steadytrain.components.tasks.model_fields import ineffective_fields
 from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 from steadytrain.components.techniques.dropout import dropout_fields
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")

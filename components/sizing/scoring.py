@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from steadytrain.components.memory.companion import grader_of
 from steadytrain.components.memory.setting import Companion, Setting
+from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.time_cost import flops_per_token
-from steadytrain.components.tasks.chunks import SCORED_TOKENS
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class RowTeacher(Protocol):
     """A teacher that is asked about whole rows, before training begins."""
 
     def answer(self, rows: Sequence[Row], device: torch.device) -> list[Row]:
-        """Return what it says about each row: the columns that `distillation.py` stores."""
+        """Return what it says about each row: the columns that the distillation stores."""
 
 
 class TrainingTask(Protocol):

@@ -17,24 +17,15 @@ from torch.nn import functional
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.contrastive_tokens import document_spans
-from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
-from steadytrain.components.tasks.distillation import (
-    COLUMNS,
-    Teaching,
-    collate_answers,
-    taught_loss,
-)
+from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
+from steadytrain.components.tasks.encoding.denoised_text import corruption_of
 from steadytrain.components.tasks.fused_head import Contrast, request_loss
-from steadytrain.components.tasks.hidden_states import attach_comparison, comparing, comparing_part
 from steadytrain.components.tasks.likelihoods import likelihoods_of
-from steadytrain.components.tasks.masking import SpanCorruption
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.packing import (
-    IGNORED,
     collate_apart,
     collate_packed,
     collate_rows,
@@ -49,6 +40,21 @@ from steadytrain.components.tasks.teacher import (
     stored_teaching,
 )
 from steadytrain.components.tasks.text import R_DROP, TextTraining, check_drops
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
+from steadytrain.components.techniques.distillation.hidden_states import (
+    attach_comparison,
+    comparing,
+    comparing_part,
+)
+from steadytrain.components.techniques.distillation.loss import (
+    COLUMNS,
+    Teaching,
+    collate_answers,
+    taught_loss,
+)
+from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
+from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
 
 
 def stop_at(model: Any, tokens: Sequence[int]) -> list[int]:
@@ -338,7 +344,7 @@ class Denoising(SupervisedFineTuning):
 
     @cached_property
     def corruption(self) -> SpanCorruption:
-        return SpanCorruption.by(self.tokenizer, self.config.training.denoising)
+        return corruption_of(self.tokenizer, self.config.training.denoising)
 
     def draw(self, row: Row, place: int, *, training: bool) -> Row:
         # Validation hides the same spans for every seed of training.

@@ -1,8 +1,4 @@
-"""The loss of logits on the targets of the data: cross-entropy and its regularized variants.
-
-The focal loss is from Lin et al. 2017, "Focal Loss for Dense Object Detection"; the divergence of
-two passes from Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks".
-"""
+"""The loss of logits on the targets of the data: cross-entropy and its regularized variants."""
 
 from __future__ import annotations
 
@@ -11,12 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.chunks import comparison_rows
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.chunks import comparison_rows
-
-_LEAST = 1e-12
-"""Least 1 - probability of a target: a power below 1 has no slope at 0."""
+from steadytrain.components.techniques.focal_loss.factor import focal_factor
+from steadytrain.components.techniques.r_drop.passes import diverging
 
 
 @dataclass(frozen=True)
@@ -113,8 +107,7 @@ class Criterion:
             losses: (rows).
         """
         if self.gamma:
-            logs = -functional.cross_entropy(logits, targets, reduction="none")
-            losses = losses * (-torch.expm1(logs)).clamp_min(_LEAST) ** self.gamma
+            losses = losses * focal_factor(logits, targets, self.gamma)
         if self.weights is not None:
             losses = losses * self.weights.to(losses.device)[targets]
         return losses
@@ -138,33 +131,3 @@ class Criterion:
             loss += found.detach()
             logits[place] = gradient.to(logits.dtype)
         return loss
-
-
-def diverging(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return what each class adds to both directions of the Kullback-Leibler divergence together.
-
-    Args:
-        first, second: logarithms of probabilities.
-    """
-    return (first.exp() - second.exp()) * (first - second)
-
-
-def twice(batch: Batch) -> Batch:
-    """Return a micro-batch followed by itself, for two passes at once.
-
-    Each entry is (rows, ...), or for packed documents (1, tokens) with a list of their lengths.
-    """
-    along = 1 if "lengths" in batch else 0
-    return {
-        name: torch.cat([value, value], along) if isinstance(value, torch.Tensor) else value * 2
-        for name, value in batch.items()
-    }
-
-
-def in_pairs(rows: torch.Tensor) -> torch.Tensor:
-    """Reorder rows so that those of both passes alternate.
-
-    Args:
-        rows: (2n, ...), those of the first pass and then those of the second.
-    """
-    return torch.stack(rows.chunk(2), 1).flatten(0, 1)

@@ -12,11 +12,11 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.chunks import check_head_width
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.auxiliary import Auxiliary
-from steadytrain.components.tasks.chunks import check_head_width
 from steadytrain.components.tasks.quantized import Bits, QuantizedMatrix, product_type
+from steadytrain.components.techniques.auxiliary import Auxiliary
 
 
 class FrozenHead(torch.nn.Module):

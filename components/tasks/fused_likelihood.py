@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from steadytrain.components.tasks.chunks import chunk_rows, comparison_rows
+from steadytrain.components.shared.chunks import chunk_rows, comparison_rows
 from steadytrain.components.tasks.fused_loss import (
     ForwardGradients,
     Found,

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from steadytrain.components.tasks.chunks import block_rows, chunk_rows, product_rows
-from steadytrain.components.tasks.criterion import Criterion, in_pairs
-from steadytrain.components.tasks.distillation import Teaching, turn_into_gradient
+from steadytrain.components.shared.chunks import block_rows, chunk_rows, product_rows
+from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.liger import has_kernel_for, liger_loss
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.quantized import QuantizedMatrix, product_type
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation.loss import Teaching, turn_into_gradient
+from steadytrain.components.techniques.r_drop.passes import in_pairs
 
 
 def summed_loss(

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.techniques.base import IGNORED
 
 _used = True
 

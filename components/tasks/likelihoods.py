@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from steadytrain.components.tasks.fused_head import request_likelihoods
 from steadytrain.components.tasks.fused_likelihood import Comparison, summed_by_document
-from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.techniques.base import IGNORED
 
 
 def likelihoods_of(

@@ -13,11 +13,11 @@ from torch.nn import functional
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.fused_head import request_loss
 from steadytrain.components.tasks.likelihoods import likelihoods_of
-from steadytrain.components.tasks.masking import Masking
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.text import TextTraining
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.masked_tokens.masking import Masking
 
 
 class MaskedLanguageModel(TextTraining):

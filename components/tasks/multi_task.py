@@ -13,13 +13,16 @@ import torch
 
 from steadytrain.components.shared.class_names import part_indices
 from steadytrain.components.tasks.base import Batch, LossSum
-from steadytrain.components.tasks.criterion import diverging, twice
 from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
 )
 from steadytrain.components.tasks.text_head import head_logits, head_output
-from steadytrain.components.tasks.uncertainty import attach_uncertainty, uncertain_loss
+from steadytrain.components.techniques.multi_task.uncertainty import (
+    attach_uncertainty,
+    uncertain_loss,
+)
+from steadytrain.components.techniques.r_drop.passes import diverging, twice
 
 
 class MultiTaskClassification(SequenceClassification):

@@ -21,9 +21,7 @@ import torch
 
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.inference import eval_mode
-
-IGNORED = -100
-"""Target where nothing is predicted, as in PyTorch's cross-entropy."""
+from steadytrain.components.techniques.base import IGNORED
 
 Tokens = npt.NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import torch
 
-from steadytrain.components.tasks.chunks import QUANTIZED_BLOCK, product_rows
+from steadytrain.components.shared.chunks import QUANTIZED_BLOCK, product_rows
 
 Bits = Literal["4bit", "8bit"]
 _LARGEST: Final = 127

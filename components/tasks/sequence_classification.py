@@ -12,15 +12,7 @@ from torch.nn import functional
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.class_head import class_names, fit_head, order_rows
-from steadytrain.components.tasks.contrastive_texts import pooled, supervised_contrastive_loss
-from steadytrain.components.tasks.criterion import Criterion, Mixed, in_pairs, twice
-from steadytrain.components.tasks.distillation import collate_answers, taught_loss
-from steadytrain.components.tasks.hidden_states import (
-    attach_comparison,
-    comparing,
-    comparing_part,
-)
-from steadytrain.components.tasks.mixup import PARTNER, SHARE, mixed_batch, mixing
+from steadytrain.components.tasks.criterion import Criterion, Mixed
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.class_balance import class_weights
 from steadytrain.components.tasks.teacher import (
@@ -37,6 +29,18 @@ from steadytrain.components.tasks.text_head import (
     head_output,
     padded_inputs,
 )
+from steadytrain.components.techniques.contrastive_texts.loss import (
+    pooled,
+    supervised_contrastive_loss,
+)
+from steadytrain.components.techniques.distillation.hidden_states import (
+    attach_comparison,
+    comparing,
+    comparing_part,
+)
+from steadytrain.components.techniques.distillation.loss import collate_answers, taught_loss
+from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE, mixed_batch, mixing
+from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
 
 
 class SequenceClassification(TextHead):

@@ -12,15 +12,20 @@ from typing import Any, Protocol
 
 import torch
 
+from steadytrain.components.shared.chunks import comparison_rows
 from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.chunks import comparison_rows
-from steadytrain.components.tasks.distillation import COLUMNS, Teaching, answers_in, top_answers
 from steadytrain.components.tasks.fused_head import request_states
-from steadytrain.components.tasks.hidden_states import Comparison, HiddenStates
 from steadytrain.components.tasks.inference import to_device
-from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation.hidden_states import Comparison, HiddenStates
+from steadytrain.components.techniques.distillation.loss import (
+    COLUMNS,
+    Teaching,
+    answers_in,
+    top_answers,
+)
 
 FIELD = "training.distillation.teacher"
 

@@ -16,7 +16,12 @@ import torch
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.contrastive_texts import (
+from steadytrain.components.tasks.encoding.text_pairs import halves
+from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.packaging import TransformersPackager
+from steadytrain.components.tasks.scoring.table import pad, read_batches
+from steadytrain.components.tasks.text import TextTraining, drops
+from steadytrain.components.techniques.contrastive_texts.loss import (
     Compared,
     alike,
     compare,
@@ -24,11 +29,6 @@ from steadytrain.components.tasks.contrastive_texts import (
     numbered,
     without_pooler,
 )
-from steadytrain.components.tasks.encoding.text_pairs import halves
-from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.scoring.table import pad, read_batches
-from steadytrain.components.tasks.text import TextTraining, drops
 
 
 class TextEmbedding(TextTraining):

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from steadytrain.components.shared.added_columns import TEXT
-from steadytrain.components.tasks.augmentation import augmented, generator_of
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.scoring.table import token_types
 from steadytrain.components.tasks.text import TextTraining
+from steadytrain.components.techniques.text_augmentation.changes import augmented, generator_of
 
 
 class TextHead(TextTraining):

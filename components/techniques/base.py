@@ -22,7 +22,7 @@ Batch = dict[str, Any]
 """One micro-batch. The loop moves tensors to the device and leaves plain values where they are."""
 
 IGNORED: Final = -100
-"""In targets, a token that is not predicted."""
+"""Target where nothing is predicted, as in PyTorch's cross-entropy."""
 
 
 @dataclass(frozen=True)

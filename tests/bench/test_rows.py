@@ -15,11 +15,11 @@ import pytest
 
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.techniques.curriculum import CurriculumConfig
+from steadytrain.components.techniques.curriculum.order import Curriculum
 from steadytrain.components.techniques.multi_task import MultiTaskConfig
+from steadytrain.components.techniques.multi_task.mixture import mixture_of
 from steadytrain.components.train.loop.balanced_order import BalancedOrder
-from steadytrain.components.train.loop.curriculum import Curriculum
 from steadytrain.components.train.loop.data import Rows, drawn
-from steadytrain.components.train.loop.mixture import mixture_of
 from steadytrain.components.train.loop.order import Order, RowOrder
 
 from support.costed_runs import BERT, LENGTH, LLAMA, PARTS, bench_of

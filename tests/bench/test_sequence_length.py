@@ -19,7 +19,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.packing import collate_packed
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.techniques.curriculum import CurriculumConfig
-from steadytrain.components.train.loop.run_order import SequenceLength
+from steadytrain.components.techniques.curriculum.order import SequenceLength
 
 pytestmark = pytest.mark.bench
 ROWS, PASSES, VOCABULARY = 2, 3, 8192

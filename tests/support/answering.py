@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from steadytrain.components.shared import chunks
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks import chunks
 from steadytrain.components.train.loop import teacher_answers
 from steadytrain.components.train.loop.setup import set_up
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.techniques.adversarial_training import (
     AdversarialConfig,
     Attack,
 )
-from steadytrain.components.train.loop.adversary import adversarial_passes
+from steadytrain.components.techniques.adversarial_training.attack import Pass, adversarial_passes
 
 
 def stepped(perturbation: torch.Tensor, gradient: torch.Tensor, how: Attack) -> torch.Tensor:
@@ -48,15 +46,11 @@ def attacked_loss(
     return torch.stack([loss(each) for each in visited]).mean()
 
 
-def parts_of(model: torch.nn.Module, task: Any, how: AdversarialConfig) -> Any:
-    """Return the parts of the training loop that the passes of a micro-batch use."""
-    return SimpleNamespace(
-        config=SimpleNamespace(training=TrainingConfig(adversarial=how)),
-        module=model,
-        accelerator=SimpleNamespace(device=torch.device("cpu")),
-        strategy=SimpleNamespace(scale=0.0),
-        task=task,
-    )
+def passes_of(
+    model: torch.nn.Module, task: Any, batch: Batch, how: AdversarialConfig
+) -> Iterator[Pass]:
+    """Return the passes of a micro-batch."""
+    return adversarial_passes(how, model, batch, lambda: task.compute_loss(model, batch).total)
 
 
 def trained(
@@ -64,7 +58,7 @@ def trained(
 ) -> torch.Tensor:
     """Return the loss, and leave the gradients, as the training loop does."""
     total = torch.zeros(())
-    for each in adversarial_passes(parts_of(model, task, how), batch):
+    for each in passes_of(model, task, batch, how):
         loss = task.compute_loss(model, batch).total * each.share
         loss.backward()
         total = total + loss.detach()

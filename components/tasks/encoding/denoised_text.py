@@ -21,7 +21,9 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.plain_text import TextRecords, whole_text
-from steadytrain.components.tasks.encoding.tokens import encode_texts, kept_tokenizer
+from steadytrain.components.tasks.encoding.tokens import encode_texts, kept_tokenizer, text_ends
+from steadytrain.components.techniques.hidden_spans import DenoisingConfig
+from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
 
 SENTINELS: Final = tuple(f"<extra_id_{number}>" for number in range(100))
 """Those of T5, for tokenizers that are trained."""
@@ -96,3 +98,12 @@ def _record(windows: Sequence[Sequence[int]]) -> EncodedRecord:
         if len(ids) >= LEAST
     ]
     return EncodedRecord(max(sum(map(len, windows)), 1), rows, skipped=len(windows) - len(rows))
+
+
+def corruption_of(tokenizer: Any, settings: DenoisingConfig) -> SpanCorruption:
+    """Return the configured corruption.
+
+    Raises:
+        BadInput: as for `sentinels_of` and `text_ends`.
+    """
+    return SpanCorruption.by(settings, text_ends(tokenizer), sentinels_of(tokenizer))

@@ -13,9 +13,8 @@ import pyarrow as pa
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.encoding.denoised_text import LEAST, plain_windows
+from steadytrain.components.tasks.encoding.denoised_text import LEAST, corruption_of, plain_windows
 from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer
-from steadytrain.components.tasks.masking import SpanCorruption
 from steadytrain.components.tasks.scoring.language import document_losses, scored_tokens
 from steadytrain.components.tasks.scoring.table import (
     longest,
@@ -51,14 +50,14 @@ class DenoisingScorer:
         """Predict each token by its frequency among the targets of training, plus one."""
         tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
         length, counts = self.data.sequence_length, np.ones(len(tokenizer))
-        corruption = SpanCorruption.by(tokenizer, self.config.training.denoising)
+        corruption = corruption_of(tokenizer, self.config.training.denoising)
         rows = (
             ids.as_py()
             for batch in read_batches(self.data, "train", ["input_ids"])
             for ids in batch.column("input_ids")
         )
         for place, ids in enumerate(islice(rows, _SAMPLE)):
-            np.add.at(counts, scored_tokens(corruption.apply(ids, length, 0, place)), 1)
+            np.add.at(counts, scored_tokens(Encoded(*corruption.apply(ids, length, 0, place))), 1)
         surprise = -np.log(counts / counts.sum())
         found = list(self._documents(tokenizer, records, length))
         losses = [float(surprise[scored_tokens(document)].sum()) for _, document in found]
@@ -68,7 +67,7 @@ class DenoisingScorer:
         self, tokenizer: Any, records: pa.Table, length: int
     ) -> Iterator[tuple[int, Encoded]]:
         """Yield what is drawn from each window, with the index of its record."""
-        corruption = SpanCorruption.by(tokenizer, self.config.training.denoising)
+        corruption = corruption_of(tokenizer, self.config.training.denoising)
         texts: list[Any] = records.column("text").to_pylist()
         names = map(str, records.column("id").to_pylist())
         found = plain_windows(tokenizer, texts, length)
@@ -76,7 +75,7 @@ class DenoisingScorer:
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
             for place, ids in enumerate(windows):
                 if len(ids) >= LEAST:
-                    yield row, corruption.apply(ids, length, seed, place)
+                    yield row, Encoded(*corruption.apply(ids, length, seed, place))
 
 
 def _table(

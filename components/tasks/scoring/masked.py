@@ -18,8 +18,6 @@ from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.masked_text import text_windows
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.masking import Masking
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.table import (
     longest,
     pad,
@@ -27,6 +25,8 @@ from steadytrain.components.tasks.scoring.table import (
     read_batches,
     score_pieces,
 )
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.masked_tokens.masking import Masking
 
 Masked = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """What the model gets of a window, and what it predicts."""

@@ -16,19 +16,19 @@ from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.contrastive_texts import (
-    alike,
-    compare,
-    embedded,
-    numbered,
-    without_pooler,
-)
 from steadytrain.components.tasks.encoding.text_pairs import halves
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
+from steadytrain.components.techniques.contrastive_texts.loss import (
+    alike,
+    compare,
+    embedded,
+    numbered,
+    without_pooler,
+)
 
 CANDIDATES: Final = 512
 """Most texts that each text is compared with, besides its own counterpart."""

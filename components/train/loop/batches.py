@@ -10,7 +10,7 @@ import numpy as np
 
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.mixup import PARTNER, SHARE
+from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE
 from steadytrain.components.train.loop.data import drawn, micro_batches, share
 from steadytrain.components.train.loop.setup import Parts
 

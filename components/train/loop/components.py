@@ -25,11 +25,11 @@ from steadytrain.components.techniques.base import (
     TrainingContext,
     Update,
 )
+from steadytrain.components.techniques.noise_scale.estimate import NoiseScale
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
 from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.layers import LayerMonitor
-from steadytrain.components.train.loop.noise_scale import NoiseScale
 from steadytrain.components.train.loop.plugin_failed import naming
 from steadytrain.components.train.loop.profiler import StepProfiler
 from steadytrain.components.train.loop.setup import Parts
@@ -227,7 +227,15 @@ def _watching(parts: Parts) -> dict[str, TrainingComponent]:
     if monitor.layers:
         found["training.monitor"] = LayerMonitor(monitor.every_steps)
     if monitor.noise_scale:
-        found["training.monitor.noise_scale"] = NoiseScale(parts)
+        found["training.monitor.noise_scale"] = NoiseScale(
+            monitor.every_steps,
+            parts.config.training.global_batch_size,
+            parts.module,
+            parts.accelerator,
+            parts.task.weight,
+            # DDP's mean over the ranks and the scaler of fp16 multiply the loss.
+            lambda: parts.world_size * (parts.strategy.scale or 1.0),
+        )
     if steps is not None:
         found["training.profile"] = StepProfiler(*steps, parts.accelerator.device)
     return found

@@ -22,6 +22,7 @@ from accelerate import Accelerator
 
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
 from steadytrain.components.shared.base_model import grader_content
+from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
@@ -30,7 +31,6 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import TrainingTask
-from steadytrain.components.tasks.chunks import SCORED_TOKENS
 from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.registry import OpenTask, task_code

@@ -28,6 +28,7 @@ from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.base import Packager, TrainingTask
 from steadytrain.components.tasks.frozen_parts import parameter_count
 from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.techniques.curriculum.order import SequenceLength
 from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat, longest_wait
 from steadytrain.components.train.loop.compiled import compile_layers
@@ -37,7 +38,7 @@ from steadytrain.components.train.loop.kernels import usable
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler
 from steadytrain.components.train.loop.order import Order
 from steadytrain.components.train.loop.phases import Phases
-from steadytrain.components.train.loop.run_order import SequenceLength, run_order, sequences_of
+from steadytrain.components.train.loop.run_order import run_order, sequences_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage

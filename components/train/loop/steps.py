@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.tasks.base import MEASURED, Batch
+from steadytrain.components.techniques.adversarial_training.attack import (
+    ONE_PASS,
+    Pass,
+    adversarial_passes,
+)
 from steadytrain.components.techniques.base import Update
 from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.loop.adversary import ONE_PASS, adversarial_passes
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.optim import current_rate
@@ -157,11 +161,10 @@ def _accumulate(
     accelerator, strategy, last = parts.accelerator, parts.strategy, len(batches) - 1
     phases = parts.phases
     summed = torch.zeros((), dtype=torch.float64, device=accelerator.device)
-    attacked = parts.config.training.adversarial.on
     if hasattr(parts.task, "measure"):
         batches = _measured(parts, batches, weight)
     for index, batch in enumerate(batches):
-        for each in adversarial_passes(parts, batch) if attacked else ONE_PASS:
+        for each in _passes(parts, batch):
             with strategy.micro_batch(last=index == last and each.last):
                 with phases.forward:
                     total = parts.task.compute_loss(strategy.model, batch).total * each.share
@@ -178,6 +181,20 @@ def _accumulate(
     sums = torch.cat((summed.view(1), waited))
     loss, *waits = accelerator.reduce(sums, "sum").tolist()
     return loss, phases.take(exchanged), waits
+
+
+def _passes(parts: Parts, batch: Batch) -> Iterable[Pass]:
+    """Return the forward and backward passes of a micro-batch."""
+    attack = parts.config.training.adversarial
+    if not attack.on:
+        return ONE_PASS
+
+    def loss() -> torch.Tensor:
+        # In 16 bits, the gradient of the loss itself would underflow.
+        found = parts.task.compute_loss(parts.module, batch).total
+        return found * max(parts.strategy.scale, 1.0)
+
+    return adversarial_passes(attack, parts.module, batch, loss)
 
 
 @torch.no_grad()

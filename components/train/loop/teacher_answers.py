@@ -24,6 +24,7 @@ from accelerate import Accelerator
 
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
 from steadytrain.components.shared.base_model import teacher_content
+from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
@@ -32,10 +33,9 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import answers_folder
 from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
-from steadytrain.components.tasks.chunks import answer_bytes, answered_rows
-from steadytrain.components.tasks.distillation import CLASSES, LIKELY, REST
 from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.tasks.teacher import FIELD
+from steadytrain.components.techniques.distillation.loss import CLASSES, LIKELY, REST
 from steadytrain.components.train.loop.data import Rows, drawn
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.watch import (

@@ -14,13 +14,13 @@ from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, Interval
-from steadytrain.components.tasks.augmentation import generator_of, with_typos
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.scoring.classification import (
     ClassificationScorer,
     MultiTaskScorer,
 )
 from steadytrain.components.techniques.adversarial_training import AttackConfig
+from steadytrain.components.techniques.text_augmentation.changes import generator_of, with_typos
 
 from support.tiny import TEXTS, make_classifier, make_tokenizer
 

@@ -89,7 +89,7 @@ def test_dry_run_takes_off_what_frozen_layers_save():
 
 
 def test_hidden_spans_have_about_as_many_targets_as_the_plan_says():
-    from steadytrain.components.tasks.masking import SpanCorruption
+    from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
 
     training = configured(LLAMA, denoising={"noise_density": 0.3}).training
     corruption = SpanCorruption(0.3, 3.0, (0, 0), tuple(range(100, 200)))

@@ -10,16 +10,19 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
-from steadytrain.components.tasks.attack import ascended, perturbed, search
 from steadytrain.components.tasks.base import LossSum
 from steadytrain.components.tasks.sequence_classification import class_loss
 from steadytrain.components.techniques.adversarial_training import (
     AdversarialConfig,
     AttackConfig,
 )
-from steadytrain.components.train.loop.adversary import adversarial_passes
+from steadytrain.components.techniques.adversarial_training.attack import (
+    ascended,
+    perturbed,
+    search,
+)
 
-from support.attacking import attacked_loss, parts_of, stepped, trained
+from support.attacking import attacked_loss, passes_of, stepped, trained
 from support.weight_digests import BERT
 
 
@@ -148,7 +151,7 @@ def test_all_passes_of_a_micro_batch_have_the_same_dropout():
     losses = [class_loss(model, batch).item()]
     after = torch.get_rng_state()
     torch.manual_seed(5)
-    for _ in adversarial_passes(parts_of(model, CLASSIFIER, how), batch):
+    for _ in passes_of(model, CLASSIFIER, batch, how):
         loss = class_loss(model, batch)
         loss.backward()
         losses.append(loss.item())

@@ -17,13 +17,18 @@ from transformers import (
 )
 
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.tasks.attack import ascended, perturbed, search, texts_of
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.frozen_parts import HostEmbedding
 from steadytrain.components.tasks.masked_lm import MaskedLanguageModel
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.techniques.adversarial_training import AdversarialConfig
+from steadytrain.components.techniques.adversarial_training.attack import (
+    ascended,
+    perturbed,
+    search,
+    texts_of,
+)
+from steadytrain.components.techniques.base import IGNORED
 
 from support.attacking import attacked_loss, trained
 from support.training import LLAMA, VOCABULARY, write_data

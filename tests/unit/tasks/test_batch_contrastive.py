@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.contrastive_texts import pooled, supervised_contrastive_loss
+from steadytrain.components.techniques.contrastive_texts.loss import (
+    pooled,
+    supervised_contrastive_loss,
+)
 
 
 def plain(rows, labels, temperature):

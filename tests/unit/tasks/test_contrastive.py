@@ -8,9 +8,13 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.config import ContrastiveConfig
-from steadytrain.components.tasks import contrastive_tokens
-from steadytrain.components.tasks.contrastive_tokens import Span, document_spans, similarity_loss
 from steadytrain.components.tasks.packing import collate_apart, collate_packed, collate_rows
+from steadytrain.components.techniques.contrastive_tokens import loss as contrastive_tokens
+from steadytrain.components.techniques.contrastive_tokens.loss import (
+    Span,
+    document_spans,
+    similarity_loss,
+)
 
 from support.training import packed_row
 

@@ -10,11 +10,12 @@ from torch.nn import functional
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks import criterion, fused_loss
-from steadytrain.components.tasks.criterion import Criterion, in_pairs, twice
+from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.class_balance import class_weights
 from steadytrain.components.tasks.text import check_drops
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
 from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
 
 from support.training import CLASSES, class_rows, write_data

@@ -22,9 +22,9 @@ from steadytrain.components.tasks.encoding.denoised_text import (
     sentinels_of,
 )
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.masking import SpanCorruption
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.denoising import DenoisingScorer
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
 
 from support.declared import assert_declared
 from support.training import LLAMA, VOCABULARY, write_data, write_shard, write_tokenizer

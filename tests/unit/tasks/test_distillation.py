@@ -7,10 +7,11 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.config import DistillationConfig
-from steadytrain.components.tasks import distillation, fused_loss
-from steadytrain.components.tasks.distillation import Teaching, taught_loss
+from steadytrain.components.tasks import fused_loss
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation import loss as distillation
+from steadytrain.components.techniques.distillation.loss import Teaching, taught_loss
 
 ROWS, WORDS, WIDTH = 13, 23, 8
 

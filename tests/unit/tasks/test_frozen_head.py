@@ -8,13 +8,13 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.shared.chunks import HEAD_BITS
 from steadytrain.components.tasks import quantized
-from steadytrain.components.tasks.chunks import HEAD_BITS
 from steadytrain.components.tasks.frozen_parts import FrozenHead
 from steadytrain.components.tasks.fused_head import fuse_head, request_loss
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.techniques.base import IGNORED
 
 from support.training import LLAMA, VOCABULARY
 

@@ -16,7 +16,7 @@ from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.fused_head import FusedHead, fuse_head, request_loss
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.techniques.base import IGNORED
 
 from support.training import GPT2, LLAMA, VOCABULARY
 

@@ -11,10 +11,14 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
 from steadytrain.components.tasks.fused_head import fuse_head
-from steadytrain.components.tasks.hidden_states import HiddenStates, attach_comparison
-from steadytrain.components.tasks.layer_pairs import layer_pairs
-from steadytrain.components.tasks.packing import IGNORED, collate_rows
+from steadytrain.components.tasks.packing import collate_rows
 from steadytrain.components.tasks.teacher import Teacher
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation.hidden_states import (
+    HiddenStates,
+    attach_comparison,
+)
+from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 
 from support.training import LLAMA, VOCABULARY, packed_row
 

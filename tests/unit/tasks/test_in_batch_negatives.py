@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.contrastive_texts import alike, compare, numbered
+from steadytrain.components.techniques.contrastive_texts.loss import alike, compare, numbered
 
 PAIRS = {
     "distinct": [("a", "b"), ("c", "d"), ("e", "f")],

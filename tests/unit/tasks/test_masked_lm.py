@@ -20,9 +20,9 @@ from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.masked_lm import MaskedLanguageModel, masked_loss
-from steadytrain.components.tasks.masking import Masking
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.scoring.masked import MaskedScorer
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.masked_tokens.masking import Masking
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.order import RowOrder
 

@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.packing import (
-    IGNORED,
     collate_apart,
     collate_packed,
     collate_rows,
     keeps_documents_apart,
 )
+from steadytrain.components.techniques.base import IGNORED
 
 from support.training import GPT2, LLAMA, VOCABULARY, packed_row
 

@@ -17,13 +17,13 @@ from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.fused_likelihood import likelihood_loss, likelihoods
 from steadytrain.components.tasks.inference import eval_mode
-from steadytrain.components.tasks.packing import IGNORED
 from steadytrain.components.tasks.preference import (
     PreferenceTraining,
     document_likelihoods,
     dpo_loss,
     without_adapters,
 )
+from steadytrain.components.techniques.base import IGNORED
 
 from support.tiny import make_tokenizer
 from support.training import LLAMA, VOCABULARY, packed_row, write_data

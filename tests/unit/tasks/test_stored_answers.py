@@ -7,8 +7,11 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.config import DistillationConfig
-from steadytrain.components.tasks import distillation, fused_loss
-from steadytrain.components.tasks.distillation import (
+from steadytrain.components.tasks import fused_loss
+from steadytrain.components.tasks.fused_loss import summed_loss
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation import loss as distillation
+from steadytrain.components.techniques.distillation.loss import (
     COLUMNS,
     Teaching,
     answers_in,
@@ -16,8 +19,6 @@ from steadytrain.components.tasks.distillation import (
     taught_loss,
     top_answers,
 )
-from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.packing import IGNORED
 
 ROWS, WORDS, WIDTH = 13, 23, 8
 DIVERGENCES = pytest.mark.parametrize("divergence", ["forward", "reverse"])

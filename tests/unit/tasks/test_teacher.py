@@ -12,8 +12,9 @@ from steadytrain.components.shared.config import DistillationConfig, from_mappin
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_logits, token_output
 from steadytrain.components.tasks.fused_head import fuse_head
-from steadytrain.components.tasks.packing import IGNORED, collate_rows
+from steadytrain.components.tasks.packing import collate_rows
 from steadytrain.components.tasks.teacher import Teacher
+from steadytrain.components.techniques.base import IGNORED
 
 from support.training import LLAMA, VOCABULARY, packed_row, write_tokenizer
 

@@ -12,9 +12,9 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.base import MEASURED
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.mixup import PARTNER
 from steadytrain.components.tasks.preference import document_likelihoods
 from steadytrain.components.tasks.unpaired_preference import UnpairedPreferenceTraining, _own
+from steadytrain.components.techniques.mixup.mixing import PARTNER
 
 from support.tiny import make_tokenizer
 from support.training import LLAMA, VOCABULARY, packed_row, write_data

@@ -17,7 +17,7 @@ from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect, number_of
 from steadytrain.components.techniques.curriculum import CurriculumConfig
-from steadytrain.components.train.loop.curriculum import Curriculum, difficulty_of, share_at
+from steadytrain.components.techniques.curriculum.order import Curriculum, difficulty_of, share_at
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import RowOrder
 

@@ -26,9 +26,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from steadytrain.components.tasks.contrastive_texts import embedded
 from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
 from steadytrain.components.tasks.encoding.tokens import encode_chat, load_tokenizer
+from steadytrain.components.techniques.contrastive_texts.loss import embedded
 
 from support import loaded_elsewhere
 from support.loaded_elsewhere import IDS, TEXTS

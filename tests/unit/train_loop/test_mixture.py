@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.techniques.multi_task import MultiTaskConfig
-from steadytrain.components.train.loop import mixture
-from steadytrain.components.train.loop.mixture import (
+from steadytrain.components.techniques.multi_task import MultiTaskConfig, mixture
+from steadytrain.components.techniques.multi_task.mixture import (
     BLOCK,
     Mixture,
     largest_remainder,

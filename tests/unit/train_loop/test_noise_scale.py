@@ -12,7 +12,7 @@ import torch
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events.types import NoiseScaleMeasured, Warned
-from steadytrain.components.train.loop.noise_scale import NoiseEstimate, NoiseScale
+from steadytrain.components.techniques.noise_scale.estimate import NoiseEstimate, NoiseScale
 from steadytrain.components.train.recovery.takeover import inputs_digest
 
 from support.forked import on_ranks
@@ -66,9 +66,9 @@ def test_weights_and_identity_are_the_same_and_each_micro_batch_is_measured(
     inner, add = NoiseScale.after_backward, NoiseEstimate.add
 
     def spy(self, batch):
-        gradients = [p.grad for p in self.parts.module.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         total = torch.cat([item.flatten().double() for item in gradients])
-        seen.append((self.parts.task.weight(batch), total))
+        seen.append((self.targets(batch), total))
         inner(self, batch)
 
     def note(self, *measured):

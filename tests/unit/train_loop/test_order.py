@@ -11,8 +11,9 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.shared.events.types import TrainingStep
+from steadytrain.components.techniques.order import GROUPED_BATCHES, RowOrder
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.order import GROUPED_BATCHES, RowOrder, order_of
+from steadytrain.components.train.loop.order import order_of
 from steadytrain.components.train.loop.plugin_failed import PluginFailed
 
 from support.plugins import write_plugin

@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.tasks.mixup import PARTNER, SHARE
+from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE
 from steadytrain.components.train.loop.batches import partners_of, take_share
 from steadytrain.components.train.loop.order import RowOrder
 

@@ -14,8 +14,8 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.techniques.curriculum import CurriculumConfig
+from steadytrain.components.techniques.curriculum.order import LENGTHS, SequenceLength
 from steadytrain.components.train.loop.batches import take_share
-from steadytrain.components.train.loop.run_order import LENGTHS, SequenceLength
 from steadytrain.components.train.loop.setup import set_up
 
 from support.scoring import fresh

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from steadytrain.components.shared.class_names import part_indices
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques.multi_task import MultiTaskConfig
-from steadytrain.components.train.loop.order import RowOrder
+from steadytrain.components.techniques.order import RowOrder
 
 BLOCK: Final = 1 << 16
 _STREAM: Final = 0x6D69780A

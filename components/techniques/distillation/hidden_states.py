@@ -17,8 +17,8 @@ from torch.nn import functional
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
-from steadytrain.components.tasks.auxiliary import Auxiliary, attach_auxiliary
-from steadytrain.components.tasks.layer_pairs import layer_pairs
+from steadytrain.components.techniques.auxiliary import Auxiliary, attach_auxiliary
+from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 
 _NAME: Final = "hidden_states"
 

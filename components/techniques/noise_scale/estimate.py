@@ -16,13 +16,12 @@ from typing import Any, Final
 import torch
 
 from steadytrain.components.shared.events.types import NoiseScaleMeasured, Warned
-from steadytrain.components.tasks.base import Batch
 from steadytrain.components.techniques.base import (
+    Batch,
     TrainingComponent,
     TrainingContext,
     Update,
 )
-from steadytrain.components.train.loop.setup import Parts
 
 DECAY: Final = 0.98
 """Share of the earlier measurements in their average. Each one alone is noisy."""
@@ -67,17 +66,32 @@ class NoiseScale(TrainingComponent):
 
     Hooks see each micro-batch's gradient before it is added to those of the others and before the
     ranks exchange them. So this needs no copy of the gradients.
+
+    Args:
+        every: steps between two measurements.
+        batch: rows in a global batch.
+        targets: returns the number of targets in a micro-batch.
+        factor: returns what multiplies the gradients of its loss.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts, self.every = parts, parts.config.training.monitor.every_steps
+    def __init__(
+        self,
+        every: int,
+        batch: int,
+        module: torch.nn.Module,
+        accelerator: Any,
+        targets: Callable[[Batch], int],
+        factor: Callable[[], float],
+    ) -> None:
+        self.every, self.batch, self.module, self.accelerator = every, batch, module, accelerator
+        self.targets, self.factor = targets, factor
         self.estimate = NoiseEstimate()
         self._removers: list[Callable[[], None]] = []
         self._warned = False
 
     def begin(self, context: TrainingContext) -> None:
         self.context = context
-        self._device = self.parts.accelerator.device
+        self._device = self.accelerator.device
 
     def before_step(self, step: int) -> None:
         if step % self.every:
@@ -87,14 +101,14 @@ class NoiseScale(TrainingComponent):
         self._square = torch.zeros((), dtype=torch.float64, device=self._device)
         self._removers = [
             weight.register_hook(self._observe).remove  # type: ignore[no-untyped-call]
-            for weight in self.parts.module.parameters()
+            for weight in self.module.parameters()
             if weight.requires_grad
         ]
 
     def after_backward(self, batch: Batch) -> None:
         if not self._removers:
             return
-        targets = self.parts.task.weight(batch)
+        targets = self.targets(batch)
         if targets:
             self._sums += torch.stack(
                 (self._square / targets, *self._square.new_tensor((targets, 1)))
@@ -107,10 +121,9 @@ class NoiseScale(TrainingComponent):
         for remove in self._removers:
             remove()
         self._removers = []
-        shares, targets, count = self.parts.accelerator.reduce(self._sums, "sum").tolist()
-        # The loss of a micro-batch is divided by all targets. DDP's mean over the ranks and the
-        # scaler of fp16 multiply it.
-        factor = self.parts.world_size * (self.parts.strategy.scale or 1.0)
+        shares, targets, count = self.accelerator.reduce(self._sums, "sum").tolist()
+        # The loss of a micro-batch is divided by all targets.
+        factor = self.factor()
         mean_square, square = shares * targets / factor**2, update.grad_norm**2
         if count < 2:
             self._warn()
@@ -129,14 +142,14 @@ class NoiseScale(TrainingComponent):
         self._square += norm.double().square()
 
     def _tell(self, step: int) -> None:
-        batches, size = self.estimate.batches, self.parts.config.training.global_batch_size
+        batches = self.estimate.batches
         self.context.emit(
             NoiseScaleMeasured(
                 attempt=self.context.attempt,
                 step=step,
                 noise=self.estimate.noise,
                 signal=self.estimate.signal,
-                critical_batch_size=None if batches is None else batches * size,
+                critical_batch_size=None if batches is None else batches * self.batch,
             )
         )
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from steadytrain.components.tasks.base import Batch
-from steadytrain.components.techniques.adversarial_training import Attack
+from steadytrain.components.techniques.adversarial_training import AdversarialConfig, Attack
+from steadytrain.components.techniques.base import Batch
 
 _SHORTEST: Final = 1e-30
 """Norm of a gradient below which it has no direction."""
@@ -143,3 +144,67 @@ def search(
             (gradient,) = torch.autograd.grad(loss(), perturbation)
         perturbation = ascended(perturbation, gradient, attack, texts)
     return perturbation
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward and backward pass.
+
+    share: of its loss in the loss of the micro-batch.
+    last: whether it is the last one of its micro-batch.
+    """
+
+    share: float = 1.0
+    last: bool = True
+
+
+ONE_PASS: Final = (Pass(),)
+
+
+def adversarial_passes(
+    attack: AdversarialConfig, module: Any, batch: Batch, loss: Callable[[], torch.Tensor]
+) -> Iterator[Pass]:
+    """Yield the passes of a micro-batch, each while its perturbation is in place.
+
+    Each is a forward and backward pass of its own, as those of further micro-batches. So gradients
+    accumulate, and ranks exchange them, as they do anyway. All passes of a micro-batch have the
+    same dropout, as in Zhu et al. 2020, "FreeLB", section 3.3. The next one is perturbed by the
+    gradient that the backward pass of this one has left.
+
+    Args:
+        loss: runs the forward pass, for passes that only search.
+    """
+    dropout = _Dropout(batch["input_ids"].device)
+
+    def repeated() -> torch.Tensor:
+        dropout.repeat()
+        return loss()
+
+    if attack.ascents:
+        with perturbed(module, search(module, batch, attack, repeated).detach()):
+            dropout.repeat()
+            yield Pass()
+        return
+    perturbation, texts = unperturbed(module, batch), texts_of(batch)
+    for number in range(1, attack.passes + 1):
+        dropout.repeat()
+        with perturbed(module, perturbation):
+            yield Pass(1 / attack.passes, last=number == attack.passes)
+        if number < attack.passes:
+            assert perturbation.grad is not None, "the model's embeddings are perturbed"
+            perturbation = ascended(perturbation, perturbation.grad, attack, texts)
+
+
+class _Dropout:
+    """The state of the random generators that dropout draws from."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def repeat(self) -> None:
+        """Draw the same dropout again."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from steadytrain.components.shared.chunks import comparison_rows
 from steadytrain.components.shared.config import DistillationConfig
-from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.chunks import comparison_rows
-from steadytrain.components.tasks.hidden_states import Comparison
+from steadytrain.components.techniques.base import Batch, Row
+from steadytrain.components.techniques.distillation.hidden_states import Comparison
 
 # What a teacher says about rows, short enough to be stored: its most likely classes.
 #

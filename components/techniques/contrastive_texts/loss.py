@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.base import Batch
+from steadytrain.components.techniques.base import Batch
 
 # The loss and the ranks of a text's counterpart among other texts.
 #

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.chunks import similarity_rows
 from steadytrain.components.shared.config import ContrastiveConfig
-from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.chunks import similarity_rows
-from steadytrain.components.tasks.packing import IGNORED
+from steadytrain.components.techniques.base import IGNORED, Batch
 
 _SHORTEST = 1e-6
 """Norm that a state is divided by at least."""

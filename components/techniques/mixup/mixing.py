@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from steadytrain.components.tasks.base import Batch
+from steadytrain.components.techniques.base import Batch
 
 PARTNER: Final = "partner"
 """In a row: the row that it is mixed with."""

@@ -1,7 +1,7 @@
 """Random changes to a training text that keep its label.
 
 Random deletion and random swap of words: Wei and Zou 2019, "EDA: Easy Data Augmentation Techniques
-for Boosting Performance on Text Classification Tasks". Typing errors: `noise.with_typos`.
+for Boosting Performance on Text Classification Tasks". Typing errors: `with_typos`.
 """
 
 from __future__ import annotations
