@@ -9,7 +9,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+TECHNIQUES = sorted(
+    page
+    for page in (
+        *(ROOT / "docs" / "techniques").glob("*.md"),
+        *(ROOT / "components" / "techniques").glob("*/page.md"),
+    )
+    if page.name != "index.md"
+)
+"""The pages of techniques, in `docs` or in the technique's folder."""
+PAGES = sorted({README, *(ROOT / "docs").rglob("*.md"), *TECHNIQUES})
 _BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHECKED = ("bash", "python", "yaml", "json", "toml")
 """Languages of the blocks that tests check."""
@@ -26,6 +35,13 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def address_of(page: Path) -> str:
+    """Return where the documentation has a page."""
+    if page.name == "page.md":
+        return f"techniques/{page.parent.name.replace('_', '-')}.md"
+    return page.relative_to(ROOT / "docs").as_posix()
 
 
 def blocks(language: str = "") -> list[Block]:

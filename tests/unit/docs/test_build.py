@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from support.snippets import PAGES, README, ROOT
+from support.snippets import PAGES, README, ROOT, address_of
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def site(tmp_path_factory):
 def test_every_page_is_built(site):
     from reference.pages import PAGES as GENERATED
 
-    own = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page != README}
+    own = {address_of(page) for page in PAGES if page != README}
     for address in own | set(GENERATED):
         assert (site / address).with_suffix(".html").is_file(), address
 

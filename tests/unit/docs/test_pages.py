@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.shared.config import RunConfig
 
-from support.snippets import CHECKED, PAGES, README, ROOT, blocks
+from support.snippets import CHECKED, PAGES, README, ROOT, TECHNIQUES, address_of, blocks
 
 LINK = re.compile(r"!?\[[^]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
@@ -45,9 +45,14 @@ def test_home_page_names_every_guide():
 
 
 def test_overview_names_every_technique():
-    folder = ROOT / "docs" / "techniques"
-    pages = {path.name for path in folder.iterdir()} - {"index.md"}
-    assert pages == set(re.findall(r"\]\(([a-z0-9-]+\.md)\)", (folder / "index.md").read_text()))
+    overview = (ROOT / "docs" / "techniques" / "index.md").read_text()
+    named = {f"techniques/{name}" for name in re.findall(r"\]\(([a-z0-9-]+\.md)\)", overview)}
+    assert named == {address_of(page) for page in TECHNIQUES}
+
+
+def test_every_technique_with_settings_has_a_page():
+    folders = {path.parent for path in (ROOT / "components" / "techniques").glob("*/__init__.py")}
+    assert folders == {page.parent for page in TECHNIQUES if page.name == "page.md"}
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=lambda page: str(page.relative_to(ROOT)))

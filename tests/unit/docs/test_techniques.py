@@ -6,10 +6,8 @@ import re
 
 import pytest
 
-from support.snippets import ROOT, blocks
+from support.snippets import ROOT, TECHNIQUES, address_of, blocks
 
-FOLDER = ROOT / "docs" / "techniques"
-PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "index.md")
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
 SAYS = {
     "when to use it": r"\*\*Use [^*]+\*\*|\| Use it for \|",
@@ -28,7 +26,7 @@ def anchors():
     return {re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", TECHNIQUES, ids=address_of)
 def test_page_of_a_technique_says_what_one_needs_to_choose_it(page):
     text = page.read_text()
     missing = [what for what, pattern in SAYS.items() if not re.search(pattern, text)]
@@ -36,7 +34,7 @@ def test_page_of_a_technique_says_what_one_needs_to_choose_it(page):
     assert [block for block in blocks("yaml") if block.page == page]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", TECHNIQUES, ids=address_of)
 def test_cost_of_a_technique_is_in_a_section_with_figures(page):
     named = re.findall(r"\]\(\.\./benchmarks\.md#([a-z0-9-]+)\)", page.read_text())
     assert set(named) <= anchors()
@@ -46,7 +44,7 @@ def test_every_section_with_costs_of_techniques_names_its_benchmark():
     """A figure that nobody can measure again is none."""
     linked = {
         name
-        for page in PAGES
+        for page in TECHNIQUES
         for name in re.findall(r"benchmarks\.md#([a-z0-9-]+)", page.read_text())
     }
     for section in re.split(r"^## ", BENCHMARKS, flags=re.MULTILINE)[1:]:
