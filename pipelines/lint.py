@@ -76,7 +76,9 @@ def read_pipeline(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         BadInput: the file does not exist, or is not a compiled pipeline.
     """
     try:
-        documents = [item for item in yaml.safe_load_all(path.read_text("utf-8")) if item]
+        documents = [
+            item for item in yaml.load_all(path.read_text("utf-8"), yaml.CSafeLoader) if item
+        ]
     except FileNotFoundError as error:
         raise BadInput(f"{path}: no such file", remedy="give a compiled pipeline") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

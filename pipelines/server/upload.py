@@ -40,7 +40,7 @@ class Version:
 
 def version_name(path: Path) -> str:
     """Return the name of a compiled file's version. Equal contents have equal names."""
-    return f"sha256-{value_digest(list(read_pipeline(path)))[:16]}"
+    return _described(path)[0]
 
 
 def upload(server: Server, path: Path) -> Version:
@@ -91,8 +91,9 @@ def experiment_id(server: Server, name: str) -> str:
 
 def _described(path: Path) -> tuple[str, str, tuple[str, ...]]:
     """Return the version's name, the pipeline's name, and the pipeline's steps."""
-    spec, _ = read_pipeline(path)
-    return version_name(path), str(spec["pipelineInfo"]["name"]), tuple(steps(spec))
+    spec, platform = read_pipeline(path)
+    name = f"sha256-{value_digest([spec, platform])[:16]}"
+    return name, str(spec["pipelineInfo"]["name"]), tuple(steps(spec))
 
 
 def _find_pipeline(server: Server, name: str) -> Any:

@@ -9,7 +9,6 @@ import pytest
 pytest.register_assert_rewrite("support.times", "support.soak", "support.agreement")
 
 from support.command import Command  # noqa: E402  imports modules registered above
-from support.training import language_rows, write_data  # noqa: E402
 
 _LONGEST = (
     "test_presets",
@@ -47,4 +46,6 @@ def shared_steadytrain(tmp_path_factory):
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Return prepared rows of a small language."""
+    from support.training import language_rows, write_data
+
     return write_data(tmp_path_factory.mktemp("data"), language_rows(60), language_rows(8, seed=1))

@@ -22,7 +22,7 @@ from steadytrain.components.train import step
 from support.command import wait_for
 from support.proxy import proxy_to
 from support.ranks import ranks_of
-from support.s3 import make_bucket, moto_server
+from support.s3 import make_bucket, moto_server, set_credentials
 from support.stores import empty_store, own_environment, serving
 from support.training import Bench, events_of, weights_digest
 
@@ -197,9 +197,7 @@ class BreaksStorage:
 def test_run_with_checkpoints_on_s3_survives_s3_failures(
     make_bench, undisturbed, monkeypatch, ranks
 ):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    set_credentials(monkeypatch)
     monkeypatch.setattr(s3, "READ_SECONDS", 2.0)
     with moto_server() as port, proxy_to(port) as proxy:
         make_bucket(port, "bucket")

@@ -30,7 +30,7 @@ from steadytrain.components.train.recovery.takeover import inputs_digest
 from support.command import wait_for
 from support.forked import ForkedLauncher
 from support.proxy import proxy_to
-from support.s3 import make_bucket, moto_server
+from support.s3 import CREDENTIALS, make_bucket, moto_server
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
 RECIPE = {
@@ -125,12 +125,7 @@ def test_commit_in_flight_at_a_takeover_is_never_used(bench, monkeypatch):
     late = "/bucket/runs/run/step-00000008/COMMIT"
     with moto_server() as port, proxy_to(port) as proxy:
         make_bucket(port, "bucket")
-        there = {
-            "AWS_ENDPOINT_URL_S3": proxy.uri,
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+        there = {"AWS_ENDPOINT_URL_S3": proxy.uri, **CREDENTIALS}
         for name, value in there.items():
             monkeypatch.setenv(name, value)
         run = bench("run", "causal_lm", training=training, checkpoints="s3://bucket/runs")

@@ -22,7 +22,7 @@ from support import trials as support
 from support import whole_runs
 from support.disks import small_file_system
 from support.forked import train
-from support.s3 import client_of, make_bucket, moto_server
+from support.s3 import client_of, make_bucket, moto_server, set_credentials
 from support.synthetic_trials import Quiet
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
 
@@ -77,9 +77,7 @@ def test_trial_with_checkpoints_on_s3_continues_from_them_and_leaves_none(
     with moto_server() as port:
         make_bucket(port, "bucket")
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        set_credentials(monkeypatch)
         bench = recipe(checkpoints="s3://bucket/runs")
         study = tmp_path / "study"
         support.share_data(study, bench.config, bench.data)

@@ -14,6 +14,7 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,8 +131,15 @@ def main(folder: str, place: str) -> int:
         print(os.strerror(ctypes.get_errno()), flush=True)
         return 1
     print("mounted", flush=True)
-    Mirror(folder, channel).serve()
+    threading.Thread(target=Mirror(folder, channel).serve, daemon=True).start()
+    # The tests hold the other end, however they end. No mount remains that nobody answers.
+    sys.stdin.read()
+    unmount(place)
     return 0
+
+
+def unmount(place: str | Path) -> None:
+    ctypes.CDLL(None).umount2(os.fsencode(place), _LAZILY)
 
 
 @pytest.fixture
@@ -142,7 +150,8 @@ def mirror(tmp_path):
     place.mkdir()
     command = [sys.executable, __file__, str(behind), str(place)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen(command, **pipes, text=True, env=environment)
     try:
         told = server.stdout.readline().strip()
         if told != "mounted":
@@ -153,7 +162,7 @@ def mirror(tmp_path):
         # The kernel fails what is still waiting once nothing answers, and killed processes end.
         server.kill()
         server.wait()
-        ctypes.CDLL(None).umount2(os.fsencode(place), _LAZILY)
+        unmount(place)
 
 
 if __name__ == "__main__":

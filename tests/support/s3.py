@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from moto import mock_aws
 from moto.core.botocore_stubber import BotocoreStubber
 from moto.moto_api._internal import moto_api_backend
 from moto.moto_server.werkzeug_app import (
@@ -27,6 +29,43 @@ from moto.moto_server.werkzeug_app import (
     create_backend_app,
 )
 from werkzeug.serving import make_server
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+def set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextlib.contextmanager
+def mocked_s3(monkeypatch: pytest.MonkeyPatch, bucket: str = "bucket") -> Iterator[Any]:
+    """Put moto in place of S3 in this process, with an empty bucket; yield a client."""
+    set_credentials(monkeypatch)
+    with mock_aws():
+        client = _mocked_client()
+        client.create_bucket(Bucket=bucket)
+        yield client
+
+
+@functools.cache
+def _mocked_client() -> Any:
+    """Return one client for all tests: each new one reads megabytes of descriptions."""
+    return _client(config=Config(ignore_configured_endpoint_urls=True))
+
+
+def _client(**settings: Any) -> Any:
+    return boto3.session.Session().client(
+        "s3",
+        aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
+        **settings,
+    )
 
 
 def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,17 +138,11 @@ def make_bucket(port: int, name: str) -> None:
         client.create_bucket(Bucket=name)
 
 
+@functools.cache
 def client_of(port: int) -> Any:
     """Return a plain client for a server on loopback, which doesn't retry."""
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=10)
-    return boto3.session.Session().client(
-        "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
-        aws_access_key_id="testing",
-        aws_secret_access_key="testing",
-        region_name="us-east-1",
-        config=config,
-    )
+    return _client(endpoint_url=f"http://127.0.0.1:{port}", config=config)
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from steadytrain.components.train.checkpoint import CheckpointStore
 
 from support.benches import make_bench, one_thread
+from support.s3 import mocked_s3
 
 __all__ = ["make_bench", "one_thread"]
 
@@ -17,11 +16,7 @@ def address(request, tmp_path, monkeypatch):
     if request.param == "folder":
         yield str(tmp_path / "checkpoints")
         return
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="bucket")
+    with mocked_s3(monkeypatch):
         yield "s3://bucket/some/run"
 
 

@@ -10,7 +10,6 @@ import boto3
 import pytest
 import torch
 from botocore.exceptions import ClientError
-from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
 
 from steadytrain.components.shared.errors import StorageError
@@ -26,6 +25,7 @@ from steadytrain.components.train.failures import FailureClass, classify
 from steadytrain.components.train.loop.main import main
 
 from support.checkpoints import same
+from support.s3 import mocked_s3
 from support.saving import World, saver, state, tensors
 from support.training import events_of, losses_of
 
@@ -162,14 +162,10 @@ def test_non_finite_weight_fails_training_as_a_divergence(make_bench, monkeypatc
 
 @pytest.mark.slow
 def test_training_keeps_its_checkpoints_on_s3_and_resumes_from_there(make_bench, monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     recovery = {"checkpoints": "s3://bucket/all-runs/"}
     undisturbed = make_bench("undisturbed")
     undisturbed.train_here()
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="bucket")
+    with mocked_s3(monkeypatch):
         bench = make_bench(training={"load_best_model_at_end": False}, recovery=recovery)
         bench.train_here()
         assert [event.checkpoint for event in events_of(bench.workspace, CheckpointSaved)] == [
@@ -201,13 +197,9 @@ KEEPS_EVERYTHING = json.dumps(
 @pytest.mark.slow
 def test_bucket_without_delete_permission_keeps_old_checkpoints_and_training_continues(monkeypatch):
     """moto's IAM denies the deletes. Every attempt once failed after its first checkpoint."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     world, warned = World(1), []
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        boto3.client("s3").put_object(Bucket="bucket", Key="run/step-00000009/torn", Body=b"")
+    with mocked_s3(monkeypatch) as client:
+        client.put_object(Bucket="bucket", Key="run/step-00000009/torn", Body=b"")
         iam = boto3.client("iam")
         iam.create_user(UserName="trainer")
         iam.put_user_policy(UserName="trainer", PolicyName="p", PolicyDocument=KEEPS_EVERYTHING)

@@ -13,7 +13,14 @@ from steadytrain.pipelines.cluster.round_trips import try_pipelines, try_storage
 
 from support import kfp_server
 from support.ports import free_port
-from support.s3 import client_of, make_bucket, moto_server, weed_program, weed_server
+from support.s3 import (
+    client_of,
+    make_bucket,
+    moto_server,
+    set_credentials,
+    weed_program,
+    weed_server,
+)
 from support.stores import empty_store, own_environment
 
 __all__ = ["empty_store", "own_environment"]
@@ -39,9 +46,7 @@ def port(request, tmp_path_factory):
 @pytest.fixture
 def credentials(monkeypatch, port):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    set_credentials(monkeypatch)
 
 
 @pytest.mark.slow

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 
-import boto3
 import pytest
-from moto import mock_aws
 from typer.testing import CliRunner
 
 from steadytrain.components.shared.events.types import SupervisorStarted
@@ -25,6 +23,7 @@ from steadytrain.pipelines.gc import garbage
 from steadytrain.pipelines.lock import run_lock
 
 from support.checkpoints import save
+from support.s3 import mocked_s3
 
 HOUR = 3600.0
 
@@ -153,12 +152,7 @@ def test_other_folders_are_skipped(make_run, tmp_path):
 
 @pytest.fixture
 def bucket(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="bucket")
+    with mocked_s3(monkeypatch) as client:
         yield client
 
 

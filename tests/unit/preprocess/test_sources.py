@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import datasets
 import pytest
-from moto import mock_aws
 
 from steadytrain.components.preprocess.hub import dataset_digest, is_dataset, read_dataset
 from steadytrain.components.preprocess.inputs import find_inputs
@@ -18,16 +16,12 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, StorageError
 
 from support.data import documents, texts, write_jsonl
+from support.s3 import mocked_s3
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="data")
+    with mocked_s3(monkeypatch, "data") as client:
         yield client
 
 

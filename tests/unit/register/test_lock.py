@@ -5,9 +5,7 @@ import signal
 import threading
 import time
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from steadytrain.components.shared import lease as leases
 from steadytrain.components.shared import lock as module
@@ -17,19 +15,15 @@ from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.storage import S3Storage
 
 from support.holding import holding
-from support.s3 import one_request_at_a_time
+from support.s3 import mocked_s3, one_request_at_a_time
 
 
 @pytest.fixture
 def bucket(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     for polled in (module, leases):
         monkeypatch.setattr(polled, "_POLL_SECONDS", 0.01)
     one_request_at_a_time(monkeypatch)
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="locks")
+    with mocked_s3(monkeypatch, "locks"):
         yield "s3://locks/team"
 
 

@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import boto3
 import pytest
 import yaml
-from moto import mock_aws
 from typer.testing import CliRunner
 
 from steadytrain.components.shared.config import load
@@ -28,6 +26,7 @@ from steadytrain.pipelines.server.triggers import Trigger, trigger, watch
 
 from support.command import wait_for
 from support.hostile_server import answering, saying
+from support.s3 import mocked_s3
 
 
 @pytest.fixture(autouse=True)
@@ -253,12 +252,7 @@ def test_deleted_run_is_started_again(kfp, what):
 
 @pytest.mark.long
 def test_started_runs_are_recorded_on_s3(kfp, tmp_path, monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="bucket")
+    with mocked_s3(monkeypatch) as client:
         client.put_object(Bucket="bucket", Key="data/a.txt", Body=b"a")
         what = made("s3://bucket/data", "/mnt/shared", state="s3://bucket/triggers")
         server = connect(kfp.address)

@@ -10,7 +10,7 @@ from steadytrain.components.shared import retry
 from steadytrain.components.shared.storage import s3
 
 from support.proxy import proxy_to
-from support.s3 import make_bucket, moto_server, weed_program, weed_server
+from support.s3 import make_bucket, moto_server, set_credentials, weed_program, weed_server
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +30,7 @@ def weed_port(tmp_path_factory):
 
 @pytest.fixture
 def credentials(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    set_credentials(monkeypatch)
 
 
 @pytest.fixture(params=["moto", "weed"])

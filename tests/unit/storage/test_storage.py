@@ -12,11 +12,9 @@ import time
 import uuid
 from pathlib import Path
 
-import boto3
 import pytest
 import torch
 from botocore.loaders import JSONFileLoader
-from moto import mock_aws
 
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError
@@ -29,7 +27,7 @@ from steadytrain.components.train.checkpoint import CheckpointStore
 
 from support.checkpoints import save
 from support.disks import small_file_system
-from support.s3 import make_bucket
+from support.s3 import make_bucket, mocked_s3
 
 
 @pytest.fixture(params=["local", "s3", "weed"])
@@ -44,11 +42,7 @@ def storage(request, tmp_path, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
         yield open_storage(f"s3://bucket/{uuid.uuid4().hex}/some/prefix")
         return
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="bucket")
+    with mocked_s3(monkeypatch):
         yield open_storage("s3://bucket/some/prefix")
 
 
@@ -191,9 +185,7 @@ def test_address_without_a_bucket_is_rejected():
 
 
 def test_missing_bucket_is_named(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    with mock_aws(), pytest.raises(StorageError, match="NoSuchBucket") as caught:
+    with mocked_s3(monkeypatch), pytest.raises(StorageError, match="NoSuchBucket") as caught:
         S3Storage("s3://absent/x").write("a", b"b")
     assert "bucket that exists" in caught.value.remedy
 
@@ -407,11 +399,7 @@ def test_links_are_not_followed(tmp_path):
 
 
 def test_prefix_may_contain_any_characters(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="bucket")
+    with mocked_s3(monkeypatch):
         storage = open_storage("s3://bucket/a?b#c %20é")
         storage.sub("d?").write("e#f", b"content")
         assert open_storage("s3://bucket").list() == ["a?b#c %20é/d?/e#f"]

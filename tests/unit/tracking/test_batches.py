@@ -45,11 +45,11 @@ def test_invalid_metric_name_does_not_block_others(config: RunConfig, workspace:
     stream = workspace.stream("supervisor")
     for event in [started(1), *steps(1, range(20)), validated(20, **{ODD: 0.25})]:
         stream.emit(event)
-    MlflowSink(config, workspace, batch_seconds=0.05).close()
+    MlflowSink(config, workspace, batch_seconds=0.05, close_seconds=120).close()
     for event in [*steps(1, range(21, 30)), validated(30, **{ODD: 0.5}), ended(1, "finished")]:
         stream.emit(event)
     stream.close()
-    MlflowSink(config, workspace, batch_seconds=0.05).close()
+    MlflowSink(config, workspace, batch_seconds=0.05, close_seconds=120).close()
     assert finish_run(config, workspace, ok=True)
 
     client = use_tracking(config, workspace).client

@@ -7,15 +7,14 @@ import signal
 import threading
 import time
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.lease import Generations, Holder, Renewal, held, hold
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
 
 from support.holding import holding
+from support.s3 import mocked_s3
 
 HOLD = """
 import sys
@@ -33,11 +32,7 @@ def storage(request, tmp_path, monkeypatch):
     if request.param == "folder":
         yield LocalStorage(tmp_path / "lease")
         return
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="runs")
+    with mocked_s3(monkeypatch, "runs"):
         yield S3Storage("s3://runs/tiny/lease")
 
 

@@ -32,7 +32,7 @@ from steadytrain.components.train.recovery import watch
 
 from support.decided import halved
 from support.proxy import proxy_to
-from support.s3 import make_bucket, moto_server
+from support.s3 import make_bucket, moto_server, set_credentials
 
 pytestmark = pytest.mark.slow
 
@@ -146,8 +146,7 @@ def test_policy_retries(supervisor):
 
 
 def test_storage_that_is_away_between_attempts_is_waited_for(supervisor, workspace, monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
-        monkeypatch.setenv(name, "testing")
+    set_credentials(monkeypatch)
     monkeypatch.setattr(s3, "ATTEMPTS", 1)
 
     def decide(history, failure):

@@ -7,9 +7,7 @@ import json
 import os
 from pathlib import Path
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from steadytrain.components.shared.append_log import FileLog, ObjectLog
 from steadytrain.components.shared.config import load
@@ -21,6 +19,7 @@ from steadytrain.components.tune.results import summary
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
 
+from support.s3 import mocked_s3
 from support.synthetic_trials import SPACE
 
 RECORDS = [{"kind": "reported", "number": n, "values": [n / 3, "é"]} for n in range(5)]
@@ -34,11 +33,7 @@ def opened(request, tmp_path, monkeypatch):
     elif request.param == "folder":
         yield lambda: ObjectLog(LocalStorage(tmp_path))
     else:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        with mock_aws():
-            boto3.client("s3").create_bucket(Bucket="studies")
+        with mocked_s3(monkeypatch, "studies"):
             yield lambda: ObjectLog(S3Storage("s3://studies/mine"))
 
 
@@ -158,15 +153,11 @@ def written(path):
 
 @pytest.mark.slow
 def test_study_on_s3_has_one_driver_and_keeps_its_records(monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "any")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     config = load(
         "causal-lm",
         [("tune.space", SPACE), ("tune.log", "s3://studies/all"), ("output", str(tmp_path))],
     )
-    with mock_aws():
-        boto3.client("s3").create_bucket(Bucket="studies")
+    with mocked_s3(monkeypatch, "studies"):
         with driving(config) as log:
             study = Study(config, log)
             study.next()
