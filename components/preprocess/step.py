@@ -26,7 +26,7 @@ from steadytrain.components.shared.reuse import ReuseStore, step_key
 from steadytrain.components.shared.stage import Stage, stage
 from steadytrain.components.shared.storage.local import copy_file, room_for
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.checks import check_class_weights, check_task
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Encoder
 from steadytrain.components.tasks.registry import open_encoder, task_code
 
@@ -100,7 +100,7 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     key = _key(config, model, inputs, digest)
     found = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
     if found is not None:
-        check_class_weights(config.training.class_weights, found.labels)
+        config.training.class_weights.check_labels(found.labels)
         current.reuse(store.origin(key))
         return found
     record = _build(config, encoder, model, inputs, current)

@@ -27,7 +27,6 @@ from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import LONG, counted, left_out
 from steadytrain.components.shared.records import Side
-from steadytrain.components.tasks.checks import check_class_weights
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 
@@ -148,7 +147,7 @@ def survey(
     read = class_reader(encoder)
     trained = _trained_labels(data, spool, reading, findings, read) if encoder.labeled else []
     labels = _labels(data, trained)
-    check_class_weights(config.training.class_weights, labels)
+    config.training.class_weights.check_labels(labels)
     if encoder.labeled:
         _warn_of_labels(data, _classes(reading.labels.values(), read), labels, trained, warn)
     ids = spool.array("ids")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from itertools import islice, product
 from typing import Any, Final
@@ -12,14 +12,13 @@ from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.shared.config.plain import assign, shortened
 from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
-from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
+from steadytrain.components.shared.errors import ConfigError, Problem
 from steadytrain.components.shared.plugins import METRICS, is_ours
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
 from steadytrain.components.tasks.encoding.base import has_label_sets
 from steadytrain.components.tasks.model_fields import ineffective_fields, refusal, unknown_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
 from steadytrain.components.techniques.curriculum import CUTS
-from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
 
 _FROM_SCRATCH: Final = (
     "causal_lm",
@@ -58,24 +57,6 @@ def check_task(config: RunConfig) -> None:
     ]
     if found:
         raise ConfigError(found)
-
-
-def check_class_weights(settings: ClassWeightsConfig, labels: Sequence[str]) -> None:
-    """Check that given weights are those of the labels of the data.
-
-    Raises:
-        BadInput: a label has no weight, or a weight no label.
-    """
-    given = settings.given
-    if not given:
-        return
-    unknown, missing = sorted(given.keys() - set(labels)), sorted(set(labels) - given.keys())
-    if unknown or missing:
-        what = f"{unknown[0]!r} is not a label" if unknown else f"{missing[0]!r} has no weight"
-        raise BadInput(
-            f"training.class_weights.given = {dict(given)}: {what}",
-            remedy=f"give one weight for each of {', '.join(labels)}",
-        )
 
 
 def _objectives(config: RunConfig) -> Iterator[Problem]:

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
@@ -22,6 +21,7 @@ from steadytrain.components.tasks.fused_likelihood import Comparison
 from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.models import load_frozen
+from steadytrain.components.techniques.preferences.loss import dpo_loss, reward_margins
 
 
 class PreferenceTraining(SupervisedFineTuning):
@@ -104,30 +104,6 @@ class PreferenceTraining(SupervisedFineTuning):
         self.reference.to(batch["targets"].device)
         with torch.no_grad():
             return document_likelihoods(self.reference, batch)
-
-
-def reward_margins(found: torch.Tensor, reference: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return how much more each pair's first document is rewarded than its second, (pairs,).
-
-    A document's reward is beta times the logarithm of how much more likely it has become.
-
-    Args:
-        found, reference: log-likelihoods by the model and by its reference, (2 * pairs,).
-    """
-    rewards = beta * (found - reference)
-    return rewards[0::2] - rewards[1::2]
-
-
-def dpo_loss(margins: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """Return the loss of each pair, in nats.
-
-    Args:
-        margins: (pairs,).
-        smoothing: share of the target that is spread over both answers.
-    """
-    wrong = smoothing / 2
-    right = functional.logsigmoid(margins) * (1 - wrong)
-    return -right - wrong * functional.logsigmoid(-margins)
 
 
 def document_likelihoods(

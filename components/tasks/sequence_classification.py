@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.class_names import part_indices
+from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.class_head import class_names, fit_head, order_rows
 from steadytrain.components.tasks.criterion import Criterion, Mixed
 from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.scoring.class_balance import class_weights
+from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.tasks.teacher import (
     FIELD,
     AnsweringTeacher,
@@ -41,6 +43,7 @@ from steadytrain.components.techniques.distillation.hidden_states import (
 from steadytrain.components.techniques.distillation.loss import collate_answers, taught_loss
 from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE, mixed_batch, mixing
 from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
+from steadytrain.components.techniques.rare_classes.weights import class_weights
 
 
 class SequenceClassification(TextHead):
@@ -54,8 +57,10 @@ class SequenceClassification(TextHead):
 
     @cached_property
     def criterion(self) -> Criterion:
-        training = self.config.training
-        return Criterion.of(training, class_weights(training.class_weights, self.data))
+        training, labels = self.config.training, self.data.labels
+        owners = part_indices(labels)[1] if self.data.task == MULTI_TASK else ()
+        counts = partial(class_counts, self.data)
+        return Criterion.of(training, class_weights(training.class_weights, labels, counts, owners))
 
     def build_model(self) -> torch.nn.Module:
         labels = self.data.labels

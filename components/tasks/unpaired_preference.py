@@ -18,7 +18,7 @@ from steadytrain.components.tasks.base import MEASURED, Batch, LossSum, Row
 from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.preference import PreferenceTraining, document_likelihoods
 from steadytrain.components.techniques.mixup.mixing import PARTNER
-from steadytrain.components.techniques.preferences import KtoConfig
+from steadytrain.components.techniques.preferences.loss import kto_loss, kto_margins
 
 _MISMATCHED: Final = "mismatched_"
 """Prefix of what belongs to the prompts with answers of other rows."""
@@ -77,23 +77,6 @@ class UnpairedPreferenceTraining(PreferenceTraining):
             "correct": (margins > 0).sum().item(),
             "margin": margins.sum().item(),
         }
-
-
-def kto_margins(gained: torch.Tensor, desirable: torch.Tensor, kto: KtoConfig) -> torch.Tensor:
-    """Return how far each answer's reward is on the right side of the reference point, (answers,).
-
-    Args:
-        gained: how much more likely each answer has become than at the reference point: the
-            difference of log-likelihoods, (answers,).
-        desirable: whether each is good, (answers,).
-    """
-    return kto.beta * torch.where(desirable, gained, -gained)
-
-
-def kto_loss(margins: torch.Tensor, desirable: torch.Tensor, kto: KtoConfig) -> torch.Tensor:
-    """Return the loss of each answer, from 0 to its weight, (answers,)."""
-    weights = torch.where(desirable, kto.desirable_weight, kto.undesirable_weight)
-    return weights * torch.sigmoid(-margins)
 
 
 def mismatched(row: Row, other: Row, limit: int) -> Row:

@@ -28,7 +28,7 @@ from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.checks import check_class_weights, check_task
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome, check_callback, replay
@@ -120,7 +120,7 @@ def run(
     check_task(config)
     trainer = load_trainer(config.model.framework)
     data = data or _prepared(config)
-    check_class_weights(config.training.class_weights, data.labels)
+    config.training.class_weights.check_labels(data.labels)
     return trainer(config, data, on_validation=on_validation, sinks=sinks, until=until)
 
 

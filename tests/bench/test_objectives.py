@@ -29,11 +29,7 @@ from steadytrain.components.shared.config import (
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
 from steadytrain.components.tasks.fused_head import Contrast, fuse_head
-from steadytrain.components.tasks.preference import (
-    document_likelihoods,
-    dpo_loss,
-    reward_margins,
-)
+from steadytrain.components.tasks.preference import document_likelihoods
 from steadytrain.components.tasks.teacher import Teacher
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
 from steadytrain.components.techniques.distillation.hidden_states import (
@@ -41,6 +37,7 @@ from steadytrain.components.techniques.distillation.hidden_states import (
     comparing_part,
 )
 from steadytrain.components.techniques.distillation.loss import Teaching, top_answers
+from steadytrain.components.techniques.preferences.loss import dpo_loss, reward_margins
 
 from support.costs import in_turns, peak_beside
 

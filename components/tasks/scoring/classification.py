@@ -16,8 +16,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.scoring.class_balance import class_counts
-from steadytrain.components.tasks.scoring.table import score_table
+from steadytrain.components.tasks.scoring.table import class_counts, score_table
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
 from steadytrain.components.techniques.adversarial_training import Attack
 

@@ -14,9 +14,8 @@ import torch
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.scoring.class_balance import class_counts
 from steadytrain.components.tasks.scoring.classification import ClassificationScorer
-from steadytrain.components.tasks.scoring.table import read_batches, score_table
+from steadytrain.components.tasks.scoring.table import class_counts, read_batches, score_table
 from steadytrain.components.tasks.scoring.thresholds import label_losses, thresholds_of
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
 from steadytrain.components.techniques.adversarial_training import Attack

@@ -140,3 +140,14 @@ def training_numbers(data: DataRecord) -> npt.NDArray[np.float64]:
             remedy="give records with different numbers, or check data.columns.label",
         )
     return found
+
+
+def class_counts(data: DataRecord, side: Side = "train") -> npt.NDArray[np.int64]:
+    """Return the number of examples of each label, of which an example may have several."""
+    counts = np.zeros(len(data.labels), dtype=np.int64)
+    for batch in read_batches(data, side, ["label"]):
+        labels = batch.column("label")
+        if pa.types.is_list(labels.type):
+            labels = labels.flatten()
+        counts += np.bincount(labels.to_numpy(), minlength=len(counts))
+    return counts

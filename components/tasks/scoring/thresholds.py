@@ -21,7 +21,7 @@ from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.digest import THRESHOLDS
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.scoring.class_balance import class_counts
+from steadytrain.components.tasks.scoring.table import class_counts
 
 FIELD: Final = THRESHOLDS
 """In config.json: the threshold of each label. Without it, all are HALF."""

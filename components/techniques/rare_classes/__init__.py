@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.section import at_odds
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
 
@@ -30,6 +31,21 @@ class ClassWeightsConfig(ObjectiveConfig):
     def asks(self) -> Iterator[tuple[str, str, str]]:
         if self.kind == "balanced":
             yield "training.class_weights balanced", "training.class_weights.kind", "balanced"
+
+    def check_labels(self, labels: Sequence[str]) -> None:
+        """Check that given weights are those of the labels of the data.
+
+        Raises:
+            BadInput: a label has no weight, or a weight no label.
+        """
+        unknown = sorted(self.given.keys() - set(labels))
+        missing = sorted(set(labels) - self.given.keys())
+        if self.given and (unknown or missing):
+            what = f"{unknown[0]!r} is not a label" if unknown else f"{missing[0]!r} has no weight"
+            raise BadInput(
+                f"training.class_weights.given = {dict(self.given)}: {what}",
+                remedy=f"give one weight for each of {', '.join(labels)}",
+            )
 
     @model_validator(mode="after")
     def _is_read(self) -> ClassWeightsConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,12 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks import criterion, fused_loss
 from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.scoring.class_balance import class_weights
+from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.tasks.text import check_drops
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
 from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
+from steadytrain.components.techniques.rare_classes.weights import class_weights
 
 from support.training import CLASSES, class_rows, write_data
 
@@ -154,13 +157,19 @@ def test_balanced_weights_are_those_of_scikit_learn(data):
 
     labels = [row["label"] for row in class_rows(31)]
     theirs = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    ours = class_weights(ClassWeightsConfig(kind="balanced"), data)
+    ours = class_weights(
+        ClassWeightsConfig(kind="balanced"), data.labels, partial(class_counts, data)
+    )
     torch.testing.assert_close(ours, torch.from_numpy(theirs).float())
 
 
 def test_given_weights_are_in_the_order_of_the_labels(data):
     given = ClassWeightsConfig(kind="given", given={"c": 3.0, "a": 1.0, "b": 0.5})
-    assert class_weights(given, data).tolist() == [1.0, 0.5, 3.0]
+    assert class_weights(given, data.labels, partial(class_counts, data)).tolist() == [
+        1.0,
+        0.5,
+        3.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +178,7 @@ def test_given_weights_are_in_the_order_of_the_labels(data):
 )
 def test_weights_of_other_labels_are_rejected(data, given, problem):
     with pytest.raises(BadInput, match=problem):
-        class_weights(ClassWeightsConfig(kind="given", given=given), data)
+        ClassWeightsConfig(kind="given", given=given).check_labels(data.labels)
 
 
 def test_a_model_without_dropout_is_rejected():

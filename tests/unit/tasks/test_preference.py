@@ -20,10 +20,10 @@ from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.preference import (
     PreferenceTraining,
     document_likelihoods,
-    dpo_loss,
     without_adapters,
 )
 from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.preferences.loss import dpo_loss
 
 from support.tiny import make_tokenizer
 from support.training import LLAMA, VOCABULARY, packed_row, write_data

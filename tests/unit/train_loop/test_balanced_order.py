@@ -10,7 +10,7 @@ import pytest
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.train.loop.balanced_order import BalancedOrder
+from steadytrain.components.techniques.rare_classes.balanced_order import BalancedOrder
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import load_order, order_of
 

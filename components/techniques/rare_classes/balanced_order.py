@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from steadytrain.components.train.loop.order import RowOrder
+from steadytrain.components.techniques.order import RowOrder
 
 
 class BalancedOrder(RowOrder):
