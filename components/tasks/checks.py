@@ -18,7 +18,6 @@ from steadytrain.components.tasks.best_metric import chosen_metric, metric_probl
 from steadytrain.components.tasks.encoding.base import has_label_sets
 from steadytrain.components.tasks.model_fields import ineffective_fields, refusal, unknown_fields
 from steadytrain.components.tasks.registry import load_task, open_encoder
-from steadytrain.components.techniques.curriculum import CUTS
 
 _FROM_SCRATCH: Final = (
     "causal_lm",
@@ -70,23 +69,8 @@ def _objectives(config: RunConfig) -> Iterator[Problem]:
                 f"the loss of data.task {task} does not include it",
                 "leave it out, or use a task that does",
             )
-    contrast = config.training.batch_contrastive
-    if task in _FROM_SCRATCH or not load_task(task).contrasts:
-        return
-    if not contrast.on:
-        yield Problem(
-            "training.batch_contrastive.rows",
-            "None",
-            f"all that data.task {task} learns is to tell the texts of a micro-batch apart",
-            "set the number of those texts, such as 32",
-        )
-    elif contrast.weight != type(contrast).model_fields["weight"].default:
-        yield Problem(
-            "training.batch_contrastive.weight",
-            repr(contrast.weight),
-            f"the loss of data.task {task} has no other part",
-            "leave it out",
-        )
+    if task not in _FROM_SCRATCH and load_task(task).contrasts:
+        yield from config.training.batch_contrastive.task_problems(task)
 
 
 def _feedback(config: RunConfig) -> Iterator[Problem]:
@@ -137,7 +121,10 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         why = f"data.task {task} has no {labels} to balance"
         yield Problem("training.order", BALANCED, why, "use training.order seeded")
     yield from _tokens(config)
-    yield from _curriculum(config)
+    if training.curriculum.on:
+        name = config.data.task
+        packed = open_encoder(config.data).packed
+        yield from training.curriculum.task_problems(name, load_task(name), packed=packed)
 
 
 def _tokens(config: RunConfig) -> Iterator[Problem]:
@@ -150,31 +137,6 @@ def _tokens(config: RunConfig) -> Iterator[Problem]:
     if template and not (settings and settings.chat_template):
         why = f"data.task {config.data.task} has no chats"
         yield Problem("data.chat_template", repr(shortened(template)), why, "leave it out")
-
-
-def _curriculum(config: RunConfig) -> Iterator[Problem]:
-    """Yield why the rows of the task have no such difficulty."""
-    task, by = config.data.task, config.training.curriculum.by
-    if by == "none":
-        return
-    why, remedy = "", "use a column, or leave training.curriculum out"
-    if by == "loss":
-        if not load_task(task).grades:
-            why = f"data.task {task} has no loss of a row alone under another model"
-    elif by == CUTS:
-        if not load_task(task).cuttable:
-            why = f"data.task {task} does not learn from parts of its documents"
-            remedy = "use data.task causal_lm, or leave training.curriculum out"
-    elif open_encoder(config.data).packed:
-        why = (
-            f"data.task {task} packs several documents into a row, which is neither short nor "
-            "has a value of its own"
-        )
-        remedy = "use by: loss, or leave training.curriculum out"
-    elif by == "length" and load_task(task).contrasts:
-        why = f"data.task {task} compares texts with a random sample of others, of any length"
-    if why:
-        yield Problem("training.curriculum.by", by, why, remedy)
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:

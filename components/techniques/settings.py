@@ -64,6 +64,11 @@ class TechniqueConfig(Section):
         """Whether it is used."""
         raise NotImplementedError
 
+    @property
+    def weight_copies(self) -> int:
+        """Number of tensors that it keeps for each trained weight, of its size."""
+        return 0
+
     def asks(self) -> Iterator[tuple[str, str, str]]:
         """Yield what it asks for, in the words of rules: the name, the field and its value."""
         yield from ()

@@ -292,8 +292,7 @@ class TrainingConfig(Section):
         """Number of tensors besides the optimizer's for each trained weight, of its size."""
         created = (plugins.create(plugins.COMPONENTS, *item) for item in self.components.items())
         copies: int = sum(component.weight_copies for component in created)
-        # PowerSGD keeps an error of the size of the gradients.
-        return copies + self.averaging.on + (self.gradient_compression.kind == "powersgd")
+        return copies + sum(section.weight_copies for section in self.techniques)
 
     @property
     def exporting_components(self) -> list[str]:

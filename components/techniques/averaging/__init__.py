@@ -55,6 +55,10 @@ class AveragingConfig(TechniqueConfig):
         """Whether weights are averaged."""
         return self.kind != "none"
 
+    @property
+    def weight_copies(self) -> int:
+        return int(self.on)
+
     def asks(self) -> Iterator[tuple[str, str, str]]:
         if self.on:
             for name in ("averaging", "training.averaging"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from pydantic import Field, model_validator
 
+from steadytrain.components.shared.errors import Problem
 from steadytrain.components.shared.section import at_odds
 from steadytrain.components.techniques.settings import (
     SMALLER_MICRO_BATCH,
@@ -43,6 +45,23 @@ class BatchContrastiveConfig(ObjectiveConfig):
     @property
     def on(self) -> bool:
         return self.rows is not None
+
+    def task_problems(self, task: str) -> Iterator[Problem]:
+        """Yield what is wrong for a task whose whole loss this is."""
+        if not self.on:
+            yield Problem(
+                "training.batch_contrastive.rows",
+                "None",
+                f"all that data.task {task} learns is to tell the texts of a micro-batch apart",
+                "set the number of those texts, such as 32",
+            )
+        elif self.weight != type(self).model_fields["weight"].default:
+            yield Problem(
+                "training.batch_contrastive.weight",
+                repr(self.weight),
+                f"the loss of data.task {task} has no other part",
+                "leave it out",
+            )
 
     def check(self, recipe: Recipe) -> None:
         size = recipe.micro_batch_size

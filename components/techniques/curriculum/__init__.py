@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared.effects import Effect, IfSet, Use
+from steadytrain.components.shared.errors import Problem
 from steadytrain.components.shared.section import at_odds, complete_address
 from steadytrain.components.techniques.settings import PYTORCH_ONLY, Recipe, Rule, TechniqueConfig
 
@@ -21,6 +22,19 @@ _MEANING: Final = {
     "column": "the column with the difficulty",
     "model": "the address of a model that knows the task",
 }
+
+
+class TaskTraits(Protocol):
+    """What a curriculum depends on in a task: see `tasks.base.Task`."""
+
+    @property
+    def contrasts(self) -> bool: ...
+
+    @property
+    def cuttable(self) -> bool: ...
+
+    @property
+    def grades(self) -> bool: ...
 
 
 class CurriculumConfig(TechniqueConfig):
@@ -78,6 +92,31 @@ class CurriculumConfig(TechniqueConfig):
                 "seen all records",
                 "use fewer steps, or a share of all steps up to 1",
             )
+
+    def task_problems(self, task: str, traits: TaskTraits, *, packed: bool) -> Iterator[Problem]:
+        """Yield why the rows of a task have no such difficulty.
+
+        Args:
+            packed: whether a row may hold several documents.
+        """
+        why, remedy = "", "use a column, or leave training.curriculum out"
+        if self.by == "loss":
+            if not traits.grades:
+                why = f"data.task {task} has no loss of a row alone under another model"
+        elif self.by == CUTS:
+            if not traits.cuttable:
+                why = f"data.task {task} does not learn from parts of its documents"
+                remedy = "use data.task causal_lm, or leave training.curriculum out"
+        elif packed:
+            why = (
+                f"data.task {task} packs several documents into a row, which is neither short nor "
+                "has a value of its own"
+            )
+            remedy = "use by: loss, or leave training.curriculum out"
+        elif self.by == "length" and traits.contrasts:
+            why = f"data.task {task} compares texts with a random sample of others, of any length"
+        if why:
+            yield Problem("training.curriculum.by", self.by, why, remedy)
 
     @property
     def orders(self) -> bool:

@@ -35,6 +35,11 @@ class CompressionConfig(TechniqueConfig):
         """Whether gradients are compressed."""
         return self.kind != "none"
 
+    @property
+    def weight_copies(self) -> int:
+        # PowerSGD keeps an error of the size of the gradients.
+        return int(self.kind == "powersgd")
+
     def asks(self) -> Iterator[tuple[str, str, str]]:
         if self.on:
             yield _FIELD, f"{_FIELD}.kind", self.kind
