@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from steadytrain.components.pages.text_table import aligned
+from steadytrain.components.pages.charts import aligned
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.studies import DESIGNS
 from steadytrain.components.tune.ablation import effects_of

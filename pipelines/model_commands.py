@@ -25,7 +25,7 @@ from steadytrain.pipelines.options import (
 )
 
 if TYPE_CHECKING:
-    from steadytrain.components.preprocess.shown import Document
+    from steadytrain.components.preprocess.data_card import Document
 
 
 def lineage(
@@ -133,7 +133,7 @@ def show_data(
 
     For example: `steadytrain show-data chats.jsonl --n 3 --set model.base=hub:NAME`
     """
-    from steadytrain.components.preprocess.shown import show
+    from steadytrain.components.preprocess.data_card import show
     from steadytrain.components.shared.controls import on_one_line, printable
     from steadytrain.pipelines.sources import open_source
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from steadytrain.components.report import summary
+from steadytrain.components.report import explain
 from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
@@ -78,7 +78,7 @@ def ending(run: LocalRun) -> list[str]:
 def as_data(run: LocalRun) -> dict[str, Any]:
     """Return for programs how a run ended, what it produced, and the command that continues it."""
     workspace = run.workspace
-    told = summary.as_data(workspace)
+    told = explain.summary_as_data(workspace)
     outcome = "stopped" if run.stopped is not None else "finished" if run.succeeded else "failed"
     failed = run.failure is not None and run.stopped is None
     return {

@@ -66,9 +66,9 @@ def stop(
 
 def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
     """Write the HTML report of a run again, and summarize it."""
+    from steadytrain.components.report.explain import summary, summary_as_data
     from steadytrain.components.report.step import run as write_report
     from steadytrain.components.report.step import write_page
-    from steadytrain.components.report.summary import as_data, summary
     from steadytrain.pipelines.lock import run_lock
     from steadytrain.pipelines.runs import find_run, is_running
 
@@ -80,7 +80,7 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
     except RunBusy:
         write_page(workspace, running=True)
     if as_json:
-        json_output.show(as_data(workspace, running=running))
+        json_output.show(summary_as_data(workspace, running=running))
     else:
         lines = summary(workspace, running=running)
         typer.echo("\n".join([*lines, f"report: {workspace.report}"]))
@@ -99,8 +99,8 @@ def compare(
     runs were evaluated on the same test records, a paired bootstrap shows whether the difference in
     each metric is real.
     """
-    from steadytrain.components.report.compare.comparison import compare as compare_runs
-    from steadytrain.components.report.compare.text import lines, render
+    from steadytrain.components.report.comparison import compare as compare_runs
+    from steadytrain.components.report.comparison import lines, render
     from steadytrain.components.report.facts import gather
     from steadytrain.pipelines.runs import find_run
 
@@ -203,14 +203,14 @@ def explain(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = Fals
     Shows the training attempts, how each failure happened, what was decided and changed, the newest
     checkpoint, and where the time went. Also works on an active run.
     """
-    from steadytrain.components.report.explain import as_data
     from steadytrain.components.report.explain import explain as explained
+    from steadytrain.components.report.explain import explanation_as_data
     from steadytrain.pipelines.runs import find_workspace, is_running
 
     workspace = find_workspace(output, name)
     running = is_running(workspace)
     if as_json:
-        json_output.show(as_data(workspace, running=running))
+        json_output.show(explanation_as_data(workspace, running=running))
     else:
         typer.echo("\n".join(explained(workspace, running=running)))
 

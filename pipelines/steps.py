@@ -149,8 +149,7 @@ def _promote(config: RunConfig) -> Written:
 
 
 def _report(config: RunConfig) -> Written:
-    from steadytrain.components.report.notify import notify
-    from steadytrain.components.report.step import run
+    from steadytrain.components.report.step import notify, run
 
     try:
         return {"report": run(config)}

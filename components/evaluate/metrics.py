@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
-from steadytrain.components.evaluate.calibration import calibration_error
-from steadytrain.components.evaluate.classes import Classes
+from steadytrain.components.evaluate.classes import Classes, calibration_error
 from steadytrain.components.evaluate.metric import MeanMetric, Parts, SampleMetric
 from steadytrain.components.evaluate.scores import Scores
 

@@ -1,25 +1,25 @@
-"""A run's metrics, computed from its events alone.
-
-Nothing is stored: whoever reads the same events has the same metrics. So counters and costs
-continue across attempts, and across supervisors that die.
-"""
+"""A run's metrics, computed from its events alone: of a finished run, or while it trains."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import asdict
 from functools import singledispatchmethod
 from typing import Any
 
-from steadytrain.components.observe.registry import (
+from steadytrain.components.observe.metrics import (
     FAILURE_CLASSES,
     INTERRUPTED,
     METRICS,
     VALIDATION_PREFIX,
+    Samples,
+    flops_utilization,
 )
-from steadytrain.components.observe.samples import Samples, flops_utilization
-from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -34,6 +34,8 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.shared.tracking.spool import waiting
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import AttemptHistory, History
 from steadytrain.components.train.recovery.outcome import SUCCESSES
@@ -328,3 +330,42 @@ def _class(ended: AttemptEnded) -> str:
         return INTERRUPTED
     known = ended.failure_class in FAILURE_CLASSES
     return ended.failure_class if known else FailureClass.UNKNOWN.value
+
+
+def add_present(samples: Samples, config: RunConfig, workspace: Workspace) -> None:
+    """Add the budget, and what MLflow lacks now."""
+    budget = config.observability.budget_usd
+    if budget is not None:
+        samples.set("cost_budget_usd", budget)
+    if "mlflow" in config.tracking.sinks:
+        waits = waiting(workspace)
+        samples.set("sink_queue_bytes", waits.bytes)
+        oldest = waits.oldest
+        samples.set("sink_lag_seconds", max(0.0, time.time() - oldest) if oldest else 0.0)
+
+
+class LiveMetrics:
+    """Follows a run's events, and computes its metrics from all of them."""
+
+    def __init__(self, config: RunConfig, workspace: Workspace) -> None:
+        self.config, self.workspace = config, workspace
+        self._metrics, self._lock = RunMetrics(), threading.Lock()
+        self._cursor = Cursor(workspace.events)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._metrics.has_ended
+
+    def read(self) -> None:
+        """Add the new events."""
+        for item in self._cursor.read():
+            with self._lock:
+                self._metrics.add(item.event)
+        self._cursor.ack()
+
+    def samples(self) -> Samples:
+        """Return the current values, in any thread."""
+        with self._lock:
+            samples = self._metrics.current()
+        add_present(samples, self.config, self.workspace)
+        return samples

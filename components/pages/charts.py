@@ -1,14 +1,9 @@
-"""Charts as inline SVG, and curves as a line of text.
-
-This is our own code, and short. matplotlib takes a second to import and writes glyphs as paths,
-which don't work for screen readers or dark pages. JavaScript libraries add megabytes. Colors and
-fonts come from the page's style sheet, and `Markup.format` escapes every text.
-"""
+"""Charts as inline SVG; curves and tables as text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -404,3 +399,11 @@ def thin(points: Sequence[Point], limit: int = DRAWN_POINTS) -> Sequence[Point]:
         part = range(start, end)
         kept |= {min(part, key=lambda i: points[i][1]), max(part, key=lambda i: points[i][1])}
     return [points[index] for index in sorted(kept)]
+
+
+def aligned(rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
+    """Yield the rows of a table as lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        columns = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        yield (indent + "  ".join(columns)).rstrip()

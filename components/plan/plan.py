@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from steadytrain.components.memory.model import any_model_shape, model_groups, model_name
 from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.plan.offer import Offer, Size, offer_of, policy, scaling
-from steadytrain.components.plan.problems import problems, remarks
-from steadytrain.components.plan.remedies import remedies
+from steadytrain.components.plan.problems import problems, remarks, remedies
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO

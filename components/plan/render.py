@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from steadytrain.components.pages.charts import text_bars
-from steadytrain.components.pages.text_table import aligned
+from steadytrain.components.pages.charts import aligned, text_bars
 from steadytrain.components.plan.offer import Offer, Size, policy
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.shared.config import TrainingConfig

@@ -14,10 +14,15 @@ import numpy as np
 import pyarrow.compute as pc
 
 from steadytrain.components.pages.data_section import DataCard
-from steadytrain.components.preprocess.card import card_html, distribution, side_card
+from steadytrain.components.preprocess.data_card import (
+    card_html,
+    distribution,
+    documents_of,
+    side_card,
+)
 from steadytrain.components.preprocess.folds import Division, joined, read_table
 from steadytrain.components.preprocess.inputs import Inputs
-from steadytrain.components.preprocess.model import Model
+from steadytrain.components.preprocess.model import SAMPLE_BYTES, Model, make_tokenizer
 from steadytrain.components.preprocess.parallel import Workers, workers, worth_starting
 from steadytrain.components.preprocess.prepare import (
     DOCUMENT,
@@ -31,11 +36,9 @@ from steadytrain.components.preprocess.prepare import (
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_defects
 from steadytrain.components.preprocess.shards import write_packed, write_rows
-from steadytrain.components.preprocess.shown import documents_of
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, survey
-from steadytrain.components.preprocess.tokenizer import SAMPLE_BYTES, make_tokenizer
 from steadytrain.components.shared.added_columns import added_columns
 from steadytrain.components.shared.arrow_files import join_files
 from steadytrain.components.shared.class_names import listed

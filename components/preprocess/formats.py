@@ -33,10 +33,9 @@ from steadytrain.components.preprocess.chunks import (
     as_row,
     not_json,
 )
-from steadytrain.components.preprocess.columnar import COLUMNAR
-from steadytrain.components.preprocess.delimited import LINE_LIMIT, DelimitedRows
 from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.sources import SourceFile, Stream
+from steadytrain.components.preprocess.tables import COLUMNAR, LINE_LIMIT, DelimitedRows
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.data import SUFFIXES
 from steadytrain.components.shared.errors import BadInput, DataError

@@ -16,10 +16,10 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 
 from steadytrain.components.preprocess.chunks import Chunk
-from steadytrain.components.preprocess.columnar import readable, tables
 from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.split import side_of_split
+from steadytrain.components.preprocess.tables import readable, tables
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path

@@ -10,9 +10,8 @@ from pathlib import Path
 from steadytrain.components.preprocess.build import build
 from steadytrain.components.preprocess.folds import holding_out
 from steadytrain.components.preprocess.inputs import OWN_OUTPUT, Inputs, find_inputs
-from steadytrain.components.preprocess.model import Model, find_model
+from steadytrain.components.preprocess.model import Model, find_model, with_template
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
-from steadytrain.components.preprocess.tokenizer import with_template
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
 from steadytrain.components.shared.config.plain import shortened

@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 from steadytrain.components.preprocess.boilerplate import sign_unshared
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
 from steadytrain.components.preprocess.inputs import Inputs
-from steadytrain.components.preprocess.labels import alike_labels, like_absent, stratify
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_labels, read_everything
 from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
-from steadytrain.components.preprocess.split import SIDES, TRAIN, Given, held_out, sides_at
+from steadytrain.components.preprocess.split import (
+    SIDES,
+    TRAIN,
+    Given,
+    alike_labels,
+    held_out,
+    like_absent,
+    sides_at,
+    stratify,
+)
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.shared.class_names import counting, in_order, label_in, listed, part_of
 from steadytrain.components.shared.config import DataConfig, RunConfig

@@ -15,9 +15,8 @@ from kfp import dsl
 
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.log_line import as_line
-from steadytrain.components.report.notify import notify
-from steadytrain.components.report.step import run
+from steadytrain.components.report.sentences import as_line
+from steadytrain.components.report.step import notify, run
 from steadytrain.components.report.story import RunSummary, outcome, without_steps
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.workspace import Workspace

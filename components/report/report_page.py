@@ -12,9 +12,8 @@ from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.pages.data_section import DataCard, data_section
 from steadytrain.components.pages.evaluation_section import evaluation_section, gate_section
 from steadytrain.components.pages.html import html
-from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.facts import Facts, Spending
 from steadytrain.components.report.figures import timeline, training_figures, validation_rows
-from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import (
     Attempt,
     Execution,

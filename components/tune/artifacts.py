@@ -12,7 +12,7 @@ from kfp import dsl
 
 from steadytrain.components.report.artifacts import tell
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.log_line import as_line
+from steadytrain.components.report.sentences import as_line
 from steadytrain.components.report.story import outcome, without_steps
 from steadytrain.components.shared.config import RunConfig, from_parameters, load
 from steadytrain.components.shared.kubeflow.connection import run_tags

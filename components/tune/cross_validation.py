@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from steadytrain.components.evaluate.metric import load_metric
-from steadytrain.components.pages.text_table import aligned
+from steadytrain.components.pages.charts import aligned
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage

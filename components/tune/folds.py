@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
-from steadytrain.components.preprocess.fold_preview import preview_folds
+from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.tune.designs import FoldDesign, with_fold

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.notify import notify
+from steadytrain.components.report.step import notify, write_page
 from steadytrain.components.report.step import run as report
-from steadytrain.components.report.step import write_page
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, StorageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.markdown import code, table
 
-from steadytrain.components.observe.registry import COMMON_LABELS, METRICS, Metric
+from steadytrain.components.observe.metrics import COMMON_LABELS, METRICS, Metric
 
 _HEADS = ("Metric", "In queries", "Kind", "Unit", "Label", "Meaning")
 

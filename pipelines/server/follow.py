@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steadytrain.components.report.log_line import from_log
+from steadytrain.components.report.sentences import from_log
 from steadytrain.components.report.story import REPORT_STEP as _REPORT
 from steadytrain.components.report.story import RunSummary
 from steadytrain.components.shared.config.secrets import redact

@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 
 from steadytrain.components.pages.charts import spark_picture
 from steadytrain.components.pages.html import html
-from steadytrain.components.report.compare.side_by_side import differences, results
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.figures import compared_figures
 from steadytrain.components.report.report_page import content
 from steadytrain.components.report.sentences import describe
+from steadytrain.components.report.side_by_side import differences, results
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.errors import BadInput

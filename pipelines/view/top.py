@@ -20,9 +20,9 @@ from rich.text import Text
 from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.pages.charts import spark_line
 from steadytrain.components.report.explain import recoveries
+from steadytrain.components.report.facts import Spending
 from steadytrain.components.report.figures import memory, standing
 from steadytrain.components.report.sentences import describe
-from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts
 from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import TrainingStep, Validated

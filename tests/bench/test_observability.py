@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from steadytrain.components.observe.alerts import AlertSink
 from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
 from steadytrain.components.observe.prometheus import PrometheusSink
 from steadytrain.components.observe.run_metrics import RunMetrics
-from steadytrain.components.observe.webhook import AlertSink
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events import read_events

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.preprocess.tokenizer import train_tokenizer
+from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.observe.registry import SERIES
+from steadytrain.components.observe.metrics import SERIES
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from steadytrain.components.observe.background import Background
-from steadytrain.components.observe.diagnosis.course import Course, Rule
 from steadytrain.components.observe.diagnosis.learning import LEARNING
-from steadytrain.components.observe.diagnosis.resources import RESOURCES
-from steadytrain.components.observe.diagnosis.speed import SPEED
+from steadytrain.components.observe.diagnosis.resources import RESOURCES, SPEED
+from steadytrain.components.observe.diagnosis.rule import Course, Rule
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import ProblemFound

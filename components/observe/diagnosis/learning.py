@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
-from steadytrain.components.observe.diagnosis.course import Course, Rule
+from steadytrain.components.observe.diagnosis.rule import Course, Rule
 from steadytrain.components.shared.events.types import LayersMeasured
 
 _AFTER_BEST: Final = 3

@@ -1,17 +1,24 @@
-"""Rules about memory and data."""
+"""Rules about memory, data, and what the time of training is spent on."""
 
 from __future__ import annotations
 
 import math
-from statistics import correlation, linear_regression
+from collections import Counter
+from collections.abc import Callable
+from statistics import correlation, linear_regression, mean
 from typing import Final
 
-from steadytrain.components.observe.diagnosis.course import Course, Rule
+from steadytrain.components.observe.diagnosis.rule import Course, Rule
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.left_out import much_left_out
-from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.logs.lines import (
+    GPU_UTIL_LOW,
+    LOW_UTILIZATION,
+    LOW_UTILIZATION_SECONDS,
+)
+from steadytrain.components.shared.quantities import duration, size
 
-_REPORTS: Final = 20
+_MEMORY_REPORTS: Final = 20
 _GROWTH: Final = 0.1
 """Growth over the reports that are looked at, relative to their first."""
 _STEADY: Final = 0.95
@@ -23,7 +30,7 @@ def memory_leak(course: Course) -> str:
     own = course.own
     # Memory grows by itself until caches and the allocator have settled.
     settled = own[len(own) // 3 :]
-    if len(settled) < _REPORTS:
+    if len(settled) < _MEMORY_REPORTS:
         return ""
     return _growth("host", settled, [step.memory_used for step in settled]) or _growth(
         "GPU", settled, [step.gpu_memory_used for step in settled]
@@ -67,5 +74,136 @@ RESOURCES: Final = (
         "one resembles. If they are different records, raise data.near_duplicate_threshold, or "
         "set it to null.",
         "Lee et al. 2022, Deduplicating Training Data Makes Language Models Better",
+    ),
+)
+
+
+_TIME_REPORTS: Final = 5
+"""Reports of an attempt before a rule judges."""
+_DATA, _COMMUNICATION, _CHECKPOINT = 0.2, 0.25, 0.1
+_UNEVEN: Final = 0.1
+"""How much less the slowest rank waits than the mean, as a share of the time."""
+_SAME: Final = 0.8
+"""Share of the reports in which the slowest rank must be the same one."""
+_CHECKPOINTS: Final = 3
+_CHECKPOINT_SECONDS: Final = 1.0
+"""Less than this is not worth a change."""
+_UTILIZED_SECONDS: Final = 60.0
+_PADDING: Final = 0.3
+
+
+def data_bound(course: Course) -> str:
+    """Steps wait for their data."""
+    share = _mean(course, lambda step: step.data_wait)
+    return f"steps wait for data {share:.0%} of the time" if share > _DATA else ""
+
+
+def communication_bound(course: Course) -> str:
+    """Even the rank that waits least waits for the others' gradients."""
+    share = _mean(course, lambda step: step.slowest_rank_wait)
+    return f"every rank waits {share:.0%} of the time or more" if share > _COMMUNICATION else ""
+
+
+def stragglers(course: Course) -> str:
+    """One rank keeps the others waiting."""
+    slowest = [step.slowest_rank for step in course.recent if step.slowest_rank is not None]
+    if len(slowest) < _TIME_REPORTS:
+        return ""
+    (rank, times), *_ = Counter(slowest).most_common(1)
+    least = _mean(course, lambda step: step.slowest_rank_wait)
+    average = _mean(course, lambda step: step.communication_wait)
+    if times < _SAME * len(slowest) or average - least <= _UNEVEN:
+        return ""
+    return (
+        f"the ranks wait {average:.0%} of the time on average, and rank {rank} only {least:.0%}: "
+        "the others wait for it"
+    )
+
+
+def checkpoint_bound(course: Course) -> str:
+    """Training stops for checkpoints for much of the time."""
+    saved, ready = course.checkpoints, course.ready
+    if ready is None or len(saved) < _CHECKPOINTS:
+        return ""
+    passed = saved[-1].time - ready.time
+    seconds = sum(item.seconds for item in saved)
+    if seconds < _CHECKPOINT_SECONDS or seconds <= _CHECKPOINT * passed:
+        return ""
+    return f"checkpoints stopped training for {duration(seconds)} of {duration(passed)}"
+
+
+def gpu_idle(course: Course) -> str:
+    """The GPU is busy for less than half of the time."""
+    known = [
+        (step.time, step.gpu_utilization)
+        for step in course.own
+        if step.gpu_utilization is not None
+        and step.time > course.steps[-1].time - LOW_UTILIZATION_SECONDS
+    ]
+    if len(known) < _TIME_REPORTS or known[-1][0] - known[0][0] < _UTILIZED_SECONDS:
+        return ""
+    share = mean(share for _, share in known)
+    return f"rank 0's GPU is busy {share:.0%} of the time" if share < LOW_UTILIZATION else ""
+
+
+def padding(course: Course) -> str:
+    """Much of what is computed is padding."""
+    share = _mean(course, lambda step: step.padding)
+    return f"{share:.0%} of the token positions are padding" if share > _PADDING else ""
+
+
+def _mean(course: Course, of: Callable[[TrainingStep], float | None]) -> float:
+    """Return the mean over the newest reports; 0 if there are too few."""
+    found = [value for value in map(of, course.recent) if value is not None]
+    return mean(found) if len(found) >= _TIME_REPORTS else 0.0
+
+
+SPEED: Final = (
+    Rule(
+        "data_bound",
+        data_bound,
+        "The input is slower than the training.",
+        "Put output on a faster disk, or give each rank more CPU cores. An expensive collate of "
+        "your own task belongs into its encoder.",
+        "PyTorch documentation, Performance Tuning Guide",
+    ),
+    Rule(
+        "communication_bound",
+        communication_bound,
+        "Exchanging gradients takes a large part of each step.",
+        "Use a larger training.global_batch_size, so that steps have more work, fewer "
+        "compute.nodes, or a faster network between them.",
+        "Li et al. 2020, PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+    ),
+    Rule(
+        "stragglers",
+        stragglers,
+        "One rank is slower than the others, and every step takes as long as it does.",
+        "Check that rank's machine: clock rate, temperature, other processes, its network. If "
+        "rows differ much in length, the order of the rows is the cause.",
+        "Lin et al. 2025, Understanding Stragglers in Large Model Training Using What-if Analysis",
+    ),
+    Rule(
+        "checkpoint_bound",
+        checkpoint_bound,
+        "Training stops for checkpoints too often or for too long.",
+        "Leave out training.save_steps, so that the interval follows from the cost of a "
+        "checkpoint, or put recovery.checkpoints on faster storage.",
+        "Daly 2006, A higher order estimate of the optimum checkpoint interval",
+    ),
+    Rule(
+        "gpu_idle",
+        gpu_idle,
+        "The GPU is idle for more than half of the time.",
+        GPU_UTIL_LOW.remedy,
+        "NVIDIA Management Library, nvmlDeviceGetUtilizationRates",
+    ),
+    Rule(
+        "padding_waste",
+        padding,
+        "Padding takes a large part of the computation.",
+        "Use a smaller training.micro_batch_size, which pads to shorter rows, or lower "
+        "data.sequence_length.",
+        "Krell et al. 2021, Efficient Sequence Packing without Cross-contamination",
     ),
 )

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from steadytrain.components.preprocess.shown import Document, Piece
+from steadytrain.components.preprocess.data_card import Document, Piece
 from steadytrain.pipelines.model_commands import _marked
 
 from support.odd import call

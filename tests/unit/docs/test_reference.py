@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from steadytrain.components.observe.alerts import ALERTS
-from steadytrain.components.observe.registry import METRICS
+from steadytrain.components.observe.metrics import METRICS
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import effect_of

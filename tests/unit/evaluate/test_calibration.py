@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from steadytrain.components.evaluate.calibration import (
+from steadytrain.components.evaluate.classes import (
+    Classes,
     average_precisions,
     calibration_bins,
     calibration_error,
     precision_recall,
 )
-from steadytrain.components.evaluate.classes import Classes
 
 
 def classified(label, probabilities):

@@ -10,10 +10,9 @@ import requests
 import torch
 from mlflow.exceptions import MlflowException
 
-from steadytrain.components.evaluate import champion
+from steadytrain.components.evaluate import comparison
 from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.champion import ChampionAway
-from steadytrain.components.evaluate.comparison import Candidate
+from steadytrain.components.evaluate.comparison import Candidate, ChampionAway
 from steadytrain.components.evaluate.metric import measure, point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import BadInput, StorageError
@@ -260,7 +259,7 @@ SURROUNDINGS = [
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(champion, "retry", partial(retry, seconds=0.0))
+    monkeypatch.setattr(comparison, "retry", partial(retry, seconds=0.0))
 
 
 @pytest.mark.parametrize("error", SURROUNDINGS, ids=lambda error: type(error).__name__)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from steadytrain.components.evaluate.evaluation_page import evaluation_page
 from steadytrain.components.evaluate.landscape import (
     direction,
     losses_on_plane,
@@ -25,6 +24,7 @@ from steadytrain.components.evaluate.landscape import (
     weights_of,
 )
 from steadytrain.components.evaluate.scoring import judged_records
+from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.pages.landscape_map import (

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from steadytrain.components.evaluate.evaluation_page import evaluation_page
 from steadytrain.components.evaluate.extras import measure_robustness, noised
+from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError

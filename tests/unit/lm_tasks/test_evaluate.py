@@ -10,7 +10,7 @@ import pytest
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
-from steadytrain.components.report.summary import summary
+from steadytrain.components.report.explain import summary
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import EvaluationRecord

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from steadytrain.components.observe.endpoint import PATH
+from steadytrain.components.observe.prometheus import PATH
 from steadytrain.components.shared.config.secrets import find_secrets
 from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS, RIGHTS, Right

@@ -8,11 +8,9 @@ import subprocess
 import pytest
 import yaml
 
-from steadytrain.components.observe.alerts import ALERTS
+from steadytrain.components.observe.alerts import ALERTS, AlertState
 from steadytrain.components.observe.dashboards import groups
-from steadytrain.components.observe.registry import COMMON_LABELS, SERIES
-from steadytrain.components.observe.samples import Samples, Series
-from steadytrain.components.observe.webhook import AlertState
+from steadytrain.components.observe.metrics import COMMON_LABELS, SERIES, Samples, Series
 from steadytrain.components.shared.config.fields import leaves
 from steadytrain.components.shared.config.run import RunConfig
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from steadytrain.components.observe.dashboards import DASHBOARDS, RUN, as_json, files
-from steadytrain.components.observe.registry import METRICS, SERIES
+from steadytrain.components.observe.metrics import METRICS, SERIES
 
 from support.manifests import MANIFESTS
 from support.prometheus import needed

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from steadytrain.components.observe.diagnosis import RULES, findings
-from steadytrain.components.observe.diagnosis.course import Course
 from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
+from steadytrain.components.observe.diagnosis.rule import Course
 from steadytrain.components.preprocess import step as preprocess
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping

@@ -13,9 +13,9 @@ from collections import Counter
 import pytest
 
 from steadytrain.components.observe.otlp import collector as collector_module
-from steadytrain.components.observe.otlp import snapshots as snapshots_module
+from steadytrain.components.observe.otlp import exports as snapshots_module
+from steadytrain.components.observe.otlp.exports import SpanReader
 from steadytrain.components.observe.otlp.sink import OtlpSink
-from steadytrain.components.observe.otlp.traces import SpanReader
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.unsent import send_rest
 from steadytrain.components.shared.events import read_events

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from steadytrain.components.observe import endpoint
+from steadytrain.components.observe import prometheus
 from steadytrain.components.observe.prometheus import PrometheusSink
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared import plugins
@@ -145,12 +145,12 @@ def test_hundreds_of_slow_clients_take_few_descriptors_and_delay_nobody(written,
         slow(clients, port, 300)
         assert scrape(port)["attempts_total",] == 3
         # The clients' own ends are descriptors of this process too.
-        wait_for(lambda: open_descriptors() - before < 300 + endpoint.MOST_CONNECTIONS + 10)
+        wait_for(lambda: open_descriptors() - before < 300 + prometheus.MOST_CONNECTIONS + 10)
 
 
 @pytest.mark.timeout(60)
 def test_client_that_sends_a_byte_now_and_then_has_a_deadline(written, serving, port, monkeypatch):
-    monkeypatch.setattr(endpoint, "CLIENT_SECONDS", 1.0)
+    monkeypatch.setattr(prometheus, "CLIENT_SECONDS", 1.0)
     serving()
     scrape(port)
     connection = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -177,7 +177,7 @@ def test_long_headers_are_not_read(written, serving, port):
 LACKING = """
 import resource, socket, sys, time
 from prometheus_client.registry import Collector
-from steadytrain.components.observe.endpoint import Endpoint
+from steadytrain.components.observe.prometheus import Endpoint
 
 class Nothing(Collector):
     def collect(self):

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from steadytrain.components.observe.registry import METRICS, SERIES, VALIDATION_PREFIX
-from steadytrain.components.observe.samples import Samples
+from steadytrain.components.observe.metrics import METRICS, SERIES, VALIDATION_PREFIX, Samples
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
 

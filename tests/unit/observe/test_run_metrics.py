@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from steadytrain.components.observe.registry import METRICS
+from steadytrain.components.observe.metrics import METRICS
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events import read_events

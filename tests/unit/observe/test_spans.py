@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
+from steadytrain.components.observe.otlp.exports import SpanReader
 from steadytrain.components.observe.otlp.spans import RunSpans, left_out
-from steadytrain.components.observe.otlp.traces import SpanReader
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (

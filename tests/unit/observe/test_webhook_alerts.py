@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from steadytrain.components.observe.webhook import AlertSink
+from steadytrain.components.observe.alerts import AlertSink
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import SupervisorStarted, Warned

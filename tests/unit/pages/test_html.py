@@ -11,7 +11,7 @@ import pytest
 from markupsafe import Markup
 
 from steadytrain import components, pipelines
-from steadytrain.components.evaluate.evaluation_page import evaluation_page
+from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.pages.charts import (
     Curve,
     Series,

@@ -8,9 +8,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.memory.peak import CUDA_CONTEXT, peak_memory
-from steadytrain.components.plan import answers, offer
-from steadytrain.components.plan.answers import answering
-from steadytrain.components.plan.offer import offer_of
+from steadytrain.components.plan import offer
+from steadytrain.components.plan.offer import answering, offer_of
 from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.quantities import size
@@ -78,6 +77,6 @@ def test_the_plan_shows_what_storing_the_answers_takes(stored, tmp_path, monkeyp
 
 def test_a_teacher_that_does_not_fit_is_a_problem_of_the_plan(stored, monkeypatch):
     assert not any("teacher" in text for text in stored()[1].problems)
-    monkeypatch.setattr(answers, "CUDA_CONTEXT", 10**12)
+    monkeypatch.setattr(offer, "CUDA_CONTEXT", 10**12)
     (problem,) = [text for text in stored()[1].problems if "teacher" in text]
     assert "to answer the training rows" in problem

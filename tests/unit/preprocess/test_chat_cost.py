@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from steadytrain.components.preprocess.tokenizer import train_tokenizer
+from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared import bounded
 from steadytrain.components.shared.config import DataConfig
@@ -176,10 +176,10 @@ def test_many_small_records_make_many_chunks(tmp_path: Path) -> None:
 def test_csv_record_that_is_too_long_is_a_defect_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    from steadytrain.components.preprocess import delimited
+    from steadytrain.components.preprocess import tables
     from steadytrain.components.preprocess.inputs import find_inputs
 
-    monkeypatch.setattr(delimited, "LINE_LIMIT", 100)
+    monkeypatch.setattr(tables, "LINE_LIMIT", 100)
     (tmp_path / "x.csv").write_text("text\n" + content + "good\n")
     data = DataConfig(source=[str(tmp_path / "x.csv")])
     rows = [row for chunk in find_inputs(data).chunks(data, tmp_path) for _, _, row in chunk.rows()]

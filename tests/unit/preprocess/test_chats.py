@@ -10,8 +10,8 @@ import pytest
 
 from steadytrain.components.preprocess.folds import read_table
 from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.model import with_template
 from steadytrain.components.preprocess.step import run
-from steadytrain.components.preprocess.tokenizer import with_template
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events import read_events

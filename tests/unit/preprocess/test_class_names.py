@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steadytrain.components.preprocess.columnar import COLUMNAR
 from steadytrain.components.preprocess.hub import read_dataset
 from steadytrain.components.preprocess.inspection import inspect, task_of
 from steadytrain.components.preprocess.step import run
+from steadytrain.components.preprocess.tables import COLUMNAR
 from steadytrain.components.shared.class_names import in_order, listed, places_of
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, class_of

@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 from steadytrain.components.evaluate.scoring import judged_records
-from steadytrain.components.preprocess.fold_preview import preview_folds
-from steadytrain.components.preprocess.folds import assign
+from steadytrain.components.preprocess.folds import assign, preview_folds
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError

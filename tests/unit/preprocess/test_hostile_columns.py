@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.preprocess.chunks import Table
-from steadytrain.components.preprocess.columnar import COLUMNAR, tables
 from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.hub import read_dataset
 from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.sources import find_files
+from steadytrain.components.preprocess.tables import COLUMNAR, tables
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.fields import Defect, name_of, number_of

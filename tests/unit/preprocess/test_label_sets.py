@@ -12,9 +12,8 @@ import datasets
 import numpy as np
 import pytest
 
-from steadytrain.components.preprocess.labels import stratify
 from steadytrain.components.preprocess.reading import MAX_LABELS, check_labels
-from steadytrain.components.preprocess.split import SIDES, TRAIN
+from steadytrain.components.preprocess.split import SIDES, TRAIN, stratify
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.shared.events import read_events

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from steadytrain.components.memory.model import label_count
-from steadytrain.components.preprocess.shown import show
+from steadytrain.components.preprocess.data_card import show
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.config.data import Columns

@@ -14,10 +14,9 @@ import pytest
 import zstandard
 
 from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.preprocess.labels import alike_labels, like_absent
 from steadytrain.components.preprocess.signatures import shingles, sign
 from steadytrain.components.preprocess.sources import find_files
-from steadytrain.components.preprocess.split import content_id
+from steadytrain.components.preprocess.split import alike_labels, content_id, like_absent
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig

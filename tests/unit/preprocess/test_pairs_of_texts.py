@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from steadytrain.components.preprocess.shown import show
+from steadytrain.components.preprocess.data_card import show
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.registry import open_encoder

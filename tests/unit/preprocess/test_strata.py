@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steadytrain.components.preprocess.labels import stratify
-from steadytrain.components.preprocess.split import SIDES, TRAIN, sides_at
+from steadytrain.components.preprocess.split import SIDES, TRAIN, sides_at, stratify
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events import read_events

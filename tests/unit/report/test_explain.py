@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steadytrain.components.report.explain import as_data, explain
+from steadytrain.components.report.explain import explain, explanation_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.report_page import render
 from steadytrain.components.report.sentences import describe
@@ -121,7 +121,7 @@ def test_skipped_checkpoint_is_named_everywhere(bare: Any) -> None:
     bare.emit("supervisor", CheckpointSkipped, **fields)
     said = "the checkpoint of step 1,200 is skipped, training starts from step 0: x.bin: is cut off"
     assert said in explain(bare.workspace)
-    assert as_data(bare.workspace)["notes"] == [said]
+    assert explanation_as_data(bare.workspace)["notes"] == [said]
     assert said in render(gather(bare.workspace))
     assert describe(CheckpointSkipped(**fields)) == f"train: {said}"
 
@@ -132,6 +132,6 @@ def test_damaged_lines_of_the_log_are_counted_and_the_run_is_not_damaged(bare: A
     path.write_text(f'{path.read_text()}{{"torn": \nno event\n')
     said = f"{path}: left out because they are not events: 2 lines"
     assert said in explain(bare.workspace)
-    assert as_data(bare.workspace)["notes"] == [said]
+    assert explanation_as_data(bare.workspace)["notes"] == [said]
     assert said in render(gather(bare.workspace))
     assert gather(bare.workspace).unreadable == []

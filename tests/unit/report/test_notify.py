@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from steadytrain.components.report.artifacts import report
-from steadytrain.components.report.notify import notify
+from steadytrain.components.report.step import notify
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from steadytrain.components.report.explain import summary
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.report_page import render
-from steadytrain.components.report.summary import summary
 from steadytrain.components.shared.events.types import NoiseScaleMeasured
 from steadytrain.components.shared.records import EvaluationRecord, Interval
 from steadytrain.components.shared.tracking.notes import RUN, remember
@@ -306,7 +306,7 @@ import sys
 from pathlib import Path
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.report_page import render
-from steadytrain.components.report.summary import summary
+from steadytrain.components.report.explain import summary
 from steadytrain.components.shared.workspace import Workspace
 workspace = Workspace(Path({str(workspace.output)!r}), {workspace.run_id!r})
 assert "champion" in render(gather(workspace))

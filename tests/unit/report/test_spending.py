@@ -9,11 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from steadytrain.components.report.facts import gather
+from steadytrain.components.report.explain import summary
+from steadytrain.components.report.facts import Spending, gather
 from steadytrain.components.report.figures import LEFT, WIDTH, timeline
 from steadytrain.components.report.report_page import render
-from steadytrain.components.report.spending import Spending
-from steadytrain.components.report.summary import summary
 from steadytrain.components.shared.append_log import encode
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.events.types import (

@@ -11,8 +11,8 @@ import pytest
 
 from steadytrain.components.report.explain import explain, failure_as_data
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.log_line import as_line, from_log
 from steadytrain.components.report.report_page import render
+from steadytrain.components.report.sentences import as_line, from_log
 from steadytrain.components.report.story import (
     attempts,
     executions,

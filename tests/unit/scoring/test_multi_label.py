@@ -10,12 +10,11 @@ import pyarrow as pa
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from steadytrain.components.evaluate.calibration import average_precisions, precision_recall
-from steadytrain.components.evaluate.classes import per_label
-from steadytrain.components.evaluate.evaluation_page import evaluation_page
+from steadytrain.components.evaluate.classes import average_precisions, per_label, precision_recall
 from steadytrain.components.evaluate.metric import metrics, point_values
 from steadytrain.components.evaluate.paired import unpaired
 from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import EvaluationRecord, Interval

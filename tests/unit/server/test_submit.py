@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import steadytrain.pipelines
-from steadytrain.components.report.log_line import as_line
+from steadytrain.components.report.sentences import as_line
 from steadytrain.components.report.story import RunSummary
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError

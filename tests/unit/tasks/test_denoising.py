@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
-from steadytrain.components.preprocess.tokenizer import train_tokenizer
+from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.causal_lm import Denoising

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.components.preprocess.tokenizer import train_tokenizer
+from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.model_source import package_folder
 from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder

@@ -8,7 +8,7 @@ import torch
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
-from steadytrain.components.preprocess.tokenizer import train_tokenizer
+from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.data import Columns
 from steadytrain.components.tasks.encoding.base import Content, Fitted

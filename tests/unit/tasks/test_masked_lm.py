@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
-from steadytrain.components.preprocess.tokenizer import train_tokenizer
+from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError

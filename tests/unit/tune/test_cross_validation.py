@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import steadytrain.components.tune.trials.cluster as runner
-from steadytrain.components.preprocess import fold_preview
+from steadytrain.components.preprocess import folds as folds_module
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import load
@@ -285,7 +285,7 @@ def test_dry_run_warns_of_labels_that_are_in_few_folds(tmp_path):
 
 def test_dry_run_says_why_it_did_not_read_the_data(tmp_path, monkeypatch):
     options = labeled(tmp_path)
-    monkeypatch.setattr(fold_preview, "_MOST", 100)
+    monkeypatch.setattr(folds_module, "_MOST", 100)
     text, error = dry_run(*options)
     assert error is None
     assert "records     not checked: the data have" in text

@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from steadytrain.components.report.facts import Facts
+from steadytrain.components.report.facts import Facts, Spending
 from steadytrain.components.report.figures import memory
-from steadytrain.components.report.spending import Spending
 from steadytrain.components.report.story import attempts
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
