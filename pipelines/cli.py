@@ -12,25 +12,19 @@ from typer.core import TyperGroup
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.pipelines import (
-    ablate_command,
     config_commands,
-    cross_validate_command,
     doctor_command,
-    init_command,
-    json_output,
     model_commands,
-    plan_command,
-    profile_command,
+    options,
+    plan_commands,
     run_command,
     runs_commands,
     schedule_commands,
-    submit_command,
-    trigger_commands,
-    tune_command,
+    study_commands,
+    submit_commands,
     unexpected,
 )
-from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import Overrides, Pipeline, Run, RunOutput, Source, given
+from steadytrain.pipelines.options import Json, Overrides, Pipeline, Run, RunOutput, Source, given
 
 LESSONS: Final = {
     "Begin": (
@@ -168,20 +162,20 @@ def step(
         written = run_step(name, config)
     if as_json:
         records = {key: as_plain(item) for key, item in written.items()}
-        json_output.show({"run": config.run_id, "step": name, "records": records})
+        options.show({"run": config.run_id, "step": name, "records": records})
     else:
         typer.echo("\n".join(map(as_text, written.values())))
 
 
-app.command()(init_command.init)
+app.command()(config_commands.init)
 app.command()(config_commands.validate)
 app.command("show-data")(model_commands.show_data)
-app.command()(plan_command.plan)
-app.command()(profile_command.profile)
+app.command()(plan_commands.plan)
+app.command()(plan_commands.profile)
 app.command()(run_command.run)
-app.command()(tune_command.tune)
-app.command()(ablate_command.ablate)
-app.command()(cross_validate_command.cross_validate)
+app.command()(study_commands.tune)
+app.command()(study_commands.ablate)
+app.command()(study_commands.cross_validate)
 app.command("list")(runs_commands.list_)
 app.command()(runs_commands.top)
 app.command()(runs_commands.ui)
@@ -194,9 +188,9 @@ app.command()(runs_commands.stop)
 app.command()(run_command.resume)
 app.command()(runs_commands.gc)
 app.command("compile")(compile_)
-app.command()(submit_command.submit)
-app.command()(trigger_commands.trigger)
-app.command()(trigger_commands.watch)
+app.command()(submit_commands.submit)
+app.command()(submit_commands.trigger)
+app.command()(submit_commands.watch)
 app.add_typer(schedule_commands.app, name="schedule")
 app.command()(doctor_command.doctor)
 app.command()(config_commands.presets)
@@ -206,7 +200,7 @@ app.command()(step)
 
 def main() -> None:
     """Run the command. Errors and stops end it with a message and an exit status of their own."""
-    as_json = json_output.is_requested(sys.argv[1:])
+    as_json = options.is_requested(sys.argv[1:])
     with unexpected.told(as_json=as_json), stoppable():
         app() if not as_json else sys.exit(_for_programs())
 

@@ -1,19 +1,26 @@
-"""The commands about a configuration itself: validate, schema, presets."""
+"""The commands about a configuration itself: init, validate, schema, presets."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import TYPE_CHECKING, Annotated
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines import json_output, options
-from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import DataSource, Overrides, Run, RunOutput, given
+from steadytrain.pipelines import options
+from steadytrain.pipelines.options import DataSource, Json, Overrides, Run, RunOutput, given
 
 if TYPE_CHECKING:
-    from steadytrain.pipelines.explain_field import Explained
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.pipelines.config_help import Entry, Explained
+    from steadytrain.pipelines.sources import Selection
 
 
 def validate(
@@ -43,10 +50,8 @@ def validate(
     With --explain, it needs no configuration: `steadytrain validate --explain training.max_steps`
     """
     from steadytrain.components.shared.workspace import Workspace
-    from steadytrain.pipelines.addresses import check_here
-    from steadytrain.pipelines.explain_field import explained
-    from steadytrain.pipelines.plugin_checks import check_plugins
-    from steadytrain.pipelines.remarks import anywhere, here
+    from steadytrain.pipelines.config_help import explained
+    from steadytrain.pipelines.early_checks import anywhere, check_here, check_plugins, here
     from steadytrain.pipelines.sources import open_source
 
     if not source and explain:
@@ -69,13 +74,13 @@ def validate(
         typer.echo(remark, err=True)
     if as_json:
         content = {"run": config.run_id, "configuration": config.model_dump(mode="json")}
-        json_output.show({"valid": True, **content})
+        options.show({"valid": True, **content})
     else:
         typer.echo(config.to_yaml().rstrip() if show else f"valid: run {config.run_id}")
 
 
 def _show(told: Explained, *, as_json: bool) -> None:
-    json_output.show(told.as_data()) if as_json else typer.echo("\n".join(told.lines()))
+    options.show(told.as_data()) if as_json else typer.echo("\n".join(told.lines()))
 
 
 def schema() -> None:
@@ -94,7 +99,176 @@ def presets(as_json: Json = False) -> None:
         for name, config in ((name, load(name)) for name in preset_names())
     ]
     if as_json:
-        json_output.show({"presets": found})
+        options.show({"presets": found})
         return
     for item in found:
         typer.echo(f"{item['name']}: {item['task']} on {', '.join(item['source'])}")
+
+
+SCRATCH: Final = "scratch"
+"""What to answer for a new model."""
+_ALWAYS: Final = {
+    "output",
+    "data.task",
+    "data.sequence_length",
+    "model.base",
+    "training.global_batch_size",
+    "training.learning_rate",
+}
+"""Fields that matter for any run, even at their default."""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The YAML file to write.")] = Path(
+        "steadytrain.yaml"
+    ),
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Your data: a file, a folder, a glob, s3://, hub:NAME or package:NAME. Default: "
+            "ask."
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="The model to start from: a folder, s3://, hub:NAME, models:/NAME@ALIAS or "
+            f"package:NAME/PATH, or {SCRATCH} for a new one. Default: ask; with --yes, the "
+            "preset's."
+        ),
+    ] = "",
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    run: Run = None,
+    output: RunOutput = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing: take the preset's model.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a configuration for your data, with comments.
+
+    It looks at the first records to find the task, takes the task's preset, and leaves everything
+    else at its default. Each field has a comment with its meaning and the reason for its value. On
+    a terminal, it asks for what you leave out.
+
+    For example: `steadytrain init my.yaml --data tickets.jsonl --yes`
+    """
+    asks = not yes and not as_json and sys.stdin.isatty()
+    if os.path.lexists(file) and not force:
+        raise BadInput(f"{file} exists", remedy="give another name, or --force to overwrite it")
+    if not data and asks:
+        data = typer.prompt("Your data (file, folder, s3://, hub:NAME)")
+    if not data:
+        raise BadInput(
+            "init needs your data", remedy="give them with --data, or run it on a terminal"
+        )
+    clash = False
+    # A file that does not exist, or cannot, is not the data.
+    with contextlib.suppress(OSError, ValueError):
+        clash = file.samefile(data)
+    if clash:
+        raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
+    from steadytrain.components.shared.workspace import Workspace
+
+    chosen, reason = _choose(data, model, given(overrides, run=run, output=output), asks=asks)
+    Workspace.of(chosen.config)  # rejects an output that cannot be a folder
+    _write(file, _text(chosen, reason))
+    name = shlex.quote(str(file))
+    following = [f"steadytrain {command} {name}" for command in ("validate", "plan", "run")]
+    following = [*_installs(chosen.config), *following]
+    if as_json:
+        task, base = chosen.config.data.task, chosen.config.model.base
+        told = {"file": str(file), "task": task, "model": base, "run": chosen.config.run_id}
+        options.show({**told, "reason": reason, "next": following})
+        return
+    lines = [chosen.remarks[0], f"wrote {file}", "next:", *(f"  {line}" for line in following)]
+    typer.echo("\n".join(lines))
+
+
+def _choose(
+    data: str, model: str, overrides: list[str | tuple[str, Any]], *, asks: bool
+) -> tuple[Selection, str]:
+    """Return the configuration for data and a model, and the reason for the task."""
+    from steadytrain.components.shared.config import load
+    from steadytrain.pipelines.sources import PRESETS, find_task, for_task
+
+    task, reason = find_task(data, overrides)
+    preset = load(PRESETS[task])
+    if asks and not model:
+        typer.echo(f"{data}: task {task}, since {reason}")
+        model = typer.prompt(
+            f"Model to start from (folder, hub:NAME, s3://, or {SCRATCH})",
+            default=preset.model.base or SCRATCH,
+        )
+    return for_task(data, task, reason, [*_model(model, preset, task), *overrides]), reason
+
+
+def _model(model: str, preset: RunConfig, task: str) -> list[tuple[str, Any]]:
+    """Return the overrides for the model that the user wants instead of the preset's."""
+    if model in ("", preset.model.base or SCRATCH):
+        return []
+    if model == SCRATCH:
+        raise BadInput(
+            f"--model {SCRATCH}: task {task} starts from a trained model",
+            remedy=f"name one, such as {preset.model.base}",
+        )
+    # The preset's rate is for its own model; without one, the rule for this model decides.
+    return [("model", {"base": model}), ("training.learning_rate", None)]
+
+
+def _installs(config: RunConfig) -> Iterator[str]:
+    """Yield the command that installs the model, if that is a Python package and not here."""
+    from importlib.util import find_spec
+
+    from steadytrain.components.shared.model_source import project_of
+
+    kind, _, rest = (config.model.base or "").partition(":")
+    package = rest.partition("/")[0]
+    if kind == "package" and package.isidentifier() and find_spec(package) is None:
+        yield f"pip install {project_of(package)}"
+
+
+def _text(chosen: Selection, reason: str) -> str:
+    from steadytrain.pipelines.config_help import template
+
+    heading = (
+        "Written by `steadytrain init`. `steadytrain validate FILE --explain FIELD` explains a "
+        "field, and `steadytrain schema` lists those that are not here.",
+    )
+    return template(list(_entries(chosen, reason)), heading)
+
+
+def _entries(chosen: Selection, reason: str) -> Iterator[Entry]:
+    """Yield the fields that matter for any run, and those that differ from their default."""
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.config.fields import describe
+    from steadytrain.pipelines.config_help import Entry
+
+    reasons = {"name": "from the name of the data", "data.task": reason}
+    full = chosen.config.model_dump(mode="json")
+    changed = chosen.config.model_dump(mode="json", exclude_defaults=True)
+    for top in RunConfig.model_fields:
+        inner = describe(top).inner
+        for name in [f"{top}.{part}" for part in inner] or [top]:
+            part = name.rpartition(".")[2]
+            stated = changed.get(top, {}) if inner else changed
+            if part in stated or name in _ALWAYS:
+                value = stated[part] if part in stated else (full[top] if inner else full)[part]
+                yield Entry(name, value, reasons.get(name) or _why(chosen.origin(name)))
+
+
+def _why(origin: str) -> str:
+    if origin.startswith("preset"):
+        return f"from the {origin}"
+    return "the default" if origin == "default" else "as you gave it"
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(
+            f"{file} cannot be written: {error.strerror}", remedy="give a file that you may write"
+        ) from error

@@ -26,7 +26,7 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
-from steadytrain.pipelines.addresses import inputs
+from steadytrain.pipelines.early_checks import inputs
 
 _PACKAGES = ("steadytrain", "kfp", "torch", "transformers", "accelerate", "mlflow")
 _CREDENTIALS = (

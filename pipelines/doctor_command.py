@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.pipelines import json_output
-from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Output
+from steadytrain.pipelines import options
+from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Json, Output
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -91,7 +90,7 @@ def doctor(
             if line.remedy:
                 typer.echo(f"{'':<11}fix: {line.remedy}")
     if as_json:
-        json_output.show({"checks": [dataclasses.asdict(line) for line in lines]})
+        options.show({"checks": [dataclasses.asdict(line) for line in lines]})
     if any(line.state == "fail" for line in lines):
         raise typer.Exit(1)
 
@@ -107,7 +106,7 @@ def _this_machine(source: str, output: Path, *, as_json: bool) -> None:
 
     findings = examine(output, _configuration(source) if source else None)
     if as_json:
-        json_output.show({"checks": [finding.as_data() for finding in findings]})
+        options.show({"checks": [finding.as_data() for finding in findings]})
     for finding in findings if not as_json else ():
         typer.echo(f"{'ok ' if finding.good else 'BAD'}  {finding.topic}: {finding.text}")
     if not all(finding.good for finding in findings):

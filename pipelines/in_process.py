@@ -17,9 +17,9 @@ from steadytrain.components.shared.records import (
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.outcome import check_callback
 from steadytrain.components.train.recovery.takeover import check_continues
-from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.early_checks import check_plugins
 from steadytrain.pipelines.options import check_extra
-from steadytrain.pipelines.plugin_checks import check_plugins
+from steadytrain.pipelines.runs import run_lock
 
 if TYPE_CHECKING:
     from steadytrain.components.train.recovery.supervisor import OnValidation

@@ -26,7 +26,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.stacks import is_stopped
 from steadytrain.components.train.recovery.takeover import check_continues
 from steadytrain.pipelines.interrupts import Display, Interrupts
-from steadytrain.pipelines.lock import holder
+from steadytrain.pipelines.runs import holder
 from steadytrain.pipelines.step_processes import StepProcesses, died
 from steadytrain.pipelines.step_template import CLOSING
 

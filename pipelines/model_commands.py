@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.pipelines import json_output
-from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
     DataSource,
+    Json,
     Output,
     Overrides,
     Run,
@@ -50,7 +50,7 @@ def lineage(
     if at:
         model = store.of_model(name, alias)
         if as_json:
-            json_output.show(model.as_data())
+            options.show(model.as_data())
             return
         typer.echo(f"version {model.version} of {model.model}")
         facts = {
@@ -69,7 +69,7 @@ def lineage(
         return
     models = store.trained_on(subject)
     if as_json:
-        json_output.show({"data": subject, "models": [item.as_data() for item in models]})
+        options.show({"data": subject, "models": [item.as_data() for item in models]})
         return
     for item in models:
         names = f" ({', '.join(item.aliases)})" if item.aliases else ""
@@ -109,7 +109,7 @@ def extract(
     config = from_mapping({**content, "output": str(output.absolute())})
     labels = extract_part(resolve_model(model, config), part, folder)
     if as_json:
-        json_output.show({"folder": str(folder), "part": part, "labels": labels})
+        options.show({"folder": str(folder), "part": part, "labels": labels})
     else:
         typer.echo(f"{folder}: classifier of {part} with {', '.join(labels)}")
 
@@ -140,7 +140,7 @@ def show_data(
     chosen = open_source(source, given(overrides, run=run, output=output))
     found = show(chosen.config, n)
     if as_json:
-        json_output.show({"records": [asdict(record) for record in found]})
+        options.show({"records": [asdict(record) for record in found]})
         return
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for record in found:

@@ -1,16 +1,19 @@
-"""Options and checks that several commands share, and the configuration that they describe."""
+"""Options and checks that several commands share, `--json`, and the configuration they describe."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
@@ -196,3 +199,56 @@ def check_extra(extra: Extra, command: str) -> None:
             f"{command} needs packages that are not installed here: {needs}",
             remedy=f"pip install 'steadytrain[{extra}]'",
         )
+
+
+FLAG = "--json"
+Json = Annotated[
+    bool, typer.Option(FLAG, help="Print one JSON object instead of text, also for an error.")
+]
+
+
+def is_requested(arguments: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON. After `--`, nothing is an option."""
+    return FLAG in takewhile(lambda argument: argument != "--", arguments)
+
+
+_collected: list[str] | None = None
+"""What `collected` gathers; None outside of it."""
+
+
+def show(content: Mapping[str, Any]) -> None:
+    """Print an object on standard output, or pass it to `collected`."""
+    typer.echo(as_text(content)) if _collected is None else _collected.append(as_text(content))
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[str]]:
+    """Collect what the block shows. The caller prints one object when the command has ended."""
+    global _collected
+    _collected = []
+    try:
+        yield _collected
+    finally:
+        _collected = None
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """Return an object as JSON."""
+    return json.dumps(content, indent=2)
+
+
+def of_error(error: SteadytrainError) -> dict[str, Any]:
+    """Return the object that stands for an error: what is wrong, the fix, and the exit status."""
+    told = failure(type(error).__name__, error.message, error.remedy, error.exit_code)
+    if isinstance(error, ConfigError):
+        names = ("field", "value", "message", "remedy")
+        told["error"]["problems"] = [
+            {name: getattr(problem, name) for name in names} for problem in error.problems
+        ]
+    return told
+
+
+def failure(kind: str, message: str, remedy: str, exit_status: int) -> dict[str, Any]:
+    """Return the object that stands for any failure."""
+    told = {"type": kind, "message": message, "remedy": remedy, "exit_status": exit_status}
+    return {"error": told}

@@ -19,7 +19,7 @@ from steadytrain.components.shared.tracking.connect import resolve_uri, shown
 from steadytrain.components.shared.tracking.reading import version_link
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
-from steadytrain.pipelines import json_output
+from steadytrain.pipelines import options
 from steadytrain.pipelines.interrupts import say, silence
 from steadytrain.pipelines.local import LocalRun
 
@@ -121,7 +121,7 @@ def print_ending(run: LocalRun, *, as_json: bool) -> None:
     Raises:
         typer.Exit: the run was stopped or failed.
     """
-    json_output.show(as_data(run)) if as_json else _print("\n".join(ending(run)), shown=run.shown)
+    options.show(as_data(run)) if as_json else _print("\n".join(ending(run)), shown=run.shown)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
 

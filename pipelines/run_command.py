@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import Stopped
-from steadytrain.pipelines import json_output
-from steadytrain.pipelines.json_output import Json
+from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
     DataSource,
+    Json,
     Output,
     Overrides,
     Run,
@@ -47,10 +47,8 @@ def run(
     records suit several tasks, the error lists them.
     """
     from steadytrain.components.shared.workspace import Workspace
-    from steadytrain.pipelines.addresses import check_here
-    from steadytrain.pipelines.lock import run_lock
-    from steadytrain.pipelines.plugin_checks import check_plugins
-    from steadytrain.pipelines.remarks import anywhere
+    from steadytrain.pipelines.early_checks import anywhere, check_here, check_plugins
+    from steadytrain.pipelines.runs import run_lock
     from steadytrain.pipelines.sources import open_source
 
     if not dry_run:
@@ -79,8 +77,7 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
     settings, use `steadytrain run OUTPUT/runs/RUN/config.yaml --set FIELD=VALUE`. Settings that
     determine the weights cannot change within a run.
     """
-    from steadytrain.pipelines.lock import run_lock
-    from steadytrain.pipelines.runs import find_workspace
+    from steadytrain.pipelines.runs import find_workspace, run_lock
 
     workspace = find_workspace(output, name)
     workspace.create()
@@ -90,16 +87,16 @@ def resume(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
 
 
 def _resume(workspace: Workspace, lock: int, *, as_json: bool) -> None:
+    from steadytrain.pipelines.early_checks import check_plugins
     from steadytrain.pipelines.local import LocalRun
     from steadytrain.pipelines.outline import as_data
-    from steadytrain.pipelines.plugin_checks import check_plugins
     from steadytrain.pipelines.runs import find_run, state_of
 
     output, name = workspace.output, workspace.run_id
     config, _ = find_run(output, name)
     if state_of(workspace, ours=True).state == "finished":
         if as_json:
-            json_output.show(as_data(LocalRun(workspace, True, None, None)))
+            options.show(as_data(LocalRun(workspace, True, None, None)))
         else:
             typer.echo(
                 f"{name} is finished; `steadytrain report {name} -o {output}` shows what happened"
@@ -118,7 +115,7 @@ def _outline(config: RunConfig, *, as_json: bool) -> None:
     if as_json:
         folder = str(Workspace.of(config).folder)
         content = {"run": config.run_id, "folder": folder}
-        json_output.show({**content, "configuration": config.model_dump(mode="json")})
+        options.show({**content, "configuration": config.model_dump(mode="json")})
     else:
         typer.echo("\n".join(lines))
 
@@ -140,7 +137,7 @@ def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
         workspace = Workspace.of(config)
         say("\n".join(stopping(workspace)))
         if as_json:
-            json_output.show(as_data(LocalRun(workspace, False, stopped.number, None)))
+            options.show(as_data(LocalRun(workspace, False, stopped.number, None)))
         raise
     # With JSON lines, standard output has nothing else, so the ending goes to standard error.
     print_ending(replace(ended, shown=ended.shown and not json_lines), as_json=as_json)

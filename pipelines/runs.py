@@ -1,25 +1,123 @@
-"""The runs in an output folder, according to their events."""
+"""The runs in an output folder, and the lock that lets one command at a time use a run."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from pydantic import ValidationError
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.run import RUN_NAME
-from steadytrain.components.shared.errors import BadInput, StorageError, Unreadable
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError, Unreadable
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
+from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lock import try_lock
+from steadytrain.components.shared.quantities import timestamp
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.json_output import moment
-from steadytrain.pipelines.lock import holder
+
+_NAME_SECONDS = 1.0
+"""How long to wait for a holder's name, which it writes right after it locks the file."""
+_LOOK_SECONDS = 0.01
+_UNKNOWN = Identity(pid=0, host="an unknown host", machine="", born=0.0, since="an unknown time")
+
+
+@contextlib.contextmanager
+def run_lock(workspace: Workspace, *, linger_seconds: float = 0.0) -> Iterator[int]:
+    """Hold a run for this process.
+
+    Args:
+        linger_seconds: how long to wait for a holder in another container or on another host to
+            end.
+
+    Yields:
+        The locked descriptor, for child processes that must hold the lock as well.
+
+    Raises:
+        RunBusy: another process holds the lock. The message says which, where, and since when.
+        StorageError: the lock file cannot be written.
+    """
+    path = _path(workspace)
+    with local_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: after a failed write, a buffer would write again when the file is closed.
+        handle = path.open("ab+", buffering=0)
+    with handle:
+        deadline = time.monotonic() + linger_seconds
+        while not try_lock(handle):
+            # Without a holder, another process was only checking who holds the lock.
+            found = holder(workspace)
+            if found is not None and (not _elsewhere(found) or time.monotonic() > deadline):
+                raise _busy(workspace, found)
+            time.sleep(_LOOK_SECONDS)
+        with local_errors("write", path):
+            handle.truncate(0)
+            handle.write(Identity.here().model_dump_json().encode())
+        try:
+            yield handle.fileno()
+        finally:
+            handle.truncate(0)
+
+
+def holder(workspace: Workspace) -> Identity | None:
+    """Return who holds a run, or None if nobody does. Only reads.
+
+    Raises:
+        StorageError: the lock file cannot be read.
+    """
+    path = _path(workspace)
+    try:
+        with local_errors("read", path):
+            handle = path.open(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    deadline = time.monotonic() + _NAME_SECONDS
+    with handle:
+        # A shared lock, so that two processes that only check do not block each other.
+        while not try_lock(handle, shared=True):
+            found = _read(handle)
+            if found is not None:
+                return found
+            if time.monotonic() > deadline:
+                return _UNKNOWN
+            time.sleep(_LOOK_SECONDS)
+    return None
+
+
+def _path(workspace: Workspace) -> Path:
+    return workspace.locks / f"{workspace.run_id}.run"
+
+
+def _elsewhere(found: Identity) -> bool:
+    return found is not _UNKNOWN and found.alive() is None
+
+
+def _read(handle: IO[str]) -> Identity | None:
+    handle.seek(0)
+    try:
+        return Identity.model_validate_json(handle.read())
+    except ValidationError:
+        return None
+
+
+def _busy(workspace: Workspace, found: Identity | None) -> RunBusy:
+    return RunBusy(
+        f"run {workspace.run_id!r} in {workspace.output} is in use by {found or _UNKNOWN}",
+        remedy=f"wait for it, stop it (steadytrain stop {workspace.run_id} "
+        f"--output {workspace.output}), or give this run another name (run: ...)",
+    )
+
 
 STEPS = (
     *("begin", "preprocess", "tune", "winner", "cross-validate"),
@@ -44,7 +142,7 @@ class RunState:
 
     def as_data(self) -> dict[str, Any]:
         """Return the state for programs."""
-        started = moment(self.started)
+        started = timestamp(self.started)
         named = {"run": self.run_id, "state": self.state, "step": self.step, "started": started}
         return {**named, "damaged": list(self.damage), "summary": self.summary}
 

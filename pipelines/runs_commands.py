@@ -10,9 +10,16 @@ import typer
 
 from steadytrain.components.shared.errors import BadInput, RunBusy
 from steadytrain.components.shared.requested_files import write_requested
-from steadytrain.pipelines import json_output, options
-from steadytrain.pipelines.json_output import Json
-from steadytrain.pipelines.options import DEFAULT_OUTPUT, YEAR, Output, Place, RunName, at_most
+from steadytrain.pipelines import options
+from steadytrain.pipelines.options import (
+    DEFAULT_OUTPUT,
+    YEAR,
+    Json,
+    Output,
+    Place,
+    RunName,
+    at_most,
+)
 
 
 def list_(output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
@@ -25,7 +32,7 @@ def list_(output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
 
     runs = list(list_runs(output))
     if as_json:
-        json_output.show({"runs": [item.as_data() for item in runs]})
+        options.show({"runs": [item.as_data() for item in runs]})
         return
     table = Table("run", "state", "step", "started", box=None, pad_edge=False)
     for item in runs:
@@ -57,7 +64,7 @@ def stop(
     workspace = find_workspace(output, name)
     stopped, again = stop_run(workspace, grace_seconds=grace), resume_command(workspace)
     if as_json:
-        json_output.show({"run": name, "stopped": stopped, "next": again})
+        options.show({"run": name, "stopped": stopped, "next": again})
     elif stopped:
         typer.echo(f"stopped {name}; continue it with {again}")
     else:
@@ -69,8 +76,7 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
     from steadytrain.components.report.explain import summary, summary_as_data
     from steadytrain.components.report.step import run as write_report
     from steadytrain.components.report.step import write_page
-    from steadytrain.pipelines.lock import run_lock
-    from steadytrain.pipelines.runs import find_run, is_running
+    from steadytrain.pipelines.runs import find_run, is_running, run_lock
 
     config, workspace = find_run(output, name)
     running = is_running(workspace)
@@ -80,7 +86,7 @@ def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False
     except RunBusy:
         write_page(workspace, running=True)
     if as_json:
-        json_output.show(summary_as_data(workspace, running=running))
+        options.show(summary_as_data(workspace, running=running))
     else:
         lines = summary(workspace, running=running)
         typer.echo("\n".join([*lines, f"report: {workspace.report}"]))
@@ -111,7 +117,7 @@ def compare(
     if html is not None:
         write_requested(html, render(found).encode(), "--html")
     if as_json:
-        json_output.show({**found.as_data(), "page": str(html) if html else None})
+        options.show({**found.as_data(), "page": str(html) if html else None})
     else:
         typer.echo("\n".join([*lines(found), *([f"page: {html}"] if html else [])]))
 
@@ -150,7 +156,7 @@ def top(
     board = library.board
     if as_json:
         chosen = board.rows(sort)[:limit] if name is None else [library.open(name).row.run]
-        json_output.show({"runs": [board.row(run).as_data() for run in chosen]})
+        options.show({"runs": [board.row(run).as_data() for run in chosen]})
     elif name is None:
         show_runs(board, sort, limit, Console())
     else:
@@ -182,7 +188,7 @@ def ui(
     from steadytrain.pipelines.view.source import open_source
 
     try:
-        from steadytrain.pipelines.view import serve as server
+        from steadytrain.pipelines.view import app as server
     except ModuleNotFoundError as error:
         raise BadInput(
             f"steadytrain ui needs the package {error.name}",
@@ -210,7 +216,7 @@ def explain(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = Fals
     workspace = find_workspace(output, name)
     running = is_running(workspace)
     if as_json:
-        json_output.show(explanation_as_data(workspace, running=running))
+        options.show(explanation_as_data(workspace, running=running))
     else:
         typer.echo("\n".join(explained(workspace, running=running)))
 
@@ -256,7 +262,7 @@ def gc(
             typer.echo(f"{done} {item.what}, {size(item.bytes)}")
     total = sum(int(item["bytes"]) for item in found)
     if as_json:
-        json_output.show({"dry_run": dry_run, "removed": found, "bytes": total})
+        options.show({"dry_run": dry_run, "removed": found, "bytes": total})
     elif not found:
         typer.echo(f"nothing to remove in {output}")
     else:

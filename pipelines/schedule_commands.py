@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steadytrain.pipelines import json_output
-from steadytrain.pipelines.json_output import Json, moment
-from steadytrain.pipelines.options import Host, Namespace
+from steadytrain.pipelines import options
+from steadytrain.pipelines.options import Host, Json, Namespace
 
 if TYPE_CHECKING:
     from steadytrain.pipelines.server.schedules import Change
@@ -66,8 +65,8 @@ def apply(
     `pipeline: tune`, it searches for better settings first.
     """  # noqa: D301  the backspace keeps the example's lines
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.schedule_changes import Declaration
-    from steadytrain.pipelines.server.schedule_changes import apply as applied
+    from steadytrain.pipelines.server.schedules import Declaration
+    from steadytrain.pipelines.server.schedules import apply as applied
 
     declaration = Declaration.read(file)
     server = connect(host, namespace)
@@ -87,7 +86,7 @@ def apply(
 def diff(file: File, host: Host = "", namespace: Namespace = "", as_json: Json = False) -> None:
     """Show what `apply` would change. The exit status is 1 if there are changes."""
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.schedule_changes import Declaration
+    from steadytrain.pipelines.server.schedules import Declaration
 
     declaration = Declaration.read(file)
     changes = declaration.plan(connect(host, namespace), uploading=False)
@@ -104,8 +103,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
 
     from steadytrain.components.shared import quantities
     from steadytrain.components.shared.kubeflow.connection import connect
-    from steadytrain.pipelines.server.schedule_changes import described
-    from steadytrain.pipelines.server.schedules import present
+    from steadytrain.pipelines.server.schedules import described, present
 
     found = present(connect(host, namespace))
     if as_json:
@@ -114,11 +112,11 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
                 "schedule": f"{item.group}/{item.name}",
                 "when": described(item)["when"],
                 "enabled": bool(item.enabled),
-                "since": moment(item.item.created_at.timestamp()),
+                "since": quantities.timestamp(item.item.created_at.timestamp()),
             }
             for item in found
         ]
-        json_output.show({"schedules": schedules})
+        options.show({"schedules": schedules})
         return
     table = Table("schedule", "when", "state", "since", box=None, pad_edge=False)
     for item in found:
@@ -170,14 +168,14 @@ def _switch(name: str, host: str, namespace: str, *, on: bool) -> None:
 
 
 def _show(changes: list[Change], *, as_json: bool) -> None:
-    from steadytrain.pipelines.server.schedule_changes import differences
+    from steadytrain.pipelines.server.schedules import differences
 
     if as_json:
         told = [
             {"schedule": item.name, "action": item.action, "differences": list(differences(item))}
             for item in changes
         ]
-        json_output.show({"changes": told})
+        options.show({"changes": told})
         return
     for change in changes:
         typer.echo(f"{_MARKS[change.action]} {change.name}: {change.action}")

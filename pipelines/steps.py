@@ -20,8 +20,8 @@ from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.logs.follow import step_format
 from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.lock import run_lock
 from steadytrain.pipelines.options import Extra, check_extra
+from steadytrain.pipelines.runs import run_lock
 
 _LINGER_SECONDS = 30.0
 """A deleted pod may still be shutting down when its successor starts."""

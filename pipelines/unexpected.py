@@ -28,7 +28,7 @@ from steadytrain.components.shared.errors import SteadytrainError, with_fix
 from steadytrain.components.shared.foreign import NOT_MAPPED, ran_out
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.redaction import redact, traceback_of
-from steadytrain.pipelines import json_output
+from steadytrain.pipelines import options
 
 
 class _Output(io.FileIO):
@@ -62,7 +62,7 @@ def told(*, as_json: bool = False) -> Iterator[None]:
     output = _Output(_set_aside(1, 2) if as_json else 1, "w", closefd=False)
     sys.stdout = sys.stderr if as_json else _text_stream(output)
     status: str | int | None = 0
-    with json_output.collected() if as_json else contextlib.nullcontext() as shown:
+    with options.collected() if as_json else contextlib.nullcontext() as shown:
         try:
             try:
                 yield
@@ -72,7 +72,7 @@ def told(*, as_json: bool = False) -> Iterator[None]:
         except SystemExit as end:
             status = end.code
         except SteadytrainError as error:
-            _report(f"error: {error}", json_output.of_error(error), as_json=as_json)
+            _report(f"error: {error}", options.of_error(error), as_json=as_json)
             status = error.exit_code
         except KeyboardInterrupt:
             status = 130
@@ -82,7 +82,7 @@ def told(*, as_json: bool = False) -> Iterator[None]:
                 surroundings = _surroundings(error)
                 message, remedy = surroundings or _defect(error)
                 status = 1 if surroundings else 70
-                content = json_output.failure(type(error).__name__, message, remedy, status)
+                content = options.failure(type(error).__name__, message, remedy, status)
                 text = with_fix(f"error: {message}", remedy)
                 _report(text, content, as_json=as_json)
     if shown:
@@ -127,7 +127,7 @@ def _text_stream(output: _Output) -> io.TextIOWrapper:
 
 
 def _report(text: str, content: Mapping[str, Any], *, as_json: bool) -> None:
-    json_output.show(content) if as_json else _say(text)
+    options.show(content) if as_json else _say(text)
 
 
 def _say(text: str) -> None:

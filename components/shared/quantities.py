@@ -82,3 +82,8 @@ def amount(number: float) -> str:
         if abs(number) >= limit:
             return f"{number / (1e3 if unit == 'k' else limit):.3g}{unit}"
     return f"{number:,.0f}" if abs(number) >= 10 or number == round(number) else f"{number:.2g}"
+
+
+def timestamp(time: float) -> str | None:
+    """Return a timestamp (seconds since 1970) for programs; None for 0, which means unknown."""
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds") if time else None

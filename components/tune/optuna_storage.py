@@ -1,8 +1,4 @@
-"""The study as Optuna sees it, in memory. Nothing else of steadytrain touches Optuna's studies.
-
-Optuna cannot change a trial that has ended, but a paused trial, which it knows as pruned, may go
-on. So this storage replaces trials; everything in it can be built again from the log.
-"""
+"""The study as Optuna sees it, in memory. Nothing else of steadytrain touches Optuna's studies."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from steadytrain.components.tune.study import (
 from steadytrain.components.tune.study_page import render, write_page
 from steadytrain.components.tune.tracking import tracked
 from steadytrain.components.tune.trials.cluster import trials_for
-from steadytrain.components.tune.trials.data import known_data, prepare_data, share_data
+from steadytrain.components.tune.trials.folder import known_data, prepare_data, share_data
 
 TAKEN_OVER: Final = 5
 """How many trials of another study are tried again."""
@@ -109,10 +109,6 @@ def _values(config: RunConfig, space: Mapping[str, Dimension]) -> Params:
         if value is not None and varies(space, field, values):
             values[field] = value
     return values
-
-
-UNKNOWN: Final = "known once the data are prepared"
-"""What a dry run says of steps that follow from epochs."""
 
 
 def with_steps(

@@ -24,14 +24,17 @@ from steadytrain.components.train.launch.removal import (
     remove_unfinished_below,
     works_in,
 )
+from steadytrain.components.tune.cross_validation import (
+    checked_start,
+    results_of,
+    words,
+    write_cross_validation,
+)
 from steadytrain.components.tune.cross_validation import ending as ending_of_folds
-from steadytrain.components.tune.cross_validation import results_of, words, write_cross_validation
 from steadytrain.components.tune.designs import as_cross_validation, check_folds
-from steadytrain.components.tune.display import Lines, ending
 from steadytrain.components.tune.driver import driving, lease_of, study_folder
-from steadytrain.components.tune.folds import checked_start
 from steadytrain.components.tune.log import open_log
-from steadytrain.components.tune.results import BEST, WINNER, best_config
+from steadytrain.components.tune.results import BEST, WINNER, Lines, best_config, ending
 from steadytrain.components.tune.search import first_trials, search
 from steadytrain.components.tune.study import Study, check_space, logs_address, study_name
 from steadytrain.components.tune.trials.folder import trials_of

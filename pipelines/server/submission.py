@@ -22,14 +22,12 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.resubmit import continuation, describes
 from steadytrain.components.tune.designs import as_cross_validation, check_folds
 from steadytrain.components.tune.study import check_space, study_name
-from steadytrain.pipelines.addresses import check_submitted
 from steadytrain.pipelines.cluster.nodes import misfit
 from steadytrain.pipelines.compile import Pipeline, compile_pipeline
+from steadytrain.pipelines.early_checks import check_plugins, check_submitted
 from steadytrain.pipelines.lint import Finding
-from steadytrain.pipelines.plugin_checks import check_plugins
 from steadytrain.pipelines.pod_names import MOUNT_PATH
-from steadytrain.pipelines.server.follow import PipelineOutcome, Steps, follow
-from steadytrain.pipelines.server.run_pods import RunPods
+from steadytrain.pipelines.server.follow import PipelineOutcome, RunPods, Steps, follow
 from steadytrain.pipelines.server.upload import Version, experiment_id, upload, version_name
 
 _HERE = ("127.0.0.1", "localhost", "::1")

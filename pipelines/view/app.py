@@ -1,15 +1,20 @@
-"""The web application: which address shows which page."""
+"""The web application: which address shows which page, and how it is served."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import resource
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import wraps
 from importlib import resources
+from types import FrameType
 from typing import Final, get_args
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -17,13 +22,13 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.pipelines.view import pages
-from steadytrain.pipelines.view.access import Guard
-from steadytrain.pipelines.view.board import Sort
-from steadytrain.pipelines.view.library import MOST_RUNS, Library
+from steadytrain.pipelines.view.access import LOOPBACK, Guard
+from steadytrain.pipelines.view.library import MOST_RUNS, Library, Sort
 from steadytrain.pipelines.view.pages import log_files, log_text
 from steadytrain.pipelines.view.source import Source
 
@@ -179,3 +184,108 @@ def _static(request: Request) -> Response:
 def _not_found(source: Source) -> Callable[[Request, Exception], Response]:
     text = pages.message_page(source.uri, "Not found", "There is no such page.")
     return lambda *_: HTMLResponse(text, 404)
+
+
+TOKEN_VARIABLE: Final = "STEADYTRAIN_UI_TOKEN"
+SHORTEST_TOKEN: Final = 16
+MOST_CONNECTIONS: Final = 256
+"""Connections at a time. One more closes another: the pages need this process's descriptors."""
+_BACKLOG: Final = 16
+"""Connections that are accepted at once. With many, new ones would push out one whose request has
+not been read yet."""
+
+
+def check_token(host: str, token: str) -> None:
+    """Reject an address that others can reach without a token that they cannot guess.
+
+    Raises:
+        BadInput: there is no token, or it is too short.
+    """
+    if (not token and host not in LOOPBACK) or 0 < len(token) < SHORTEST_TOKEN:
+        what = "is too short" if token else "is not set, and others can reach that address"
+        raise BadInput(
+            f"--host {host!r}: {TOKEN_VARIABLE} {what}",
+            remedy=f"set it to a random text of at least {SHORTEST_TOKEN} characters, for example "
+            "from `openssl rand -hex 16`, or leave out --host",
+        )
+
+
+def accepted_hosts(host: str) -> tuple[str, ...]:
+    """Return the names that a Host header may have; empty if they cannot be known.
+
+    A server that listens on all addresses does not know its names. It always has a token, and a
+    browser sends the cookie only to the name under which the user logged in.
+    """
+    if host in LOOPBACK:
+        return LOOPBACK
+    try:
+        return () if ipaddress.ip_address(host).is_unspecified else (host.lower(),)
+    except ValueError:
+        return (host.lower(),)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        BadInput: this machine does not have the address, or the port is in use.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"cannot listen on {host}:{port}: {why}",
+            remedy="give a free port with --port, and an address of this machine with --host",
+        ) from error
+
+
+def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], token: str) -> None:
+    """Serve until SIGINT or SIGTERM. Requests are not logged: an address may hold names."""
+    app = application(source, hosts=hosts, token=token)
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        backlog=_BACKLOG,
+        access_log=False,
+        # Every invalid request is a warning, and anyone may send them.
+        log_level="error",
+        lifespan="off",
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
+    _Server(config, app).run(sockets=[listener])
+
+
+class _Protocol(H11Protocol):
+    """A connection. One too many closes the oldest that sends no request, or the oldest of all."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.began = self.loop.time()
+        most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        others = [other for other in self.connections if isinstance(other, _Protocol)]
+        others.sort(key=lambda other: (other.is_answered, other.began))
+        for other in others[: max(0, len(others) - most)]:
+            other.transport.abort()
+            self.connections.discard(other)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a whole request has come, and its answer has not been sent yet."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of open pages when it is asked to stop. It would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self.app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.app.state.closing.set()
+        super().handle_exit(sig, frame)

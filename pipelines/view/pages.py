@@ -25,12 +25,10 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     newest_attempt,
 )
-from steadytrain.components.shared.quantities import amount, size
+from steadytrain.components.shared.quantities import amount, size, timestamp
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.start import Estimate, estimate
-from steadytrain.pipelines import json_output
-from steadytrain.pipelines.view.board import Row, Sort
-from steadytrain.pipelines.view.library import MOST_RUNS, Opened
+from steadytrain.pipelines.view.library import MOST_RUNS, Opened, Row, Sort
 from steadytrain.pipelines.view.source import Source
 
 SHOWN_BYTES: Final = 128 << 10
@@ -183,7 +181,7 @@ def list_page(
         link=link,
         most=MOST_RUNS,
         spark=spark_picture,
-        iso=json_output.moment,
+        iso=timestamp,
     )
 
 

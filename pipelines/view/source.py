@@ -16,8 +16,8 @@ from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.regular import open_regular
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.lock import holder
 from steadytrain.pipelines.options import readable_folder
+from steadytrain.pipelines.runs import holder
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.storage import S3Storage

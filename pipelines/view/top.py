@@ -28,8 +28,7 @@ from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.quantities import amount, duration, moment, number, size
 from steadytrain.components.shared.redaction import redact
-from steadytrain.pipelines.view.board import Board, Row, Sort
-from steadytrain.pipelines.view.library import Library, Opened
+from steadytrain.pipelines.view.library import Board, Library, Opened, Row, Sort
 
 _WIDE: Final = 60
 _WIDE_ENOUGH: Final = 120

@@ -21,8 +21,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
 )
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune.trials.data import known_data
-from steadytrain.components.tune.trials.folder import TrialFolder
+from steadytrain.components.tune.trials.folder import TrialFolder, known_data
 from steadytrain.components.tune.trials.local import local_trials
 
 from support import trials as support

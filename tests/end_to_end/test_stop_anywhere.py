@@ -23,7 +23,7 @@ import pytest
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.lock import holder
+from steadytrain.pipelines.runs import holder
 
 from support.command import Command, wait_for
 from support.selected import each

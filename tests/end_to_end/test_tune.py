@@ -24,8 +24,7 @@ from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tune.driver import drive, study_folder
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study
-from steadytrain.components.tune.trials.data import known_data
-from steadytrain.components.tune.trials.folder import TrialFolder
+from steadytrain.components.tune.trials.folder import TrialFolder, known_data
 from steadytrain.components.tune.trials.local import LocalTrials, local_trials
 
 from support import trials as support

@@ -14,8 +14,8 @@ import psutil
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, TrainingStep
 from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.trials.base import TrialState
-from steadytrain.components.tune.trials.data import share_data as share_data
 from steadytrain.components.tune.trials.folder import TrialFolder, trial_folders, trials_of
+from steadytrain.components.tune.trials.folder import share_data as share_data
 from steadytrain.components.tune.trials.local import LocalTrials
 
 from support.training import events_of

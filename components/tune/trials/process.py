@@ -37,8 +37,13 @@ from steadytrain.components.train.agent import forking, template
 from steadytrain.components.train.launch.process import agent_forked_early
 from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.components.train.step import run
-from steadytrain.components.tune.trials.data import known_data, prepare_data
-from steadytrain.components.tune.trials.folder import LABELS, TrialFolder, driver_of
+from steadytrain.components.tune.trials.folder import (
+    LABELS,
+    TrialFolder,
+    driver_of,
+    known_data,
+    prepare_data,
+)
 
 PROGRAM: Final = "steadytrain.components.tune.trials.process"
 _ONE = "--trial"

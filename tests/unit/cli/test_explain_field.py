@@ -10,7 +10,7 @@ import pytest
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.fields import leaves
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines.explain_field import explained
+from steadytrain.pipelines.config_help import explained
 from steadytrain.pipelines.sources import open_source
 
 from support.odd import call

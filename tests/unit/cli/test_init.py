@@ -7,7 +7,7 @@ import json
 import pytest
 
 from steadytrain.components.shared.config import load
-from steadytrain.pipelines import init_command
+from steadytrain.pipelines import config_commands
 from steadytrain.pipelines.sources import open_source
 
 from support.odd import call
@@ -96,8 +96,8 @@ def test_terminal_prompts_for_data_and_model(data, monkeypatch):
         asked.append((question, rest.get("default")))
         return next(answers)
 
-    monkeypatch.setattr(init_command.sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(init_command.typer, "prompt", answer)
+    monkeypatch.setattr(config_commands.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(config_commands.typer, "prompt", answer)
     done = call("init", "my.yaml", folder=data)
     assert done.code == 0
     assert [default for _, default in asked] == [None, "scratch"]

@@ -6,7 +6,7 @@ import pytest
 
 from steadytrain.components.shared.errors import Stopped
 from steadytrain.components.train.recovery.outcome import Outcome
-from steadytrain.pipelines.profile_command import profile, profile_name
+from steadytrain.pipelines.plan_commands import profile, profile_name
 
 
 def test_runs_with_long_names_have_profiles_of_their_own():
@@ -21,7 +21,7 @@ def test_profile_that_is_stopped_says_so(outcome, status, tmp_path, monkeypatch,
     ended = Outcome(outcome=outcome, step=3, attempts=1, seconds=1.0)
     monkeypatch.setattr("steadytrain.components.train.step.run", lambda *_: ended)
     monkeypatch.setattr("steadytrain.components.preprocess.step.run", lambda _: None)
-    monkeypatch.setattr("steadytrain.pipelines.plugin_checks.check_plugins", lambda _: None)
+    monkeypatch.setattr("steadytrain.pipelines.early_checks.check_plugins", lambda _: None)
     with pytest.raises(Stopped) as caught:
         profile("causal-lm", output=str(tmp_path))
     assert caught.value.code == status

@@ -20,7 +20,7 @@ from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import NoiseScaleMeasured, TrainingStep, Validated
 from steadytrain.components.shared.tracking import spool as spool_module
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.plugin_checks import check_plugins
+from steadytrain.pipelines.early_checks import check_plugins
 
 from support.snippets import blocks
 from support.wandb_files import rows

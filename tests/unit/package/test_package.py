@@ -27,7 +27,7 @@ def test_folders_are_importable_under_one_name_only():
         "steadytrain.pipelines.compile",
         "steadytrain.pipelines.cluster.doctor",
         "steadytrain.pipelines.server.triggers",
-        "steadytrain.pipelines.view.serve",
+        "steadytrain.pipelines.view.app",
         "steadytrain.pipelines.view.top",
         "steadytrain.components.preprocess.step",
         "steadytrain.components.evaluate.step",

@@ -15,7 +15,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tasks.registry import load_task
 from steadytrain.pipelines import doctor, options
-from steadytrain.pipelines.addresses import check_here
+from steadytrain.pipelines.early_checks import check_here
 from steadytrain.pipelines.steps import as_text
 
 from support.odd import call

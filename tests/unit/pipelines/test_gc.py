@@ -20,7 +20,7 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.gc import garbage
-from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.runs import run_lock
 
 from support.checkpoints import save
 from support.s3 import mocked_s3

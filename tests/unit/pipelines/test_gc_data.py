@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from steadytrain.components.preprocess.prepared import scratch
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.gc import garbage
-from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.runs import run_lock
 
 HOUR = 3600.0
 

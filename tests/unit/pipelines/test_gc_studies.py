@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.tune.driver import drive, driving, study_folder
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.folder import TrialFolder
-from steadytrain.pipelines.gc_data import unneeded_by_studies
+from steadytrain.pipelines.gc import unneeded_by_studies
 
 from support.synthetic_trials import SPACE, Quiet, SyntheticTrials, World
 

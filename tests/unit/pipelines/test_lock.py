@@ -13,7 +13,7 @@ import pytest
 
 from steadytrain.components.shared.errors import RunBusy, StorageError
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.lock import holder, run_lock
+from steadytrain.pipelines.runs import holder, run_lock
 
 from support.disks import fill, small_file_system
 from support.holding import holding
@@ -21,7 +21,7 @@ from support.holding import holding
 HOLD = """
 import sys
 from pathlib import Path
-from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.runs import run_lock
 from steadytrain.components.shared.workspace import Workspace
 with run_lock(Workspace(Path(sys.argv[1]), "tiny")):
     print("held", flush=True)

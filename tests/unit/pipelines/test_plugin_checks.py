@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError
-from steadytrain.pipelines import plugin_checks
+from steadytrain.pipelines import early_checks
 from steadytrain.pipelines.cli import app
-from steadytrain.pipelines.plugin_checks import check_plugins
+from steadytrain.pipelines.early_checks import check_plugins
 
 from support.plugins import write_plugin
 
@@ -76,7 +76,7 @@ def test_task_file_that_exits_is_named(tmp_path, monkeypatch):
 
 def test_machine_without_torch_leaves_plugins_to_the_images(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(write_plugin(tmp_path, plugins.ORDERS, "heavy", "import torchless"))
-    monkeypatch.setattr(plugin_checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(early_checks.importlib.util, "find_spec", lambda name: None)
     check_plugins(load("causal-lm", ["training.order=heavy"]))
 
 

@@ -12,7 +12,7 @@ from steadytrain.components.train import step
 from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.pipelines import runs
 from steadytrain.pipelines.cli import app
-from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.runs import run_lock
 from steadytrain.pipelines.steps import run_step
 
 from support.holding import holding

@@ -11,9 +11,9 @@ import pytest
 
 from steadytrain.components.shared.errors import BadInput, Stopped
 from steadytrain.components.shared.events import read_events
-from steadytrain.pipelines import addresses, local, plugin_checks
+from steadytrain.pipelines import early_checks, local
 from steadytrain.pipelines.cli import app
-from steadytrain.pipelines.lock import holder
+from steadytrain.pipelines.runs import holder
 
 
 def test_third_signal_leaves_nothing_behind(make_run, monkeypatch, capfd):
@@ -78,13 +78,13 @@ def test_stop_finds_a_command_that_still_prepares(make_run, monkeypatch, command
     """It said "not running", and the command trained."""
     run = make_run()
     run.workspace.config.write_text(run.config.to_yaml())
-    first = {"run": (local, "run_locally"), "resume": (plugin_checks, "check_plugins")}[command]
+    first = {"run": (local, "run_locally"), "resume": (early_checks, "check_plugins")}[command]
 
     def preparing(*_, **__):
         assert holder(run.workspace).pid == os.getpid()
         raise Stopped(signal.SIGTERM)
 
-    monkeypatch.setattr(addresses, "check_here", lambda _: [])
+    monkeypatch.setattr(early_checks, "check_here", lambda _: [])
     monkeypatch.setattr(*first, preparing)
     named = {"run": str(run.workspace.config), "resume": "tiny"}[command]
     with pytest.raises(Stopped):

@@ -20,13 +20,13 @@ from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.local import stop_run
-from steadytrain.pipelines.lock import holder, run_lock
+from steadytrain.pipelines.runs import holder, run_lock
 from steadytrain.pipelines.step_processes import StepProcesses
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from steadytrain.pipelines.lock import run_lock
+from steadytrain.pipelines.runs import run_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.shared.lease import hold

@@ -21,7 +21,7 @@ from steadytrain.components.shared.records import EvaluationRecord, Interval
 from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.tasks.scoring.multi_label import constant_labels, label_flags
 from steadytrain.components.tasks.scoring.table import score_table
-from steadytrain.components.tune.folds import Fold, predictions
+from steadytrain.components.tune.cross_validation import Fold, predictions
 from steadytrain.components.tune.trials import folder
 
 from support.data import side_rows

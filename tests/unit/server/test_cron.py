@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadytrain.pipelines.server.cron import ahead, in_server_time, six_fields, zone
+from steadytrain.pipelines.server.schedule_file import ahead, in_server_time, six_fields, zone
 
 
 def times(cron, offset_minutes, year=2027):

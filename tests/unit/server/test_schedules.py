@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.errors import BadInput, ConfigError, ServerError
 from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.pipelines import cli
-from steadytrain.pipelines.server import schedule_changes, schedule_file, schedules
+from steadytrain.pipelines.server import schedule_file, schedules
 
 FILE = {
     "name": "nightly",
@@ -58,7 +58,7 @@ def compiled():
         return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule_changes, "compile_pipeline", compile_pipeline)
+        patch.setattr(schedules, "compile_pipeline", compile_pipeline)
         yield content
 
 
@@ -82,8 +82,8 @@ def apply(kfp, write):
     """Apply a file and return the action for each schedule by name."""
 
     def applied(**options):
-        changes = schedule_changes.apply(
-            connect(kfp.address), schedule_changes.Declaration.read(write(**options))
+        changes = schedules.apply(
+            connect(kfp.address), schedules.Declaration.read(write(**options))
         )
         return {change.name: change.action for change in changes}
 
@@ -342,7 +342,7 @@ def test_name_in_two_sets_must_be_qualified(kfp, apply):
 def test_users_have_separate_schedules(kfp, write):
     kfp.multi_user = True
     server = connect(kfp.address, "team-a")
-    schedule_changes.apply(server, schedule_changes.Declaration.read(write()))
+    schedules.apply(server, schedules.Declaration.read(write()))
     assert on_server(kfp, "bot")["namespace"] == "team-a"
     assert len(schedules.present(server)) == 2
 
@@ -372,7 +372,7 @@ def test_users_have_separate_schedules(kfp, write):
 )
 def test_invalid_file_is_rejected_with_field_value_and_remedy(write, first, words):
     with pytest.raises(ConfigError) as raised:
-        schedule_changes.Declaration.read(write(first=first))
+        schedules.Declaration.read(write(first=first))
     for word in words:
         assert word in str(raised.value)
 
@@ -387,13 +387,11 @@ def test_every_problem_is_reported_at_once(write):
 
 def test_invalid_configuration_is_rejected(write):
     with pytest.raises(ConfigError, match="trainin"):
-        schedule_changes.Declaration.read(
-            write(first={"overrides": {"trainin.x": 1, "output": "/x"}})
-        )
+        schedules.Declaration.read(write(first={"overrides": {"trainin.x": 1, "output": "/x"}}))
     with pytest.raises(BadInput, match="pods do not share"):
-        schedule_changes.Declaration.read(write(first={"overrides": {}}))
+        schedules.Declaration.read(write(first={"overrides": {}}))
     with pytest.raises(BadInput, match="not the name of a preset: no such file"):
-        schedule_changes.Declaration.read(write(first={"config": "none.yaml"}))
+        schedules.Declaration.read(write(first={"config": "none.yaml"}))
 
 
 def test_configuration_may_be_inline_or_in_another_file(write, tmp_path):
@@ -401,7 +399,7 @@ def test_configuration_may_be_inline_or_in_another_file(write, tmp_path):
     content["data"] = {"source": ["s3://bucket/a"]}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(content))
     for config in ("x.yaml", content):
-        read = schedule_changes.Declaration.read(write(first={"config": config, "overrides": {}}))
+        read = schedules.Declaration.read(write(first={"config": config, "overrides": {}}))
         assert "base: hub:m" in read.parameters["bot"]["config"]
 
 

@@ -23,9 +23,9 @@ from steadytrain.components.shared.kubeflow.connection import connect
 from steadytrain.components.shared.pagination import pages
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
 from steadytrain.components.train.recovery.resubmit import describes
-from steadytrain.pipelines import cli, submit_command
+from steadytrain.pipelines import cli, submit_commands
 from steadytrain.pipelines.server import follow as following
-from steadytrain.pipelines.server import run_pods, submission
+from steadytrain.pipelines.server import submission
 from steadytrain.pipelines.server.follow import Step, follow
 from steadytrain.pipelines.server.upload import find_or_make, upload
 
@@ -429,7 +429,7 @@ def test_pod_that_no_node_can_hold_is_refused_before_anything_is_sent(
 def cluster(monkeypatch):
     """The cluster that KUBECONFIG names."""
     with api_server.serving() as (server, connection):
-        monkeypatch.setattr(run_pods, "connect_to_cluster", lambda: connection)
+        monkeypatch.setattr(following, "connect_to_cluster", lambda: connection)
         yield server
 
 
@@ -475,7 +475,7 @@ def test_training_pods_count_for_their_step(kfp, cluster, submitted):
 
 
 def test_wrong_image_of_a_step_ends_the_wait_with_the_reason(kfp, cluster, monkeypatch):
-    monkeypatch.setattr(run_pods, "HOPELESS_SECONDS", 0.2)
+    monkeypatch.setattr(following, "HOPELESS_SECONDS", 0.2)
     kfp.script = [[("preprocess", "RUNNING")]] * 1000
     asked = kfp.run
 
@@ -496,11 +496,11 @@ def test_wrong_image_of_a_step_ends_the_wait_with_the_reason(kfp, cluster, monke
 def test_registry_that_does_not_answer_is_given_time(cluster, submitted):
     status = {"containerStatuses": pulling("ErrImagePull", "no such host")}
     cluster.put("pods", pod("p-1", submitted.run_id, "preprocess.executor", **status))
-    pods = run_pods.RunPods(submitted.run_id, "", submitted.version.steps)
+    pods = following.RunPods(submitted.run_id, "", submitted.version.steps)
     assert not pods.look().stuck
-    pods._since["p-1"] -= run_pods.HOPELESS_SECONDS + 1
+    pods._since["p-1"] -= following.HOPELESS_SECONDS + 1
     assert not pods.look().stuck
-    pods._since["p-1"] -= run_pods.REGISTRY_SECONDS
+    pods._since["p-1"] -= following.REGISTRY_SECONDS
     assert "no such host" in pods.look().stuck
 
 
@@ -517,7 +517,7 @@ def test_terminal_gets_a_table(monkeypatch):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=80)
     monkeypatch.setattr("rich.console.Console", lambda: console)
-    with submit_command._view() as show:
+    with submit_commands._view() as show:
         show({"preprocess": Step("SUCCEEDED", 4.0), "train": Step("RUNNING", 2.0)})
     assert "preprocess" in written.getvalue()
     assert "succeeded (4 s)" in written.getvalue()

@@ -11,7 +11,7 @@ from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.best_metric import greater_is_better
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.registry import load_task
-from steadytrain.pipelines.plugin_checks import check_plugins
+from steadytrain.pipelines.early_checks import check_plugins
 
 from support.task_data import data_of, model_of, write_reference
 from support.training import PART_LABELS, Bench, data_sections, events_of

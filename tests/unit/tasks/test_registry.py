@@ -20,7 +20,7 @@ from steadytrain.components.tasks.registry import (
     open_encoder,
     task_code,
 )
-from steadytrain.pipelines.plugin_checks import check_plugins
+from steadytrain.pipelines.early_checks import check_plugins
 
 from support.training import Bench, class_rows, write_data
 

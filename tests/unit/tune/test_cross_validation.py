@@ -21,9 +21,9 @@ from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, SteadytrainError
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.comparisons import estimates
+from steadytrain.components.tune.cross_validation import fold_sizes
 from steadytrain.components.tune.designs import as_cross_validation
 from steadytrain.components.tune.driver import study_folder
-from steadytrain.components.tune.folds import fold_sizes
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.step import run_cross_validation
 from steadytrain.components.tune.study import Study, study_name

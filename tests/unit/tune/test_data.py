@@ -8,7 +8,7 @@ from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.paths import UnsafeName
 from steadytrain.components.shared.records import DataRecord, SideRecord
-from steadytrain.components.tune.trials.data import data_path, known_data, without_test
+from steadytrain.components.tune.trials.folder import data_path, known_data, without_test
 
 CONTENT = {
     "name": "tiny",

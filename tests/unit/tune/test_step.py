@@ -23,7 +23,7 @@ from steadytrain.components.tune import search, step
 from steadytrain.components.tune.driver import driving, study_folder
 from steadytrain.components.tune.step import conclude
 from steadytrain.components.tune.trials import retrain
-from steadytrain.components.tune.trials.data import known_data
+from steadytrain.components.tune.trials.folder import known_data
 
 from support.synthetic_trials import SPACE, SyntheticTrials, World
 

@@ -15,8 +15,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import view
 from steadytrain.pipelines.view import access
 from steadytrain.pipelines.view.access import LOOPBACK
-from steadytrain.pipelines.view.app import application
-from steadytrain.pipelines.view.serve import accepted_hosts, check_token, listen
+from steadytrain.pipelines.view.app import accepted_hosts, application, check_token, listen
 
 from support.odd import call
 
@@ -202,7 +201,7 @@ def test_command_refuses_other_addresses_without_a_token(tmp_path, monkeypatch):
 
 def test_command_names_the_packages_that_are_missing(tmp_path, monkeypatch):
     monkeypatch.delattr(view, "serve")
-    monkeypatch.delitem(sys.modules, "steadytrain.pipelines.view.serve")
+    monkeypatch.delitem(sys.modules, "steadytrain.pipelines.view.app")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = call("ui", folder=tmp_path)
     assert (done.code, "pip install 'steadytrain[ui]'" in done.err) == (2, True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steadytrain.components.shared.events.types import DecisionMade, Validated
 from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.pipelines.view.board import Row
+from steadytrain.pipelines.view.library import Row
 from steadytrain.pipelines.view.pages import list_page, message_page
 
 HOSTILE = "</pre></script><script>alert('x')</script><img src=x onerror=\"y()\">&amp;{{ 7*7 }}"

@@ -15,8 +15,7 @@ from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import S3Storage, s3
 from steadytrain.pipelines.view import source as sources
 from steadytrain.pipelines.view.app import application, news
-from steadytrain.pipelines.view.board import Board
-from steadytrain.pipelines.view.library import Library
+from steadytrain.pipelines.view.library import Board, Library
 from steadytrain.pipelines.view.reader import LARGEST_CONFIG, full
 from steadytrain.pipelines.view.source import Folder, Stamp, open_source
 
@@ -94,7 +93,7 @@ def test_rest_of_a_long_run_is_read_in_the_background(output, make_run):
 
 
 def test_version_changes_with_what_a_page_shows(output, make_run, monkeypatch):
-    monkeypatch.setattr("steadytrain.pipelines.view.board.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("steadytrain.pipelines.view.library.LOOK_SECONDS", 0.0)
     run, _ = make_run("first"), make_run("second")
     library = Library(open_source(str(output)))
     everything, first, second = (library.version(runs) for runs in ((), ["first"], ["second"]))

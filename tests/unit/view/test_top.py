@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 from steadytrain.components.shared.events.types import DecisionMade, ProblemFound
-from steadytrain.pipelines.view.board import Board
-from steadytrain.pipelines.view.library import Library
+from steadytrain.pipelines.view.library import Board, Library
 from steadytrain.pipelines.view.top import run_details, runs_table
 
 from support.odd import call

@@ -1,13 +1,15 @@
-"""Check the addresses of a configuration: what a run reads must be where the run is."""
+"""Check a configuration before anything starts: its addresses, its plugins, and unwise settings."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from pkgutil import resolve_name
 from typing import Final
 
 from steadytrain.components.preprocess.sources import check_source
+from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
@@ -15,6 +17,8 @@ from steadytrain.components.shared.lm_tasks import is_file
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.shared.section import is_local
+from steadytrain.components.shared.toolchain import REMEDY, missing_tools
+from steadytrain.components.shared.tracking.parallel import check_package
 from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 _PACKAGE: Final = "package:"
@@ -120,3 +124,100 @@ def _outputs(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _is_below(address: str, folder: str) -> bool:
     path = PurePosixPath(address)
     return path.is_relative_to(folder) and ".." not in path.parts
+
+
+_LOADERS: Final = {
+    plugins.TASKS: "steadytrain.components.tasks.registry:load_task",
+    plugins.TRAINERS: "steadytrain.components.train.step:load_trainer",
+    plugins.ORDERS: "steadytrain.components.train.loop.order:load_order",
+    plugins.SINKS: "steadytrain.components.train.step:load_sink",
+    plugins.METRICS: "steadytrain.components.evaluate.metric:load_metric",
+}
+"""What loads and checks a plugin, by group. These modules are slow, and imported only if another
+package adds something there."""
+
+
+def check_plugins(config: RunConfig) -> None:
+    """Reject a run whose plugins cannot be used.
+
+    The configuration itself has imported the specs that it needs: schedules, optimizers,
+    strategies and training components. Metrics are checked whether the configuration names them or
+    not, because evaluation computes all of them.
+
+    On a machine without torch, which submits runs but trains none, this does nothing: plugins may
+    need what only the images have.
+
+    Raises:
+        ConfigError: with every plugin that cannot be imported, or is not what its group needs; or
+            with every setting that the task does not support.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return
+    problems: list[Problem] = []
+    for field, group, name in _used(config):
+        options = [config.training.order_options] if group == plugins.ORDERS else []
+        try:
+            resolve_name(_LOADERS[group])(name, *options)
+        except BadInput as error:
+            problems.append(Problem(field, repr(name), error.message, error.remedy))
+    for name in config.sinks:
+        try:
+            check_package(name)
+        except BadInput as error:
+            problems.append(Problem("tracking.sinks", repr(name), error.message, error.remedy))
+    if problems:
+        raise ConfigError(problems)
+    # Imported late, with pyarrow.
+    from steadytrain.components.tasks.checks import check_task
+
+    check_task(config)
+
+
+def _used(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield the plugins of other packages: the field, the group and the name."""
+    named = [
+        ("data.task", plugins.TASKS, [config.data.task]),
+        ("model.framework", plugins.TRAINERS, [config.model.framework]),
+        ("training.order", plugins.ORDERS, [config.training.order]),
+        ("tracking.sinks", plugins.SINKS, config.tracking.sinks),
+        ("evaluation", plugins.METRICS, plugins.names(plugins.METRICS)),
+    ]
+    for field, group, names in named:
+        foreign = plugins.others(group)
+        yield from ((field, group, name) for name in names if name in foreign or ":" in name)
+
+
+def here(config: RunConfig) -> Iterator[str]:
+    """Yield what this machine lacks for the kernels that the run would compile here."""
+    missing = missing_tools()
+    if config.training.torch_compile and config.compute.launcher != "trainjob" and missing:
+        yield (
+            f"training.torch_compile: this machine lacks {', '.join(missing)}; if the run trains "
+            f"here, it continues without compiling. To compile, {REMEDY}"
+        )
+
+
+def anywhere(config: RunConfig) -> Iterator[str]:
+    """Yield which settings cannot act, as far as the configuration alone shows it."""
+    from steadytrain.components.sizing.without_effect import without_effect
+
+    training = config.training
+    if training.max_steps > 0:
+        yield from without_effect(training, None, training.max_steps)
+    most, needed = config.evaluation.max_examples, config.gate.min_units
+    if most is not None and most < needed:
+        yield (
+            f"evaluation.max_examples = {most}: fewer than gate.min_units = {needed}, so the gate "
+            "can never decide, and promotes nothing; raise evaluation.max_examples, or lower "
+            "gate.min_units"
+        )
+
+
+def on_cluster(config: RunConfig) -> Iterator[str]:
+    """Yield what the pods of the steps reserve too little for."""
+    if config.compute.launcher == "process" and "train" not in config.pipeline.resources:
+        yield (
+            "compute.launcher = process: training runs in the pod of the train step, which "
+            "reserves only what a supervisor needs; set pipeline.resources, such as "
+            "train: {cpu: '4', memory: 16Gi}"
+        )
