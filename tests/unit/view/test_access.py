@@ -200,7 +200,7 @@ def test_command_refuses_other_addresses_without_a_token(tmp_path, monkeypatch):
 
 
 def test_command_names_the_packages_that_are_missing(tmp_path, monkeypatch):
-    monkeypatch.delattr(view, "serve")
+    monkeypatch.delattr(view, "app")
     monkeypatch.delitem(sys.modules, "steadytrain.pipelines.view.app")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = call("ui", folder=tmp_path)
