@@ -32,7 +32,7 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import pass_documents, unlike
 from steadytrain.components.tasks.fused_head import FusedHead
-from steadytrain.components.tasks.inference import eval_mode
+from steadytrain.components.techniques.inference import eval_mode
 from steadytrain.components.techniques.multi_task.uncertainty import attach_uncertainty
 
 _MOST_LAYERS: Final = 2000

@@ -21,7 +21,7 @@ from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
 from steadytrain.components.tasks.encoding.denoised_text import corruption_of
-from steadytrain.components.tasks.fused_head import Contrast, request_loss
+from steadytrain.components.tasks.fused_head import Contrast, request_loss, request_states
 from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
@@ -32,13 +32,6 @@ from steadytrain.components.tasks.packing import (
     keeps_documents_apart,
 )
 from steadytrain.components.tasks.router_loss import router_coefficient, router_loss
-from steadytrain.components.tasks.teacher import (
-    FIELD,
-    AnsweringTeacher,
-    Teacher,
-    check_vocabulary,
-    stored_teaching,
-)
 from steadytrain.components.tasks.text import R_DROP, TextTraining, check_drops
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
@@ -52,6 +45,14 @@ from steadytrain.components.techniques.distillation.loss import (
     Teaching,
     collate_answers,
     taught_loss,
+)
+from steadytrain.components.techniques.distillation.teacher import (
+    FIELD,
+    AnsweringTeacher,
+    LogitsOf,
+    Teacher,
+    check_vocabulary,
+    stored_teaching,
 )
 from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
 from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
@@ -149,7 +150,7 @@ class SupervisedFineTuning(TextTraining):
         by_document = not attend_by_document(model, len(self.tokenizer))
         return AnsweringTeacher(
             Teacher(model, self.config.training.distillation),
-            token_output,
+            token_answers,
             partial(
                 _collated, packed=packed, by_document=by_document, pad_token_id=self.pad_token_id
             ),
@@ -216,7 +217,7 @@ class SupervisedFineTuning(TextTraining):
         settings = self.config.training.distillation
         teaching = stored_teaching(batch, settings)
         if self.teacher is not None:
-            teaching = self.teacher.teach(token_output, batch)
+            teaching = self.teacher.teach(token_answers, batch)
         smoothing = self.config.training.label_smoothing_factor
         added = self.config.training.contrastive
         contrast = Contrast(batch["spans"], added) if added.on else None
@@ -271,6 +272,21 @@ def token_output(model: torch.nn.Module, batch: Batch, *, states: bool = False) 
     more = {"output_hidden_states": True} if states else {}
     with pass_documents(documents) as extra:
         return model(**inputs, **extra, **more, use_cache=False)
+
+
+def token_answers(
+    model: torch.nn.Module, batch: Batch, *, states: bool = False
+) -> tuple[Any, LogitsOf]:
+    """Return what `token_output` returns, and what gives the logits of some tokens.
+
+    If the model's head is fused, no logits of a complete micro-batch are computed.
+    """
+    with request_states() as request:
+        output = token_output(model, batch, states=states)
+    if request.hidden is not None:
+        return output, request.logits
+    logits = output.logits.flatten(0, -2)
+    return output, lambda rows: logits[rows]
 
 
 def token_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from steadytrain.components.tasks.document_attention import Documents
-from steadytrain.components.tasks.inference import eval_mode
+from steadytrain.components.techniques.inference import eval_mode
 
 _NAME: Final = "steadytrain_documents"
 _REPLACED: Final = "sdpa"

@@ -15,10 +15,10 @@ from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.frozen_parts import FrozenHead
 from steadytrain.components.tasks.fused_likelihood import Comparison, likelihood_loss, likelihoods
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.quantized import QuantizedMatrix
 from steadytrain.components.techniques.contrastive_tokens.loss import Span, similarity_loss
 from steadytrain.components.techniques.distillation.loss import Teaching
+from steadytrain.components.techniques.inference import eval_mode
 
 
 class HeadRequest(Protocol):
@@ -131,6 +131,13 @@ class StatesRequest:
         assert isinstance(weight, torch.Tensor), "only a trained model's head is quantized"
         self.hidden, self.weight, self.bias = hidden, weight, bias
         return hidden
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the logits of some of the rows, (chosen, vocabulary)."""
+        assert self.hidden is not None, "the head has answered"
+        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+            hidden = self.hidden.flatten(0, -2)[rows]
+            return torch.nn.functional.linear(hidden, self.weight, self.bias)
 
 
 _request: ContextVar[HeadRequest | None] = ContextVar("_request", default=None)

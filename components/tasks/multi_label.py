@@ -15,7 +15,6 @@ from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.inference import eval_mode, to_device
 from steadytrain.components.tasks.packaging import ADAPTERS, MODEL_CONFIG
 from steadytrain.components.tasks.scoring.thresholds import (
     FIELD,
@@ -30,6 +29,7 @@ from steadytrain.components.tasks.sequence_classification import (
     SequenceClassification,
 )
 from steadytrain.components.tasks.text_head import head_logits, padded_inputs
+from steadytrain.components.techniques.inference import eval_mode, to_device
 
 
 class MultiLabelClassification(SequenceClassification):

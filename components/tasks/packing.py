@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.inference import eval_mode
 
 Tokens = npt.NDArray[np.int64]
 

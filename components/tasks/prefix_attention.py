@@ -21,7 +21,7 @@ from steadytrain.components.tasks.documents import (
     take_over,
     unlike,
 )
-from steadytrain.components.tasks.inference import eval_mode
+from steadytrain.components.techniques.inference import eval_mode
 
 # Token sequences with common prefixes, as a tree in one row: each shared token is stored once.
 #

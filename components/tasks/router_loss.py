@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.model_fields import ROUTER_COEFFICIENTS, ROUTER_ON
+from steadytrain.components.techniques.inference import eval_mode
 
 
 def router_coefficient(model: Any) -> float:

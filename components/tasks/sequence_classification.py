@@ -17,13 +17,6 @@ from steadytrain.components.tasks.class_head import class_names, fit_head, order
 from steadytrain.components.tasks.criterion import Criterion, Mixed
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.table import class_counts
-from steadytrain.components.tasks.teacher import (
-    FIELD,
-    AnsweringTeacher,
-    Teacher,
-    check_labels,
-    stored_teaching,
-)
 from steadytrain.components.tasks.text import R_DROP, check_drops
 from steadytrain.components.tasks.text_head import (
     TextHead,
@@ -41,6 +34,14 @@ from steadytrain.components.techniques.distillation.hidden_states import (
     comparing_part,
 )
 from steadytrain.components.techniques.distillation.loss import collate_answers, taught_loss
+from steadytrain.components.techniques.distillation.teacher import (
+    FIELD,
+    AnsweringTeacher,
+    LogitsOf,
+    Teacher,
+    check_labels,
+    stored_teaching,
+)
 from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE, mixed_batch, mixing
 from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
 from steadytrain.components.techniques.rare_classes.weights import class_weights
@@ -91,7 +92,7 @@ class SequenceClassification(TextHead):
         settings = self.config.training.distillation
         teacher = Teacher(self.load_reference(str(settings.teacher), FIELD), settings)
         collate = partial(collate_padded, pad_token_id=self.pad_token_id)
-        return AnsweringTeacher(teacher, head_output, collate, len(self.data.labels))
+        return AnsweringTeacher(teacher, _class_answers, collate, len(self.data.labels))
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
         model = super().load_reference(address, field)
@@ -122,7 +123,7 @@ class SequenceClassification(TextHead):
         # The teacher comes first: the student's activations do not exist yet.
         teaching = stored_teaching(batch, self.config.training.distillation)
         if self.teacher is not None:
-            teaching = self.teacher.teach(head_output, batch)
+            teaching = self.teacher.teach(_class_answers, batch)
         comparison = teaching.comparison if teaching else None
         with comparing(comparison, _token_shares(batch)), mixing(self.embedding, batch):
             given = head_output(model, batch, states=contrast.on or comparison is not None)
@@ -186,6 +187,14 @@ def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
 def class_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     """Return the summed cross-entropy of a micro-batch, in nats, with smoothed labels."""
     return _summed_loss(head_logits(model, batch), batch["targets"], smoothing)
+
+
+def _class_answers(
+    model: torch.nn.Module, batch: Batch, *, states: bool = False
+) -> tuple[Any, LogitsOf]:
+    """Return what `head_output` returns, and what gives the logits of some rows."""
+    output = head_output(model, batch, states=states)
+    return output, lambda rows: output.logits[rows]
 
 
 def _token_shares(batch: Batch) -> torch.Tensor:

@@ -27,16 +27,16 @@ from steadytrain.components.shared.config import (
     from_mapping,
 )
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
+from steadytrain.components.tasks.causal_lm import next_token_loss, token_answers
 from steadytrain.components.tasks.fused_head import Contrast, fuse_head
 from steadytrain.components.tasks.preference import document_likelihoods
-from steadytrain.components.tasks.teacher import Teacher
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
 from steadytrain.components.techniques.distillation.hidden_states import (
     attach_comparison,
     comparing_part,
 )
 from steadytrain.components.techniques.distillation.loss import Teaching, top_answers
+from steadytrain.components.techniques.distillation.teacher import Teacher
 from steadytrain.components.techniques.preferences.loss import dpo_loss, reward_margins
 
 from support.costs import in_turns, peak_beside
@@ -99,7 +99,7 @@ def test_cost_of_objectives(tmp_path):
         "plain": (next_token_loss, PLAIN),
         "distillation": (
             lambda model, batch: next_token_loss(
-                model, batch, teaching=teacher.teach(token_output, batch)
+                model, batch, teaching=teacher.teach(token_answers, batch)
             ),
             replace(PLAIN, companion=companion),
         ),
@@ -109,7 +109,7 @@ def test_cost_of_objectives(tmp_path):
         ),
         "distillation, hidden states": (
             lambda _, batch: next_token_loss(
-                student, batch, teaching=matching_teacher.teach(token_output, batch)
+                student, batch, teaching=matching_teacher.teach(token_answers, batch)
             ),
             replace(
                 PLAIN,
@@ -163,7 +163,7 @@ def matching(teacher: Path) -> RunConfig:
 def stored_answers(teacher: Teacher, batch: Batch) -> Teaching:
     """Return what training gets if the teacher's answers are stored."""
     settings = DistillationConfig(teacher="above", top_k=TOP_K)
-    given = teacher.teach(token_output, batch).logits(torch.arange(ROWS * LENGTH))
+    given = teacher.teach(token_answers, batch).logits(torch.arange(ROWS * LENGTH))
     assert isinstance(given, torch.Tensor)
     found = top_answers(given, TOP_K, settings.temperature)
     return Teaching(lambda rows: found[rows], settings)

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.built_in import CAUSAL_LM
 from steadytrain.components.tasks.causal_lm import LanguageModelPackager, SupervisedFineTuning
-from steadytrain.components.tasks.teacher import AnsweringTeacher
+from steadytrain.components.techniques.distillation.teacher import AnsweringTeacher
 from steadytrain.components.train.loop import row_losses
 
 from support.limits import address_space, limited, return_freed_memory

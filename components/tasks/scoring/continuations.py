@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.prefix_attention import (
     Tree,
     TreeRow,
@@ -24,6 +23,7 @@ from steadytrain.components.tasks.prefix_attention import (
     tree_rows,
 )
 from steadytrain.components.tasks.scoring.table import pad
+from steadytrain.components.techniques.inference import eval_mode
 
 # The likelihood of given tokens at given places, without computing all logits at once.
 #

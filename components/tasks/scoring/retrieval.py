@@ -19,7 +19,6 @@ from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.text_pairs import halves
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.inference import to_device
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
 from steadytrain.components.techniques.contrastive_texts.loss import (
@@ -29,6 +28,7 @@ from steadytrain.components.techniques.contrastive_texts.loss import (
     numbered,
     without_pooler,
 )
+from steadytrain.components.techniques.inference import to_device
 
 CANDIDATES: Final = 512
 """Most texts that each text is compared with, besides its own counterpart."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from steadytrain.components.tasks.base import Batch
-from steadytrain.components.tasks.inference import to_device
+from steadytrain.components.techniques.inference import to_device
 from steadytrain.components.train.loop.batches import RankBatches, take_share
 from steadytrain.components.train.loop.setup import Parts
 

@@ -34,8 +34,8 @@ from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import answers_folder
 from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
 from steadytrain.components.tasks.fitting import fitted, splitting
-from steadytrain.components.tasks.teacher import FIELD
 from steadytrain.components.techniques.distillation.loss import CLASSES, LIKELY, REST
+from steadytrain.components.techniques.distillation.teacher import FIELD
 from steadytrain.components.train.loop.data import Rows, drawn
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.watch import (

@@ -23,7 +23,11 @@ from steadytrain.components.sizing.strategy import options
 from steadytrain.components.sizing.time_cost import flops_per_token
 from steadytrain.components.tasks import checks, registry
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.teacher import FIELD, check_labels, check_vocabulary
+from steadytrain.components.techniques.distillation.teacher import (
+    FIELD,
+    check_labels,
+    check_vocabulary,
+)
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.fallbacks import fallbacks_for, next_fallback
 from steadytrain.components.train.recovery.takeover import inputs_digest, refused, settings

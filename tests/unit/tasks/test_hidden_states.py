@@ -9,16 +9,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.causal_lm import next_token_loss, token_output
+from steadytrain.components.tasks.causal_lm import next_token_loss, token_answers, token_output
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.packing import collate_rows
-from steadytrain.components.tasks.teacher import Teacher
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.distillation.hidden_states import (
     HiddenStates,
     attach_comparison,
 )
 from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
+from steadytrain.components.techniques.distillation.teacher import Teacher
 
 from support.training import LLAMA, VOCABULARY, packed_row
 
@@ -64,8 +64,8 @@ def test_loss_is_the_papers(tmp_path, batch, teacher, kind, fuse):
     if fuse:
         assert fuse_head(student) == fuse_head(other) == ""
     settings = config.training.distillation
-    without = Teacher(other, settings).teach(token_output, batch)
-    taught = Teacher(other, settings, part).teach(token_output, batch)
+    without = Teacher(other, settings).teach(token_answers, batch)
+    taught = Teacher(other, settings, part).teach(token_answers, batch)
     loss = next_token_loss(student, batch, teaching=taught)
     added = (loss - next_token_loss(student, batch, teaching=without)).double()
     with torch.no_grad():

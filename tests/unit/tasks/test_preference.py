@@ -16,13 +16,13 @@ from steadytrain.components.tasks.causal_lm import token_logits
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.fused_likelihood import likelihood_loss, likelihoods
-from steadytrain.components.tasks.inference import eval_mode
 from steadytrain.components.tasks.preference import (
     PreferenceTraining,
     document_likelihoods,
     without_adapters,
 )
 from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.inference import eval_mode
 from steadytrain.components.techniques.preferences.loss import dpo_loss
 
 from support.tiny import make_tokenizer

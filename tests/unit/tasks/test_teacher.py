@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.shared.config import DistillationConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.causal_lm import next_token_loss, token_logits, token_output
+from steadytrain.components.tasks.causal_lm import next_token_loss, token_answers, token_logits
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.packing import collate_rows
-from steadytrain.components.tasks.teacher import Teacher
 from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation.teacher import Teacher
 
 from support.training import LLAMA, VOCABULARY, packed_row, write_tokenizer
 
@@ -35,7 +35,7 @@ def batch():
 
 
 def taught(student, teacher, batch):
-    teaching = Teacher(teacher, SETTINGS).teach(token_output, batch)
+    teaching = Teacher(teacher, SETTINGS).teach(token_answers, batch)
     loss = next_token_loss(student, batch, 0.1, teaching)
     loss.backward()
     return loss.detach(), next(student.parameters()).grad
@@ -75,7 +75,7 @@ def test_only_rows_with_a_target_are_taught(batch):
 def test_teaching_leaves_no_gradient_and_no_dropout_in_the_teacher(batch):
     teacher = model_of({**LLAMA, "attention_dropout": 0.5}, 1).requires_grad_(False)
     first, second = (
-        Teacher(teacher, SETTINGS).teach(token_output, batch).logits(torch.arange(4))
+        Teacher(teacher, SETTINGS).teach(token_answers, batch).logits(torch.arange(4))
         for _ in range(2)
     )
     assert first.equal(second)

@@ -14,7 +14,7 @@ from steadytrain.components.shared import chunks
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError
 from steadytrain.components.tasks import causal_lm, models
-from steadytrain.components.tasks.teacher import AnsweringTeacher
+from steadytrain.components.techniques.distillation.teacher import AnsweringTeacher
 from steadytrain.components.train.loop import teacher_answers
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.data import Rows

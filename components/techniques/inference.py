@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from steadytrain.components.tasks.base import Batch
+from steadytrain.components.techniques.base import Batch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -15,10 +15,7 @@ import torch
 from steadytrain.components.shared.chunks import comparison_rows
 from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.tasks.fused_head import request_states
-from steadytrain.components.tasks.inference import to_device
-from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.base import IGNORED, Batch, Row
 from steadytrain.components.techniques.distillation.hidden_states import Comparison, HiddenStates
 from steadytrain.components.techniques.distillation.loss import (
     COLUMNS,
@@ -26,18 +23,24 @@ from steadytrain.components.techniques.distillation.loss import (
     answers_in,
     top_answers,
 )
+from steadytrain.components.techniques.inference import to_device
 
 FIELD = "training.distillation.teacher"
+
+LogitsOf = Callable[[torch.Tensor], torch.Tensor]
+"""Returns the logits (chosen, classes or vocabulary) of some rows, given their indices."""
 
 
 class Forward(Protocol):
     """Runs a model's forward pass."""
 
-    def __call__(self, model: torch.nn.Module, batch: Batch, *, states: bool = False) -> Any:
-        """Return Transformers' output, with the logits (..., classes or vocabulary).
+    def __call__(
+        self, model: torch.nn.Module, batch: Batch, *, states: bool = False
+    ) -> tuple[Any, LogitsOf]:
+        """Return Transformers' output, and what gives the logits of some of its rows.
 
         Args:
-            states: whether it includes the states of all layers.
+            states: whether the output includes the states of all layers.
         """
 
 
@@ -45,8 +48,7 @@ class Teacher:
     """Answers with logits.
 
     Args:
-        model: frozen, in evaluation mode. If its head is fused, no logits of a complete micro-batch
-            are computed.
+        model: frozen, in evaluation mode.
         part: of the student, which compares hidden states; None if none are compared.
     """
 
@@ -64,19 +66,8 @@ class Teacher:
             # If memory runs out, some of the weights have moved, so they cannot be asked.
             self.model.to(device)
             self._device = device
-        with request_states() as request:
-            given = forward(self.model, batch, states=self.part is not None)
-        comparison = self._comparison(given)
-        if request.hidden is None:
-            logits = given.logits.flatten(0, -2)
-            return Teaching(lambda rows: logits[rows], self.settings, comparison)
-        hidden, weight, bias = request.hidden.flatten(0, -2), request.weight, request.bias
-
-        def logits_of(rows: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
-                return torch.nn.functional.linear(hidden[rows], weight, bias)
-
-        return Teaching(logits_of, self.settings, comparison)
+        given, logits = forward(self.model, batch, states=self.part is not None)
+        return Teaching(logits, self.settings, self._comparison(given))
 
     def _comparison(self, given: Any) -> Comparison | None:
         """Return the comparison with the states that the model returned."""
