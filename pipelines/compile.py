@@ -12,8 +12,7 @@ from typing import Literal
 
 from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.requested_files import write_requested
-from steadytrain.components.shared.storage.local import local_errors
+from steadytrain.components.shared.storage.local import local_errors, write_requested
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
 from steadytrain.pipelines.pod_names import USUAL, shaped
 

@@ -17,7 +17,7 @@ import psutil
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.quantities import size
-from steadytrain.components.shared.start_run import MIN_FREE_BYTES
+from steadytrain.components.shared.stage import MIN_FREE_BYTES
 from steadytrain.components.shared.toolchain import REMEDY, missing_tools
 from steadytrain.components.shared.tracking.connect import (
     error_with_timeout,

@@ -18,7 +18,7 @@ from steadytrain.pipelines.pods import attach, limit
 def step(task: dsl.PipelineTask, title: str, volume: str) -> dsl.PipelineTask:
     """Give a task what every step of ours has: limits, the volume, a title, and no KFP cache."""
     # KFP's cache decides before our code runs, and knows neither the data nor its age. Steps decide
-    # about reuse themselves (components/shared/reuse.py).
+    # about reuse themselves (components/shared/stage.py).
     return attach(limit(task), volume).set_display_name(title).set_caching_options(False)
 
 

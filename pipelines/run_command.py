@@ -121,7 +121,7 @@ def _outline(config: RunConfig, *, as_json: bool) -> None:
 
 
 def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
-    from steadytrain.components.shared.logs import Log
+    from steadytrain.components.shared.log import Log
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.interrupts import say
     from steadytrain.pipelines.local import LocalRun, run_locally

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from steadytrain.components.shared.errors import BadInput, RunBusy
-from steadytrain.components.shared.requested_files import write_requested
+from steadytrain.components.shared.storage.local import write_requested
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,

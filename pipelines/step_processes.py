@@ -17,9 +17,9 @@ from steadytrain.components.shared.errors import StorageError, Unkillable
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.lease import held
-from steadytrain.components.shared.lifeline import Lifeline
-from steadytrain.components.shared.logs.output import open_log
+from steadytrain.components.shared.output_log import open_log
 from steadytrain.components.shared.redaction import redact
+from steadytrain.components.shared.stopping import Lifeline
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import KILL_SECONDS, MARK, end_processes

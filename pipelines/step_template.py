@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 # Import nothing heavy here: processes that a step spawns import this module again.
-from steadytrain.components.shared.lifeline import VARIABLE
+from steadytrain.components.shared.stopping import VARIABLE
 
 PROGRAM: Final = "steadytrain.pipelines.step_template"
 BEGUN, STATUS = "begun", "status"
@@ -45,7 +45,7 @@ _MODULES: Final = (
 
 def main(channel: int) -> int:
     """Fork a step for each request until the channel ends. In a step, do that step's work."""
-    from steadytrain.components.shared.process_title import set_title
+    from steadytrain.components.shared.processes import set_title
     from steadytrain.components.train.agent.processes import MARK
 
     # The command has marked this process with the run's folder.
@@ -216,7 +216,7 @@ def _run(step: str, config: str, prepared: bool) -> None:
 
 def _perform(step: str, config: str) -> None:
     from steadytrain.components.shared.config import load
-    from steadytrain.components.shared.process_title import set_title
+    from steadytrain.components.shared.processes import set_title
     from steadytrain.pipelines.steps import perform
 
     given = load(Path(config))

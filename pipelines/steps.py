@@ -17,7 +17,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import in_one_line
-from steadytrain.components.shared.logs.follow import step_format
+from steadytrain.components.shared.log import step_format
 from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.options import Extra, check_extra
@@ -95,7 +95,7 @@ def as_plain(item: Record | Path) -> Any:
 
 def _preprocess(config: RunConfig) -> Written:
     from steadytrain.components.preprocess.step import run
-    from steadytrain.components.shared.start_run import start_run
+    from steadytrain.components.shared.stage import start_run
     from steadytrain.components.train.recovery.takeover import owned
 
     with owned(config):

@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.prepared import scratch
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataProfile
-from steadytrain.components.shared.registry.versions import INPUTS, PROFILE, Registry, Version
+from steadytrain.components.shared.registry import INPUTS, PROFILE, Registry, Version
 from steadytrain.components.shared.workspace import Workspace
 
 

@@ -29,8 +29,7 @@ from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.shared.lm_tasks import LmTasks
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord, GateRecord
-from steadytrain.components.shared.registry.verdict import decided_about
-from steadytrain.components.shared.registry.versions import (
+from steadytrain.components.shared.registry import (
     LABELS,
     RUN,
     SPLIT,
@@ -38,6 +37,7 @@ from steadytrain.components.shared.registry.versions import (
     WEIGHTS,
     Version,
     comparable_tags,
+    decided_about,
 )
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.tasks.registry import OpenTask

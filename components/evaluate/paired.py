@@ -27,7 +27,7 @@ from steadytrain.components.evaluate.metric import MeanMetric, Metric, metrics, 
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Interval
-from steadytrain.components.shared.storage.regular import open_regular
+from steadytrain.components.shared.storage.local import open_regular
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,8 @@ from steadytrain.components.shared.records import (
     GateRecord,
     TrainRecord,
 )
-from steadytrain.components.shared.registry.verdict import decided_about
-from steadytrain.components.shared.registry.versions import Registry, Version
-from steadytrain.components.shared.reuse import ReuseStore, step_key
-from steadytrain.components.shared.stage import Stage, stage
+from steadytrain.components.shared.registry import Registry, Version, decided_about
+from steadytrain.components.shared.stage import ReuseStore, Stage, stage, step_key
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.labeled_text import PAIR

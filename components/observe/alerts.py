@@ -16,7 +16,7 @@ from steadytrain.components.observe.run_metrics import LiveMetrics
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.logs.lines import (
+from steadytrain.components.shared.log import (
     GPU_UTIL_LOW,
     LOW_UTILIZATION,
     LOW_UTILIZATION_SECONDS,

@@ -34,7 +34,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.tracking.spool import waiting
+from steadytrain.components.shared.tracking.notes import waiting
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import AttemptHistory, History

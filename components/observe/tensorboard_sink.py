@@ -14,10 +14,15 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.tracking.batches import Curved, points
-from steadytrain.components.shared.tracking.notes import exclusive, recall, remember
+from steadytrain.components.shared.tracking.mlflow_sink import BATCH_SECONDS, PullSink
+from steadytrain.components.shared.tracking.notes import (
+    BATCH_EVENTS,
+    by_attempt,
+    exclusive,
+    recall,
+    remember,
+)
 from steadytrain.components.shared.tracking.parallel import check_package
-from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, PullSink
-from steadytrain.components.shared.tracking.spool import BATCH_EVENTS, by_attempt
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "tensorboard"

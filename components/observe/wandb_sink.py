@@ -25,10 +25,13 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 from steadytrain.components.shared.tracking.batches import Curved, flatten, points
-from steadytrain.components.shared.tracking.notes import identity
+from steadytrain.components.shared.tracking.mlflow_sink import (
+    BATCH_SECONDS,
+    CLOSE_SECONDS,
+    PullSink,
+)
+from steadytrain.components.shared.tracking.notes import Spool, by_attempt, identity
 from steadytrain.components.shared.tracking.parallel import check_package
-from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
-from steadytrain.components.shared.tracking.spool import Spool, by_attempt
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "wandb"

@@ -13,7 +13,7 @@ import yaml
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.environment import TRAIN_IMAGE
-from steadytrain.components.shared.requested_files import write_requested
+from steadytrain.components.shared.storage.local import write_requested
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.job_kinds import TrainJob
 from steadytrain.components.train.launch.naming import job_name, run_labels

@@ -11,7 +11,7 @@ from kfp import dsl
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.kubeflow.connection import run_tags
-from steadytrain.components.shared.start_run import start_run
+from steadytrain.components.shared.stage import start_run
 from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.train.recovery.takeover import owned
 

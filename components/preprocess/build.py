@@ -39,8 +39,7 @@ from steadytrain.components.preprocess.shards import write_packed, write_rows
 from steadytrain.components.preprocess.split import SIDES, split_digest
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, survey
-from steadytrain.components.shared.added_columns import added_columns
-from steadytrain.components.shared.arrow_files import join_files
+from steadytrain.components.shared.arrow_files import added_columns, join_files
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest

@@ -20,7 +20,7 @@ from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings
 from steadytrain.components.preprocess.quarantine import EXCERPT_CHARACTERS, Entry, entry_of
 from steadytrain.components.preprocess.split import ID_BYTES, SIDES, TRAIN
 from steadytrain.components.preprocess.spool import read_part
-from steadytrain.components.shared.added_columns import DIFFICULTY, TEXT
+from steadytrain.components.shared.arrow_files import DIFFICULTY, TEXT
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tasks.encoding.base import (
     Content,

@@ -21,8 +21,7 @@ from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.events.types import DataPrepared, Warned
 from steadytrain.components.shared.left_out import in_one_line, much_left_out
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.reuse import ReuseStore, step_key
-from steadytrain.components.shared.stage import Stage, stage
+from steadytrain.components.shared.stage import ReuseStore, Stage, stage, step_key
 from steadytrain.components.shared.storage.local import copy_file, room_for
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.checks import check_task

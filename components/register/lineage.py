@@ -12,7 +12,7 @@ from typing import Any
 from steadytrain.components.shared.environment import ORIGIN
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.pagination import all_found
-from steadytrain.components.shared.registry.versions import RUN, WEIGHTS
+from steadytrain.components.shared.registry import RUN, WEIGHTS
 from steadytrain.components.shared.tracking.connect import (
     short_timeouts,
     shown,

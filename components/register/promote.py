@@ -16,8 +16,7 @@ from __future__ import annotations
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
-from steadytrain.components.shared.registry.verdict import decision
-from steadytrain.components.shared.registry.versions import RUN, WEIGHTS, Registry, Version
+from steadytrain.components.shared.registry import RUN, WEIGHTS, Registry, Version, decision
 from steadytrain.components.shared.stage import Stage, stage
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import RegistrationRecord
-from steadytrain.components.shared.registry.versions import RUN, Registry
+from steadytrain.components.shared.registry import RUN, Registry
 from steadytrain.components.shared.tracking.connect import tracking_errors
 from steadytrain.components.shared.workspace import Workspace
 

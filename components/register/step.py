@@ -17,10 +17,10 @@ from steadytrain.components.shared.records import (
     RegistrationRecord,
     TrainRecord,
 )
-from steadytrain.components.shared.registry.verdict import decision
-from steadytrain.components.shared.registry.versions import (
+from steadytrain.components.shared.registry import (
     Registry,
     Version,
+    decision,
     gate_tags,
     profile_tag,
     version_tags,

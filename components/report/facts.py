@@ -23,7 +23,7 @@ from steadytrain.components.shared.records import (
     RegistrationRecord,
     TrainRecord,
 )
-from steadytrain.components.shared.storage.regular import open_regular
+from steadytrain.components.shared.storage.local import open_regular
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger

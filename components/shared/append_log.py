@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.storage import Storage
-from steadytrain.components.shared.storage.local import local_errors, sync_folder
-from steadytrain.components.shared.storage.regular import open_regular
+from steadytrain.components.shared.storage.local import local_errors, open_regular, sync_folder
 
 Record = Mapping[str, Any]
 """A record in plain data."""

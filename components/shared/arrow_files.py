@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.errors import DataError
 
 _DIGEST: Final = b"steadytrain.sha256"
@@ -99,3 +100,15 @@ def _damaged(file: Path, reason: object) -> DataError:
         f"{file} is not a complete Arrow file: {reason}",
         remedy="run the whole pipeline again, which prepares the data again",
     )
+
+
+DIFFICULTY: Final = "_difficulty"
+"""What orders a curriculum, float64. Tasks do not see it."""
+TEXT: Final = "_text"
+"""What text augmentation changes: the text that the row's tokens come from."""
+
+
+def added_columns(training: TrainingConfig) -> tuple[str, ...]:
+    """Return the columns that a recipe adds."""
+    wanted = {DIFFICULTY: training.curriculum.column is not None, TEXT: training.augmentation.on}
+    return tuple(name for name, on in wanted.items() if on)

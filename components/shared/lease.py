@@ -27,9 +27,9 @@ import psutil
 from pydantic import ValidationError
 
 from steadytrain.components.shared.errors import RunBusy, StorageError, Unreadable
-from steadytrain.components.shared.identity import Identity
+from steadytrain.components.shared.periodic import RENEWALS, Pulse, Renewed
+from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.shared.renewal import RENEWALS, Pulse, Renewed
 from steadytrain.components.shared.storage import LocalStorage, Storage
 
 _LOOKS = 20

@@ -1,27 +1,67 @@
-"""Resolve a model's address to a local folder with its files.
-
-An address is a folder, s3://BUCKET/PREFIX, hub:NAME, models:/NAME@ALIAS or models:/NAME/VERSION in
-MLflow, or package:NAME/PATH in an installed Python package.
-"""
+"""Resolve a model's address to a local folder, and record the content that was used."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.digest import MODEL_FILES, files_digest, value_digest
-from steadytrain.components.shared.downloads import fetched
+from steadytrain.components.shared.digest import BASE_FILE, MODEL_FILES, files_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.paths import below, check_distinct, checked, local_path
 from steadytrain.components.shared.storage import S3Storage
+from steadytrain.components.shared.storage.local import local_errors, sync_folder
 from steadytrain.components.shared.storage.s3 import ObjectInfo
 from steadytrain.components.shared.workspace import Workspace
+
+WAIT_SECONDS = 6 * 3600.0
+"""How long to wait for another process that downloads the same folder. The lock of a dead process
+is freed."""
+
+
+def fetched(downloads: Path, version: Any, fetch: Callable[[Path], None]) -> Path:
+    """Return the folder for a version of something. Download it unless an earlier call has done so.
+
+    Args:
+        downloads: the folder that holds all downloads.
+        version: plain data that changes whenever the content does.
+        fetch: fills an empty temporary folder. Only one process at a time calls it. The folder gets
+            its final name after `fetch` has returned.
+
+    Raises:
+        RunBusy: if another process has been downloading it for WAIT_SECONDS.
+        StorageError: if the folder cannot be written.
+    """
+    name = value_digest(version)[:32]
+    target = downloads / name
+    if target.is_dir():
+        return target
+    with local_errors("write", target):
+        downloads.mkdir(parents=True, exist_ok=True)
+    with lock(str(downloads), f".{name}", wait_seconds=WAIT_SECONDS):
+        if target.is_dir():
+            return target
+        partial = downloads / f".partial-{name}"
+        with local_errors("write", target):
+            # A killed process may have left a partial download.
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+        try:
+            fetch(partial)
+            with local_errors("write", target):
+                partial.rename(target)
+                sync_folder(downloads)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
 
 _PROJECTS: Final = {"sklearn": "scikit-learn"}
 """What to install for packages in the presets that have another name on PyPI."""
@@ -219,3 +259,70 @@ def _assemble(uri: str, folder: Path) -> None:
 
 
 _FETCHERS = {"s3": _from_s3, "hub": _from_hub, "models": _from_mlflow}
+
+
+def base_content(config: RunConfig) -> str:
+    """Return `content_of` for the base model; "" if training starts from scratch.
+
+    Raises:
+        BadInput, StorageError: the same as `content_of`.
+    """
+    return content_of(config.model.base, config) if config.model.base else ""
+
+
+def teacher_content(config: RunConfig) -> str:
+    """Return `content_of` for the teacher; "" if there is none.
+
+    Raises:
+        BadInput, StorageError: the same as `content_of`.
+    """
+    teacher = config.training.distillation.teacher
+    return content_of(teacher, config) if teacher else ""
+
+
+def grader_content(config: RunConfig) -> str:
+    """Return `content_of` for the reference model of a curriculum; "" if there is none.
+
+    Raises:
+        BadInput, StorageError: the same as `content_of`.
+    """
+    model = config.training.curriculum.model
+    return content_of(model, config) if model else ""
+
+
+def note_base(folder: Path, config: RunConfig) -> None:
+    """Write a note beside adapters that identifies their base model."""
+    content = {"address": config.model.base, "content": base_content(config)}
+    (folder / BASE_FILE).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+
+
+def name_base(folder: Path, config: RunConfig) -> None:
+    """Make adapters name a base model on the hub by its name, not by a folder of this machine."""
+    base, path = config.model.base or "", folder / "adapter_config.json"
+    if not base.startswith("hub:"):
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["base_model_name_or_path"] = base.removeprefix("hub:")
+    content["revision"] = base_content(config).removeprefix("commit ")
+    path.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+
+
+def check_base(folder: Path, config: RunConfig) -> None:
+    """Refuse to add adapters to a base model other than the one they were trained with.
+
+    Raises:
+        BadInput: if the base has changed.
+        StorageError: if the base cannot be checked.
+    """
+    note = folder / BASE_FILE
+    if not note.is_file():
+        # Exported by a version that did not write this file.
+        return
+    trained, now = json.loads(note.read_text(encoding="utf-8"))["content"], base_content(config)
+    if trained != now:
+        raise BadInput(
+            f"model.base = {config.model.base!r}: its files have changed since the adapters in "
+            f"{folder} were trained ({trained} -> {now})",
+            remedy="put the files back as they were, or train again under another run name "
+            "(run: ...); models:/NAME/VERSION and hub: with model.revision cannot change",
+        )

@@ -6,18 +6,24 @@ import contextlib
 import functools
 import os
 import platform
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
 
 from steadytrain.components.shared.cluster import this_pod_name
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import code_digest
-from steadytrain.components.shared.errors import RunBusy, SteadytrainError, Stopped
+from steadytrain.components.shared.digest import code_digest, file_digest, value_digest
+from steadytrain.components.shared.errors import BadInput, RunBusy, SteadytrainError, Stopped
 from steadytrain.components.shared.events import Event, EventStream
 from steadytrain.components.shared.events.types import (
     StepFailed,
@@ -26,11 +32,15 @@ from steadytrain.components.shared.events.types import (
     Warned,
     WorkProgress,
 )
-from steadytrain.components.shared.logs import following
-from steadytrain.components.shared.quantities import duration
+from steadytrain.components.shared.lm_tasks import check_lm_tasks
+from steadytrain.components.shared.log import following
+from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.redaction import redact_tracebacks
-from steadytrain.components.shared.retry import waiting
+from steadytrain.components.shared.retry import retry, waiting
 from steadytrain.components.shared.stopping import Stopping, stoppable
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.tracking import check_tracking, parent_run
 from steadytrain.components.shared.workspace import Workspace
 
 _PACKAGES = ("steadytrain", "torch", "transformers", "accelerate", "datasets", "mlflow", "kfp")
@@ -187,3 +197,136 @@ def environment() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found | {"code": code_digest()}
+
+
+R = TypeVar("R", bound=Record)
+
+
+class _File(Record):
+    """A file of a result.
+
+    path: relative to the output folder, which may be moved or copied; absolute if it is elsewhere.
+    """
+
+    path: str
+    bytes: int
+    digest: str
+
+
+class _Entry(Record):
+    run_id: str
+    created: float
+    result: dict[str, Any]
+    files: list[_File]
+
+
+def step_key(*parts: Any, code: tuple[str, ...]) -> str:
+    """Return the key of a step's outputs: digest over `parts` (plain data) and the step's code.
+
+    Args:
+        parts: everything else that determines the outputs.
+        code: the folders of `components` whose code determines the outputs.
+    """
+    return value_digest([*parts, code_digest(*code)])
+
+
+class ReuseStore(Generic[R]):
+    """Stores the result records of one step."""
+
+    def __init__(self, workspace: Workspace, step: str, result: type[R]) -> None:
+        self.workspace, self.result = workspace, result
+        self.folder = workspace.output / "reuse" / step
+
+    def find(self, key: str, *, ttl_seconds: float) -> R | None:
+        """Return the result for a key, or None if there is no readable and valid one."""
+        try:
+            entry = self._entry(key)
+            result = self.result.model_validate(entry.result)
+        except (OSError, ValidationError):
+            return None
+        young = time.time() - entry.created <= ttl_seconds
+        if not (young or entry.run_id == self.workspace.run_id):
+            return None
+        if not all(_intact(self.workspace.output / file.path, file) for file in entry.files):
+            return None
+        return result.in_output(self.workspace.output)
+
+    def origin(self, key: str) -> Workspace:
+        """Return the workspace of the run that computed the result that `find` returned."""
+        return Workspace(self.workspace.output, self._entry(key).run_id)
+
+    def remember(self, key: str, result: R, files: Iterable[Path]) -> None:
+        """Store a result together with its files."""
+        entry = _Entry(
+            run_id=self.workspace.run_id,
+            created=time.time(),
+            result=result.model_dump(mode="json"),
+            files=[
+                _File(path=self._name(path), bytes=path.stat().st_size, digest=file_digest(path))
+                for path in files
+            ],
+        )
+        entry.save(self._file(key))
+
+    def _name(self, path: Path) -> str:
+        output = self.workspace.output
+        return str(path.relative_to(output) if path.is_relative_to(output) else path)
+
+    def _entry(self, key: str) -> _Entry:
+        return _Entry.model_validate_json(self._file(key).read_bytes())
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+def _intact(path: Path, file: _File) -> bool:
+    try:
+        return path.stat().st_size == file.bytes and file_digest(path) == file.digest
+    except OSError:
+        # Missing, owned by another user, or on a broken disk: the step runs again.
+        return False
+
+
+MIN_FREE_BYTES = 200 * 2**20
+"""With less space, not even the checkpoints of a small run fit."""
+
+
+def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({})) -> Workspace:
+    """Create the run's folder, store its configuration, and open its MLflow run.
+
+    Safe to repeat: an existing run is continued.
+
+    Args:
+        config: the run's configuration.
+        tags: additional tags for the MLflow run.
+
+    Raises:
+        BadInput: if the output cannot be written or has too little space, or an evaluation task
+            cannot run.
+        TrackingError: if the tracking server cannot be used. If it is only down, this waits for it
+            first (`recovery.server_wait_seconds`).
+    """
+    with stage(config, "begin") as current:
+        workspace = current.workspace
+        _check_room(workspace)
+        check_lm_tasks(config)
+        seconds = config.recovery.server_wait_seconds
+        retry(
+            lambda: check_tracking(config, workspace),
+            seconds=seconds,
+            report=partial(report_wait, current, seconds),
+        )
+        LocalStorage(workspace.folder).write(workspace.config.name, config.to_saved())
+        parent_run(config, workspace, tags)
+        current.summary = f"run {config.run_id} in {workspace.output}"
+        return workspace
+
+
+def _check_room(workspace: Workspace) -> None:
+    free = shutil.disk_usage(workspace.folder).free
+    if free < MIN_FREE_BYTES:
+        raise BadInput(
+            f"output = {str(workspace.output)!r} has {size(free)} free, "
+            f"less than {size(MIN_FREE_BYTES)}",
+            remedy="free space there, or set another output",
+        )

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from steadytrain.components.shared.base_model import check_base, name_base, note_base
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
+from steadytrain.components.shared.model_source import check_base, name_base, note_base
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.base import Components

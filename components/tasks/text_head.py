@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.models import build

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from steadytrain.components.shared.config import RecoveryConfig
-from steadytrain.components.shared.storage.regular import open_regular
+from steadytrain.components.shared.storage.local import open_regular
 
 EVERY_SECONDS = 1.0
 STARTING, FINISHING = "start", "finish"

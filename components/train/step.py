@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from steadytrain.components.shared import plugins, webhook
-from steadytrain.components.shared.base_model import base_content, grader_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
@@ -22,9 +21,9 @@ from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
+from steadytrain.components.shared.model_source import base_content, grader_content, teacher_content
 from steadytrain.components.shared.records import DataRecord, TrainRecord
-from steadytrain.components.shared.reuse import ReuseStore, step_key
-from steadytrain.components.shared.stage import stage
+from steadytrain.components.shared.stage import ReuseStore, stage, step_key
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace

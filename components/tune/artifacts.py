@@ -17,7 +17,7 @@ from steadytrain.components.report.story import outcome, without_steps
 from steadytrain.components.shared.config import RunConfig, from_parameters, load
 from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.start_run import start_run
+from steadytrain.components.shared.stage import start_run
 from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.artifacts import publish

@@ -16,7 +16,7 @@ from steadytrain.components.shared.config.fidelity import fidelity_problems
 from steadytrain.components.shared.config.load import validated
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.shared.registry.versions import RUN, Registry
+from steadytrain.components.shared.registry import RUN, Registry
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.length import prepared, total_steps

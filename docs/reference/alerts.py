@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.markdown import code, table
 
 from steadytrain.components.observe.alerts import ALERTS
-from steadytrain.components.shared.logs.lines import CONCLUSIONS
+from steadytrain.components.shared.log import CONCLUSIONS
 
 
 def page() -> str:

@@ -14,7 +14,7 @@ from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.lease import held
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.storage.regular import open_regular
+from steadytrain.components.shared.storage.local import open_regular
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.options import readable_folder
 from steadytrain.pipelines.runs import holder

@@ -16,7 +16,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.storage import s3
 from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
-from steadytrain.components.shared.tracking import pull as pull_module
+from steadytrain.components.shared.tracking import mlflow_sink as pull_module
 from steadytrain.components.train import step
 
 from support.command import wait_for

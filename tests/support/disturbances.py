@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.lifeline import die_with_parent
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed

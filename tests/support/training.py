@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from safetensors.torch import load_file
 
-from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import RunConfig, from_mapping

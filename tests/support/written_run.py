@@ -32,7 +32,7 @@ from steadytrain.components.shared.records import (
     SideRecord,
     TrainRecord,
 )
-from steadytrain.components.shared.registry.verdict import decided_about
+from steadytrain.components.shared.registry import decided_about
 from steadytrain.components.shared.stage import environment
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import is_of_rank

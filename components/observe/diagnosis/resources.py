@@ -11,7 +11,7 @@ from typing import Final
 from steadytrain.components.observe.diagnosis.rule import Course, Rule
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.left_out import much_left_out
-from steadytrain.components.shared.logs.lines import (
+from steadytrain.components.shared.log import (
     GPU_UTIL_LOW,
     LOW_UTILIZATION,
     LOW_UTILIZATION_SECONDS,

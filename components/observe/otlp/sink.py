@@ -15,10 +15,13 @@ from steadytrain.components.observe.otlp.spans import Span
 from steadytrain.components.observe.run_metrics import add_present
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Cursor
-from steadytrain.components.shared.tracking.notes import exclusive, remember, warn
+from steadytrain.components.shared.tracking.mlflow_sink import (
+    BATCH_SECONDS,
+    CLOSE_SECONDS,
+    PullSink,
+)
+from steadytrain.components.shared.tracking.notes import exclusive, numbers_in, remember, warn
 from steadytrain.components.shared.tracking.parallel import check_package
-from steadytrain.components.shared.tracking.pull import BATCH_SECONDS, CLOSE_SECONDS, PullSink
-from steadytrain.components.shared.tracking.spool import numbers_in
 from steadytrain.components.shared.tracking.trace import Trace
 from steadytrain.components.shared.workspace import Workspace
 

@@ -1,12 +1,14 @@
-"""Storage in a folder: atomic through rename, durable through fsync."""
+"""Storage in a folder: atomic through rename, durable through fsync, safe if files are replaced."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +17,91 @@ from typing import BinaryIO
 from steadytrain.components.shared.errors import BadInput, PathTaken, StorageError, Unreadable
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Weight
-from steadytrain.components.shared.storage.regular import UNREADABLE, open_regular
+
+UNREADABLE = frozenset(
+    {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
+)
+"""Errors that occur again however often the file is read."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading, and nothing else. Opening a pipe would block.
+
+    Raises:
+        OSError: the same as `open`; also IsADirectoryError for a folder, and ENXIO for anything
+            else that is not a file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.ENXIO, "Not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def set_aside(path: Path) -> Path:
+    """Rename whatever is at a path, to keep it for inspection and to free the path.
+
+    Returns:
+        Its new path.
+    """
+    for number in itertools.count(1):
+        other = path.with_name(f"{path.name}.damaged-{number}")
+        if not os.path.lexists(other):
+            path.rename(other)
+            return other
+    raise AssertionError
+
+
+# Wait for a file that another machine writes.
+#
+# A client of a network file system remembers that a file was missing: on NFS for up to 60 s
+# (acdirmax), however often `stat` asks. It asks the server again when the folder is opened (close-
+# to-open consistency), and forgets what has changed. So whoever polls for a file opens its folder
+# too. Only a mount with `nocto` gives this up.
+
+CACHED_SECONDS = 60.0
+"""How long a client may miss a file even so. NFS calls it acdirmax."""
+_ASK_SECONDS = 1.0
+"""Time between two questions to the server. Between them, each look costs a look at a cache."""
+
+
+class Awaited:
+    """A file that may appear, looked for as often as the caller likes.
+
+    Its first look asks the server.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._again = 0.0
+
+    def there(self, *, surely: bool = False) -> bool:
+        """Return whether the file exists.
+
+        Args:
+            surely: ask the server now, because something is concluded from a file that is missing.
+        """
+        if self.path.is_file():
+            return True
+        now = time.monotonic()
+        if now < self._again and not surely:
+            return False
+        self._again = now + _ASK_SECONDS
+        _ask_server(self.path.parent)
+        return self.path.is_file()
+
+
+def _ask_server(folder: Path) -> None:
+    """Open a folder. If it is missing too, ask for it in its own folder first."""
+    for place in (folder, folder.parent, folder):
+        with contextlib.suppress(FileNotFoundError):
+            os.close(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            if place == folder:
+                return
+
 
 _TEMPORARY = ".partial-"
 _LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG}
@@ -275,3 +361,24 @@ def _temporary(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
             yield handle, path
     finally:
         path.unlink(missing_ok=True)
+
+
+def write_requested(path: Path, content: bytes, option: str) -> None:
+    """Write a file and create its parent folders.
+
+    Args:
+        path: the file.
+        content: what to write.
+        option: where the path comes from, for the error message.
+
+    Raises:
+        BadInput: if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise BadInput(
+            f"{option} {path} cannot be written: {error.strerror}",
+            remedy=f"give another path, or {room_for(error)}",
+        ) from error

@@ -18,8 +18,8 @@ from steadytrain.components.shared.tracking.connect import (
     short_timeouts,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.delivery import Delivery
 from steadytrain.components.shared.tracking.lineage import log_lineage
+from steadytrain.components.shared.tracking.mlflow_sink import Delivery
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.run import continue_run, delete_doubles
 from steadytrain.components.shared.workspace import Workspace

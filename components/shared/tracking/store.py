@@ -19,7 +19,7 @@ from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.lock import WAIT_SECONDS, lock
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.storage.regular import set_aside
+from steadytrain.components.shared.storage.local import set_aside
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.workspace import Workspace
 

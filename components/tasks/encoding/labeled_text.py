@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.base import (

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from steadytrain.components.shared.added_columns import DIFFICULTY
+from steadytrain.components.shared.arrow_files import DIFFICULTY
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.techniques.base import Row
 from steadytrain.components.techniques.curriculum import CurriculumConfig

@@ -21,11 +21,11 @@ from pathlib import Path
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.lease import Renewal
-from steadytrain.components.shared.lifeline import die_with_parent
-from steadytrain.components.shared.process_title import set_title
+from steadytrain.components.shared.processes import set_title
 from steadytrain.components.shared.retry import retry_storage
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.storage.regular import Awaited
+from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.hang import HangWatch
 from steadytrain.components.train.agent.memory import oom_kills

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.logs.output import open_log, redact_output
+from steadytrain.components.shared.output_log import open_log, redact_output
 from steadytrain.components.shared.stopping import STOP_SIGNALS
 
 SINGLE_THREADED = {

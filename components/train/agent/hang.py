@@ -10,8 +10,8 @@ import psutil
 
 from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.shared.renewal import Pulse
 from steadytrain.components.train.agent.processes import alive, state
 from steadytrain.components.train.agent.ranks import NodeShare
 from steadytrain.components.train.agent.stacks import is_stopped, save_stacks

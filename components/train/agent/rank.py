@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.attempt import AttemptFolder
 

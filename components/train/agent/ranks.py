@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from steadytrain.components.shared.errors import Unkillable
-from steadytrain.components.shared.logs.output import redact_file
+from steadytrain.components.shared.output_log import redact_file
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent import rank as one_rank
 from steadytrain.components.train.agent.processes import MARK, Process, end_processes

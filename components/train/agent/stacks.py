@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.renewal import Pulse
+from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.train.agent.processes import state
 from steadytrain.components.train.attempt import AttemptFolder
 

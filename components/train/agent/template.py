@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain.components.shared.lifeline import die_with_parent
-from steadytrain.components.shared.logs.output import open_log
+from steadytrain.components.shared.output_log import open_log
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.processes import alive
 

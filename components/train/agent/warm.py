@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steadytrain.components.shared.lifeline import die_with_parent
-from steadytrain.components.shared.process_title import set_title
+from steadytrain.components.shared.processes import set_title
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.__main__ import main as run_attempt
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from steadytrain.components.shared.config import RecoveryConfig, load
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.shared.renewal import Pulse
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.storage.regular import CACHED_SECONDS, Awaited
+from steadytrain.components.shared.storage.local import CACHED_SECONDS, Awaited
 from steadytrain.components.train.agent.processes import KILL_SECONDS
 from steadytrain.components.train.agent.ranks import OUTLIVE_SECONDS
 from steadytrain.components.train.attempt import (

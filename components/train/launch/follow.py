@@ -21,7 +21,7 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events.types import PodsPending, PodWaited
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry, retry
-from steadytrain.components.shared.storage.regular import Awaited
+from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.launch.evidence import (
     Evidence,

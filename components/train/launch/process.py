@@ -16,7 +16,7 @@ from typing import Self
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import Unkillable
-from steadytrain.components.shared.logs.output import open_log
+from steadytrain.components.shared.output_log import open_log
 from steadytrain.components.sizing.device import device_name
 from steadytrain.components.train.agent import forking, warm
 from steadytrain.components.train.agent.memory import host_memory

@@ -14,7 +14,7 @@ from typing import Final
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome
-from steadytrain.components.shared.storage.regular import Awaited
+from steadytrain.components.shared.storage.local import Awaited
 
 OUTCOMES: Final[tuple[AttemptOutcome, ...]] = ("preempted", "stopped", "pruned")
 """Outcomes that a request can ask for. With several requests, the first in this list wins."""

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from steadytrain.components.shared.added_columns import DIFFICULTY, TEXT
-from steadytrain.components.shared.arrow_files import open_batches
+from steadytrain.components.shared.arrow_files import DIFFICULTY, TEXT, open_batches
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.base import Row, TrainingTask
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from steadytrain.components.shared.periodic import Periodic
-from steadytrain.components.shared.storage.regular import Awaited
+from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.train.heartbeat import EVERY_SECONDS
 
 _LOOK_SECONDS = 0.2

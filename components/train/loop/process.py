@@ -12,10 +12,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from steadytrain.components.shared.lifeline import die_with_parent
-from steadytrain.components.shared.logs.output import redact_output
-from steadytrain.components.shared.process_title import set_title
+from steadytrain.components.shared.output_log import redact_output
+from steadytrain.components.shared.processes import set_title
 from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.train.agent.stacks import answer_to_signal
 from steadytrain.components.train.attempt import (

@@ -21,11 +21,11 @@ import torch
 from accelerate import Accelerator
 
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
-from steadytrain.components.shared.base_model import grader_content
 from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.model_source import grader_content
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored

@@ -23,11 +23,11 @@ import torch
 from accelerate import Accelerator
 
 from steadytrain.components.shared.arrow_files import open_batches, write_batch
-from steadytrain.components.shared.base_model import teacher_content
 from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.model_source import teacher_content
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored

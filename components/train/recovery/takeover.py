@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Final
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.base_model import base_content, grader_content, teacher_content
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import effect_of, is_section, leaves
 from steadytrain.components.shared.config.strategies import AUTO
@@ -20,6 +19,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import AttemptEnded, Warned
 from steadytrain.components.shared.lease import Lease, hold
+from steadytrain.components.shared.model_source import base_content, grader_content, teacher_content
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import REJECTED_SECONDS
 from steadytrain.components.shared.storage import LocalStorage

@@ -20,7 +20,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.shared.lease import Lease
-from steadytrain.components.shared.renewal import Pulse
+from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry, any_error
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace

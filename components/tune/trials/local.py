@@ -17,7 +17,7 @@ from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Remark
-from steadytrain.components.shared.identity import Identity
+from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.agent.template import Fork, Template, start_template

@@ -25,11 +25,11 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, Warned
-from steadytrain.components.shared.identity import Identity
-from steadytrain.components.shared.lifeline import die_with_parent
 from steadytrain.components.shared.periodic import Periodic
+from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import all_gpus

@@ -127,7 +127,7 @@ def best_seed(trained: Mapping[int, TrainRecord], *, greater_is_better: bool) ->
 def _train(config: RunConfig) -> TrainRecord:
     # Each step imports its libraries only when it is reached: bad input shows at once.
     from steadytrain.components.preprocess.step import run as preprocess
-    from steadytrain.components.shared.start_run import start_run
+    from steadytrain.components.shared.stage import start_run
     from steadytrain.components.train.recovery.takeover import owned
     from steadytrain.components.train.step import run_stage
 

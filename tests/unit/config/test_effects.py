@@ -12,7 +12,7 @@ from steadytrain.components.shared.config.fields import effect_of, is_section, l
 from steadytrain.components.shared.config.plain import assign
 from steadytrain.components.shared.config.space import field_problem
 from steadytrain.components.shared.effects import Effect, Use, counted
-from steadytrain.components.shared.registry.verdict import decided_about
+from steadytrain.components.shared.registry import decided_about
 from steadytrain.components.train.recovery.takeover import inputs_digest
 from steadytrain.components.tune.study import study_digest
 

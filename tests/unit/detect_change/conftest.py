@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.registry.versions import INPUTS, Registry
+from steadytrain.components.shared.registry import INPUTS, Registry
 from steadytrain.components.shared.workspace import Workspace
 
 from support.stores import empty_store, own_environment

@@ -19,7 +19,7 @@ from steadytrain.components.detect_change.step import run
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.shared.config import RetrainConfig, from_mapping
-from steadytrain.components.shared.registry.versions import INPUTS, PROFILE
+from steadytrain.components.shared.registry import INPUTS, PROFILE
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 

@@ -18,7 +18,7 @@ from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import effect_of
 from steadytrain.components.shared.events import types
-from steadytrain.components.shared.logs.lines import CONCLUSIONS
+from steadytrain.components.shared.log import CONCLUSIONS
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.server.schedule_file import ScheduleFile

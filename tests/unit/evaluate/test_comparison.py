@@ -17,7 +17,7 @@ from steadytrain.components.evaluate.metric import measure, point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
-from steadytrain.components.shared.registry.versions import (
+from steadytrain.components.shared.registry import (
     LABELS,
     SPLIT,
     TASK,

@@ -14,9 +14,14 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import Stopped
 from steadytrain.components.shared.events import EventStream, read_events
 from steadytrain.components.shared.events.types import StepFailed, StepStarted
-from steadytrain.components.shared.lifeline import VARIABLE, Lifeline
 from steadytrain.components.shared.stage import stage
-from steadytrain.components.shared.stopping import STOP_SIGNALS, stop_signals, stoppable
+from steadytrain.components.shared.stopping import (
+    STOP_SIGNALS,
+    VARIABLE,
+    Lifeline,
+    stop_signals,
+    stoppable,
+)
 from steadytrain.components.shared.workspace import Workspace
 
 from support.signals import heard

@@ -12,7 +12,7 @@ from steadytrain.components.shared import lm_tasks
 from steadytrain.components.shared.config import GateConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lm_tasks import check_lm_tasks, open_lm_tasks
-from steadytrain.components.shared.start_run import start_run
+from steadytrain.components.shared.stage import start_run
 
 from support.evaluating import make_config
 from support.lm_tasks import DOCUMENTS, write_tasks

@@ -29,8 +29,8 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Warned,
 )
+from steadytrain.components.shared.log import CONCLUSIONS, STANDARD
 from steadytrain.components.shared.logs import Log
-from steadytrain.components.shared.logs.lines import CONCLUSIONS, STANDARD
 from steadytrain.components.shared.stage import stage
 from steadytrain.pipelines import local
 from steadytrain.pipelines.cli import app
@@ -224,7 +224,7 @@ def test_step_on_a_machine_of_your_own_writes_nothing(tmp_path, capsys):
 
 def test_reader_that_hangs_does_not_hold_up_a_step(tmp_path, monkeypatch):
     reading, writing = os.pipe()
-    monkeypatch.setattr("steadytrain.components.shared.logs.follow.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("steadytrain.components.shared.log.CLOSE_SECONDS", 0.3)
     config = config_of(tmp_path, observability={"logs": "json"})
     with os.fdopen(reading) as output:
         with os.fdopen(writing, "w") as full:

@@ -18,7 +18,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput, ConfigError, TrackingError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import NoiseScaleMeasured, TrainingStep, Validated
-from steadytrain.components.shared.tracking import spool as spool_module
+from steadytrain.components.shared.tracking import notes as spool_module
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.early_checks import check_plugins
 

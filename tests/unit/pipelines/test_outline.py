@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
-from steadytrain.components.shared.registry.verdict import decided_about
+from steadytrain.components.shared.registry import decided_about
 from steadytrain.pipelines.local import LocalRun
 from steadytrain.pipelines.outline import ending, stopping
 

@@ -16,7 +16,7 @@ import pytest
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepStarted
-from steadytrain.components.shared.lifeline import Lifeline
+from steadytrain.components.shared.stopping import Lifeline
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent import processes as killing
 from steadytrain.components.train.agent.processes import alive
@@ -46,7 +46,7 @@ with open(os.environ["TOLD"], "w") as file:
 HEAVY = ["torch", "transformers", "datasets", "sklearn", "kubernetes", "kfp"]
 PROBE = f"""
 import json, os, signal, sys
-from steadytrain.components.shared.lifeline import tether
+from steadytrain.components.shared.stopping import tether
 told = {{
     "pid": os.getpid(),
     "session": os.getsid(0),

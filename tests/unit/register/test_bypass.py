@@ -19,7 +19,7 @@ from steadytrain.components.shared.errors import (
     StorageError,
 )
 from steadytrain.components.shared.records import GateRecord
-from steadytrain.components.shared.registry.versions import Registry
+from steadytrain.components.shared.registry import Registry
 from steadytrain.components.shared.workspace import Workspace
 
 SOURCES = Path(__file__).resolve().parents[3]
@@ -95,7 +95,7 @@ def test_only_one_function_sets_aliases():
         for path in (SOURCES / room).rglob("*.py")
         for _ in range(path.read_text().count("set_registered_model_alias"))
     ]
-    assert found == ["components/shared/registry/versions.py"]
+    assert found == ["components/shared/registry.py"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.promote import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
-from steadytrain.components.shared.registry.versions import Registry
+from steadytrain.components.shared.registry import Registry
 from steadytrain.components.shared.workspace import Workspace
 
 TESTS = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from steadytrain.components.shared.records import (
     GateRecord,
     RegistrationRecord,
 )
-from steadytrain.components.shared.registry.versions import PROFILE, Registry
+from steadytrain.components.shared.registry import PROFILE, Registry
 from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.workspace import Workspace
 

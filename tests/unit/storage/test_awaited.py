@@ -6,8 +6,8 @@ import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.storage import regular
-from steadytrain.components.shared.storage.regular import Awaited
+from steadytrain.components.shared.storage import local
+from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.train.agent.__main__ import Agent
 from steadytrain.components.train.agent.ranks import NodeShare
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec, Exits
@@ -62,7 +62,7 @@ def attempt(mirror, tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Ask the server at every look."""
-    monkeypatch.setattr(regular, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(local, "_ASK_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -86,7 +86,7 @@ def test_every_file_that_is_polled_is_seen_at_once(attempt):
 def test_server_is_not_asked_at_each_look(mirror, monkeypatch):
     behind, seen = mirror
     clock = 1000.0
-    monkeypatch.setattr(regular.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(local.time, "monotonic", lambda: clock)
     file = Awaited(seen / "a")
     assert not file.there()
     (behind / "a").touch()

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.model_source import resolve_model
+from steadytrain.components.shared.model_source import base_content, resolve_model
 from steadytrain.components.shared.storage import S3Storage
 from steadytrain.components.shared.workspace import Workspace
 
@@ -144,7 +143,7 @@ def test_interrupted_fetch_leaves_no_model(address, put, config, monkeypatch, tm
 FETCH = """
 import sys
 from pathlib import Path
-from steadytrain.components.shared.base_model import base_content
+from steadytrain.components.shared.model_source import base_content
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.model_source import resolve_model
 address, output = sys.argv[1:]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steadytrain.components.preprocess.step import run
-from steadytrain.components.shared.added_columns import TEXT
+from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task

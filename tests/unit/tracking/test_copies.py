@@ -12,7 +12,7 @@ from mlflow.tracking._tracking_service import utils
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.records import DataRecord, SideRecord, TrainRecord
-from steadytrain.components.shared.reuse import ReuseStore
+from steadytrain.components.shared.stage import ReuseStore
 from steadytrain.components.shared.tracking import finish_run, parent_run, use_tracking
 from steadytrain.components.shared.tracking.connect import import_mlflow
 from steadytrain.components.shared.tracking.notes import identity

@@ -17,9 +17,9 @@ from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking import MlflowSink, finish_run
 from steadytrain.components.shared.tracking import finish as finish_module
+from steadytrain.components.shared.tracking import mlflow_sink as pull_module
 from steadytrain.components.shared.tracking import notes as notes_module
-from steadytrain.components.shared.tracking import pull as pull_module
-from steadytrain.components.shared.tracking import spool as spool_module
+from steadytrain.components.shared.tracking import notes as spool_module
 from steadytrain.components.shared.tracking.connect import open_tracking, short_timeouts
 from steadytrain.components.shared.tracking.notes import exclusive
 from steadytrain.components.shared.workspace import Workspace

@@ -11,9 +11,8 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, Warned
-from steadytrain.components.shared.registry.versions import Registry
-from steadytrain.components.shared.stage import stage
-from steadytrain.components.shared.start_run import start_run
+from steadytrain.components.shared.registry import Registry
+from steadytrain.components.shared.stage import stage, start_run
 from steadytrain.components.shared.workspace import Workspace
 
 from support.command import wait_for

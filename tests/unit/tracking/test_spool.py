@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.tracking.notes import RUN, remember
-from steadytrain.components.shared.tracking.spool import Spool, waiting
+from steadytrain.components.shared.tracking.notes import RUN, Spool, remember, waiting
 from steadytrain.components.shared.workspace import Workspace
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.preprocess.step import run
-from steadytrain.components.shared.added_columns import DIFFICULTY
+from steadytrain.components.shared.arrow_files import DIFFICULTY
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import ConfigError, DataError

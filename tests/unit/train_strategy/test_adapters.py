@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.shared.base_model import base_content
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.digest import BASE_FILE, weights_digest
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.model_source import base_content
 from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import LanguageModelPackager, SupervisedFineTuning
 from steadytrain.components.tasks.sequence_classification import ClassifierPackager

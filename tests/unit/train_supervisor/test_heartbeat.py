@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.shared.renewal import Pulse
+from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.train.heartbeat import STARTING, Beat, Heartbeat
 
 FILES = Path("/proc/self/fd")

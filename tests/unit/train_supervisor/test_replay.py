@@ -8,7 +8,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, Pruned
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.records import TrainRecord
-from steadytrain.components.shared.reuse import ReuseStore
+from steadytrain.components.shared.stage import ReuseStore
 from steadytrain.components.train import step
 from steadytrain.pipelines import run
 

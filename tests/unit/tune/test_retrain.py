@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import TrainingFailed
 from steadytrain.components.shared.records import GateRecord, TrainRecord
-from steadytrain.components.shared.registry.versions import Registry
+from steadytrain.components.shared.registry import Registry
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.trials import retrain as module
 from steadytrain.components.tune.trials.retrain import best_seed, on_seed, retrain

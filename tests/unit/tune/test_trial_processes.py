@@ -16,8 +16,8 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import AttemptEnded
-from steadytrain.components.shared.identity import Identity
 from steadytrain.components.shared.lease import hold
+from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import MARK, processes_of
 from steadytrain.components.tune.trials import local

@@ -1,10 +1,8 @@
-"""What the log concludes from events: known problems, each under its own name.
-
-They are in the log only. Events stay as they are, so the same conclusions follow from them again.
-"""
+"""A run's events as log lines for people and for log collectors."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -12,10 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
+from steadytrain.components.shared.cluster import this_pod_name
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.operations import LogFormat
-from steadytrain.components.shared.events import Event
+from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -30,7 +31,9 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.redaction import redact
+from steadytrain.components.shared.workspace import Workspace
 
 LOW_UTILIZATION: Final = 0.5
 LOW_UTILIZATION_SECONDS: Final = 600.0
@@ -220,3 +223,42 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+POLL_SECONDS = 0.5
+CLOSE_SECONDS = 5.0
+"""How long the end of a step waits for a reader of its output that hangs."""
+
+
+@contextlib.contextmanager
+def following(config: RunConfig, workspace: Workspace) -> Iterator[None]:
+    """Write the events of the run that come while the block runs, if the step writes a log."""
+    form = step_format(config)
+    if form is None:
+        yield
+        return
+    cursor, log = Cursor(workspace.events), Log(workspace.run_id, form)
+    cursor.skip_to_end()
+
+    def relay() -> None:
+        for event in cursor.new():
+            log.emit(event)
+
+    # If nobody reads the output any more, the step continues without a log.
+    unread = partial(contextlib.suppress, OSError, ValueError)
+    thread = Periodic("log", relay, every=POLL_SECONDS, finish=relay, around=unread)
+    try:
+        yield
+    finally:
+        thread.end(CLOSE_SECONDS)
+
+
+def step_format(config: RunConfig) -> LogFormat | None:
+    """Return the format of a step's log.
+
+    None on a machine of your own, where the command that started the run shows it.
+    """
+    chosen = config.observability.logs
+    if chosen == "auto":
+        return "json" if this_pod_name() else None
+    return chosen
