@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.storage.local import local_errors, write_requested
 from steadytrain.pipelines.lint import Finding, UnsafePipeline, lint, read_pipeline
-from steadytrain.pipelines.pod_names import USUAL, shaped
+from steadytrain.pipelines.pod_names import Pipeline
 
-Pipeline = Literal["finetune", "retrain", "tune", "cross-validate"]
+USUAL: Final = PipelineConfig()
 
 
 def compile_pipeline(
@@ -45,10 +44,9 @@ def compile_pipeline(
         warnings.simplefilter("ignore", DeprecationWarning)
         from kfp import compiler
 
-        name = pipeline.replace("-", "_")
-        module = importlib.import_module(f"steadytrain.pipelines.{name}")
-        with shaped(shape):
-            dag = module.pipeline(getattr(module, name))
+        from steadytrain.pipelines.dags import pipeline_component
+
+        dag = pipeline_component(pipeline, shape)
 
     with _temporary_folder() as folder:
         compiled = Path(folder, "pipeline.yaml")

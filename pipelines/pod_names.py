@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal
 
-from steadytrain.components.shared.config.operations import PipelineConfig
 from steadytrain.components.shared.config.parameters import PARAMETERS
+
+Pipeline = Literal["finetune", "retrain", "tune", "cross-validate"]
+"""Names of the pipelines."""
 
 _DEFAULTS = {item.name: item.default for item in PARAMETERS}
 MOUNT_PATH: Final = str(_DEFAULTS["output"])
@@ -84,19 +84,3 @@ SCRAPE_ANNOTATIONS: Final = {
 
 API_ACCESS: Final = ("access-ml-pipeline", "true")
 """Label and value that make full Kubeflow give a pod a token for KFP's API."""
-
-
-USUAL: Final = PipelineConfig()
-_shape: ContextVar[PipelineConfig] = ContextVar("shape", default=USUAL)
-current = _shape.get
-
-
-@contextlib.contextmanager
-def shaped(shape: PipelineConfig) -> Iterator[None]:
-    """Set the shape of pipelines that are built within the block."""
-    # A context variable, since KFP calls a pipeline's function only with the pipeline's parameters.
-    token = _shape.set(shape)
-    try:
-        yield
-    finally:
-        _shape.reset(token)

@@ -17,7 +17,7 @@ cd "$work"
 python="$work/venv/bin/python"
 "$python" - <<'PYTHON'
 import importlib.util
-import steadytrain.pipelines.finetune
+import steadytrain.pipelines.dags
 from steadytrain.components.shared.config import load, preset_names
 
 assert importlib.util.find_spec("torch") is None, "authoring must not need torch"

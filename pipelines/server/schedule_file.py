@@ -18,7 +18,7 @@ from steadytrain.components.shared.config.plain import find_unfit, shortened
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.section import Section, at_odds
-from steadytrain.pipelines.compile import Pipeline
+from steadytrain.pipelines.pod_names import Pipeline
 
 Rounding = Literal["standard", "summer"]
 

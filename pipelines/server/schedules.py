@@ -33,8 +33,9 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.pagination import pages
 from steadytrain.components.shared.tracking.batches import flatten
-from steadytrain.pipelines.compile import Pipeline, compile_pipeline
+from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.lint import Finding
+from steadytrain.pipelines.pod_names import Pipeline
 from steadytrain.pipelines.server.schedule_file import (
     Schedule,
     ScheduleFile,

@@ -23,10 +23,10 @@ from steadytrain.components.train.recovery.resubmit import continuation, describ
 from steadytrain.components.tune.designs import as_cross_validation, check_folds
 from steadytrain.components.tune.study import check_space, study_name
 from steadytrain.pipelines.cluster.nodes import misfit
-from steadytrain.pipelines.compile import Pipeline, compile_pipeline
+from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.early_checks import check_plugins, check_submitted
 from steadytrain.pipelines.lint import Finding
-from steadytrain.pipelines.pod_names import MOUNT_PATH
+from steadytrain.pipelines.pod_names import MOUNT_PATH, Pipeline
 from steadytrain.pipelines.server.follow import PipelineOutcome, RunPods, Steps, follow
 from steadytrain.pipelines.server.upload import Version, experiment_id, upload, version_name
 

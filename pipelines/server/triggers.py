@@ -33,7 +33,8 @@ from steadytrain.components.shared.quantities import moment
 from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.storage.local import local_errors
-from steadytrain.pipelines.compile import Pipeline, compile_pipeline
+from steadytrain.pipelines.compile import compile_pipeline
+from steadytrain.pipelines.pod_names import Pipeline
 from steadytrain.pipelines.server.follow import ENDED
 from steadytrain.pipelines.server.submission import Submission, start
 from steadytrain.pipelines.server.upload import upload

@@ -21,8 +21,7 @@ def test_folders_are_importable_under_one_name_only():
     [
         "steadytrain.pipelines",
         "steadytrain.pipelines.cli",
-        "steadytrain.pipelines.finetune",
-        "steadytrain.pipelines.retrain",
+        "steadytrain.pipelines.dags",
         "steadytrain.pipelines.local",
         "steadytrain.pipelines.compile",
         "steadytrain.pipelines.cluster.doctor",

@@ -1,12 +1,14 @@
 """The lint finds what would break on a server, and reports its place and a fix."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.pipelines import dags
 from steadytrain.pipelines.compile import checked, compile_pipeline
 from steadytrain.pipelines.lint import UnsafePipeline, lint, read_pipeline
 
@@ -174,7 +176,8 @@ def test_suggested_window_is_accepted(findings):
 
 
 def test_unsafe_pipeline_is_not_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr("steadytrain.pipelines.finetune.finetune", gives_a_token)
+    leaky = replace(dags.DAGS["finetune"], build=lambda *_: gives_a_token())
+    monkeypatch.setitem(dags.DAGS, "finetune", leaky)
     with pytest.raises(UnsafePipeline, match="its input text contains a secret") as raised:
         compile_pipeline(tmp_path / "pipeline.yaml")
     assert raised.value.exit_code == 2
