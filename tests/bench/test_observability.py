@@ -25,7 +25,7 @@ from steadytrain.components.shared import webhook
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import TrainingStep
-from steadytrain.components.shared.logs import following
+from steadytrain.components.shared.log import following
 from steadytrain.components.train import step
 from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.loop.layers import LayerMonitor

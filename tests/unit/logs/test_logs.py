@@ -29,8 +29,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Warned,
 )
-from steadytrain.components.shared.log import CONCLUSIONS, STANDARD
-from steadytrain.components.shared.logs import Log
+from steadytrain.components.shared.log import CONCLUSIONS, STANDARD, Log
 from steadytrain.components.shared.stage import stage
 from steadytrain.pipelines import local
 from steadytrain.pipelines.cli import app
