@@ -14,7 +14,6 @@ from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.techniques.distillation import HiddenConfig
-from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 
 
 def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -> Companion | None:
@@ -60,7 +59,7 @@ def _matched(
         BadInput: the layers do not fit together.
     """
     student, teacher = shapes
-    pairs = len(layer_pairs(hidden.layers, student.layers, teacher.layers))
+    pairs = len(hidden.pairs(student.layers, teacher.layers))
     width = 2 if half else FP32
     projected = student.hidden != teacher.hidden
     # The compared rows of the student, what the projection makes of them, and of the teacher, in

@@ -23,7 +23,6 @@ from steadytrain.components.tasks.encoding.printed import TEMPLATES
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.model_fields import ineffective_fields
 from steadytrain.components.tasks.registry import load_task
-from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 from steadytrain.components.techniques.dropout import dropout_fields
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -146,7 +145,7 @@ def _check_teacher(config: RunConfig, address: str, model: Model) -> None:
     known = _check_other(config, address, field, model)
     hidden = config.training.distillation.hidden
     if hidden.on and model.layers and known.layers:
-        layer_pairs(hidden.layers, model.layers, known.layers)
+        hidden.pairs(model.layers, known.layers)
     size = known.vocab_size
     if not load_task(config.data.task).language_model or size is None:
         return

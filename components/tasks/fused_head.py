@@ -10,12 +10,12 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from steadytrain.components.shared.config import ContrastiveConfig
 from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.frozen_parts import FrozenHead
 from steadytrain.components.tasks.fused_likelihood import Comparison, likelihood_loss, likelihoods
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens.loss import Span, similarity_loss
 from steadytrain.components.techniques.distillation.loss import Teaching
 from steadytrain.components.techniques.inference import eval_mode

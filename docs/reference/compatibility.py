@@ -18,7 +18,7 @@ def page() -> str:
         "Each of these combinations is an error before anything starts, and no fallback leads to "
         "one. Everything else can be combined. The table is the one that checks a configuration: "
         "`components/shared/config/compatibility.py`, with the specs of optimizers and "
-        "strategies.\n"
+        "strategies, and the rules in the folders of techniques.\n"
     )
     strategies = plugins.names(plugins.STRATEGIES)
     matrix = table(("Optimizer", *map(code, strategies)), _by_strategy(strategies))

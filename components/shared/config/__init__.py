@@ -23,19 +23,15 @@ from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.studies import AblationConfig, CrossValidationConfig
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import Dimension, Objective, TuneConfig
-from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
-from steadytrain.components.techniques.distillation import DistillationConfig
 
 __all__ = [
     "AblationConfig",
     "AdapterConfig",
     "Columns",
     "ComputeConfig",
-    "ContrastiveConfig",
     "CrossValidationConfig",
     "DataConfig",
     "Dimension",
-    "DistillationConfig",
     "EvaluationConfig",
     "GateConfig",
     "ModelConfig",

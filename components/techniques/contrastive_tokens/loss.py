@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.shared.chunks import similarity_rows
-from steadytrain.components.shared.config import ContrastiveConfig
 from steadytrain.components.techniques.base import IGNORED, Batch
+from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 
 _SHORTEST = 1e-6
 """Norm that a state is divided by at least."""

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from steadytrain.components.shared.effects import IfSet
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.section import Section, at_odds, complete_address
 from steadytrain.components.techniques.curriculum import CUT
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
@@ -39,6 +40,36 @@ class HiddenConfig(Section):
     @property
     def on(self) -> bool:
         return self.weight > 0
+
+    def pairs(self, student: int, teacher: int) -> list[tuple[int, int]]:
+        """Return the compared layers, of the student and of the teacher; 0 means the embeddings.
+
+        Args:
+            student, teacher: their numbers of layers.
+
+        Raises:
+            BadInput: a layer does not exist, or the depths do not fit together.
+        """
+        field, layers = "training.distillation.hidden.layers", self.layers
+        if layers == "last":
+            return [(student, teacher)]
+        if layers == "all":
+            if teacher % student:
+                raise BadInput(
+                    f"{field} = {layers!r}: the teacher's {teacher} layers are no multiple of the "
+                    f"student's {student}",
+                    remedy="use last, or name the layers, such as [[1, 2], [3, 4]]",
+                )
+            return [(layer, layer * teacher // student) for layer in range(1, student + 1)]
+        for own, other in layers:
+            for who, layer, count in (("student", own, student), ("teacher", other, teacher)):
+                if layer > count:
+                    raise BadInput(
+                        f"{field} = {[list(pair) for pair in layers]}: the {who} has no layer "
+                        f"{layer}, only {count}",
+                        remedy=f"name layers from 0 (the embeddings) to {count}",
+                    )
+        return sorted(layers)
 
     @model_validator(mode="after")
     def _is_read(self) -> HiddenConfig:

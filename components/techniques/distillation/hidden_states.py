@@ -18,7 +18,6 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.techniques.auxiliary import Auxiliary, attach_auxiliary
-from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 
 _NAME: Final = "hidden_states"
 
@@ -146,7 +145,7 @@ def attach_comparison(student: Any, config: RunConfig) -> None:
         folder = resolve_model(str(settings.teacher), config)
         teacher = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     sizes = (student.config.num_hidden_layers, teacher.num_hidden_layers)
-    pairs = layer_pairs(settings.hidden.layers, *sizes)
+    pairs = settings.hidden.pairs(*sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
         part = HiddenStates(

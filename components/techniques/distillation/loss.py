@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from steadytrain.components.shared.chunks import comparison_rows
-from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.techniques.base import Batch, Row
+from steadytrain.components.techniques.distillation import DistillationConfig
 from steadytrain.components.techniques.distillation.hidden_states import Comparison
 
 # What a teacher says about rows, short enough to be stored: its most likely classes.

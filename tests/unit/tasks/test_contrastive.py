@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.shared.config import ContrastiveConfig
 from steadytrain.components.tasks.packing import collate_apart, collate_packed, collate_rows
+from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens import loss as contrastive_tokens
 from steadytrain.components.techniques.contrastive_tokens.loss import (
     Span,

@@ -13,11 +13,11 @@ from steadytrain.components.tasks.causal_lm import next_token_loss, token_answer
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.packing import collate_rows
 from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation import HiddenConfig
 from steadytrain.components.techniques.distillation.hidden_states import (
     HiddenStates,
     attach_comparison,
 )
-from steadytrain.components.techniques.distillation.layer_pairs import layer_pairs
 from steadytrain.components.techniques.distillation.teacher import Teacher
 
 from support.training import LLAMA, VOCABULARY, packed_row
@@ -126,7 +126,7 @@ def test_validation_and_export_do_not_see_the_projection(tmp_path, batch):
     ],
 )
 def test_layers_that_are_compared(layers, sizes, pairs):
-    assert layer_pairs(layers, *sizes) == pairs
+    assert HiddenConfig(weight=1, layers=layers).pairs(*sizes) == pairs
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_layers_that_are_compared(layers, sizes, pairs):
 )
 def test_layers_that_do_not_fit_are_an_error(layers, problem):
     with pytest.raises(BadInput, match=problem):
-        layer_pairs(layers, 3, 7)
+        HiddenConfig(weight=1, layers=layers).pairs(3, 7)

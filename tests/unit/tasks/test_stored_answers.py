@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.shared.config import DistillationConfig
 from steadytrain.components.tasks import fused_loss
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.distillation import DistillationConfig
 from steadytrain.components.techniques.distillation import loss as distillation
 from steadytrain.components.techniques.distillation.loss import (
     COLUMNS,
