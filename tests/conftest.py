@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 
@@ -14,6 +16,15 @@ _FROM_OUTSIDE = {name: os.environ.get(name) for name in _STORES}
 # start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave what imports and collection made, millions of objects, out of garbage collection."""
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # nanobind reports what the interpreter does not free at its end
 
 
 @pytest.fixture(autouse=True)

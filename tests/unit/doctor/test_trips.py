@@ -32,7 +32,7 @@ def no_addresses(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(scope="module", params=["moto", "weed"])
+@pytest.fixture(scope="module", params=["moto", pytest.param("weed", marks=pytest.mark.slow)])
 def port(request, tmp_path_factory):
     program = weed_program()
     if request.param == "weed" and program is None:

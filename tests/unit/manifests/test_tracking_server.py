@@ -16,9 +16,12 @@ from support.stores import empty_store
 from support.tracking_server import generated_secret, server_process, tracking_server
 
 __all__ = ["empty_store"]
-pytestmark = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="needs kubectl, which makes the Secret"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("kubectl") is None, reason="needs kubectl, which makes the Secret"
+    ),
+]
 API = "api/2.0/mlflow"
 
 
@@ -75,7 +78,6 @@ def test_another_name_for_the_server_is_rejected(server, login):
         assert requests.get(query, headers={"Host": host}, **known).status_code == 403
 
 
-@pytest.mark.slow
 def test_our_client_logs_and_reads_with_the_credentials_of_the_secret(server, secret, monkeypatch):
     for key in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(key, secret[key])
@@ -115,7 +117,6 @@ def test_artifact_path_on_another_host_is_rejected(server, login):
             _post(server, login, "experiments/create", name=place, artifact_location=place)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -140,7 +141,6 @@ def test_server_needs_credentials_that_are_not_well_known(tmp_path, secret, chan
     assert "password" in done.stderr or "secret key" in done.stderr
 
 
-@pytest.mark.slow
 def test_generated_secrets_are_new_and_keep_user_additions(tmp_path, secret):
     other = generated_secret(tmp_path, "HF_TOKEN=abc", "AWS_DEFAULT_REGION=eu-central-1")
     assert other["HF_TOKEN"] == "abc"

@@ -12,6 +12,8 @@ from steadytrain.components.shared.storage import s3
 from support.proxy import proxy_to
 from support.s3 import make_bucket, moto_server, set_credentials, weed_program, weed_server
 
+WEED = pytest.param("weed", marks=pytest.mark.slow)  # starts a process
+
 
 @pytest.fixture(scope="session")
 def moto_port():
@@ -33,7 +35,7 @@ def credentials(monkeypatch):
     set_credentials(monkeypatch)
 
 
-@pytest.fixture(params=["moto", "weed"])
+@pytest.fixture(params=["moto", WEED])
 def server_port(request):
     port = request.getfixturevalue(f"{request.param}_port")
     # Create it for each test: anything that mocks moto in this process also empties the server.

@@ -30,7 +30,7 @@ from support.disks import small_file_system
 from support.s3 import make_bucket, mocked_s3
 
 
-@pytest.fixture(params=["local", "s3", "weed"])
+@pytest.fixture(params=["local", "s3", pytest.param("weed", marks=pytest.mark.slow)])
 def storage(request, tmp_path, monkeypatch):
     if request.param == "local":
         yield open_storage(str(tmp_path / "root"))
