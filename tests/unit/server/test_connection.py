@@ -118,7 +118,8 @@ def test_unknown_host_is_an_error():
     assert "port-forward" in raised.value.remedy
 
 
-def test_silent_server_is_an_error():
+def test_silent_server_is_an_error(monkeypatch):
+    monkeypatch.setattr(client, "_SECONDS", (0.3, 0.3))
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ServerError, match="no answer in time") as raised:

@@ -269,6 +269,7 @@ def test_output_may_have_any_name(
     assert workspace.tracking_store.read_bytes() != empty_store.read_bytes()
 
 
+@pytest.mark.slow
 def test_store_is_created_in_an_output_of_any_name(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(output=str(tmp_path / "a b?c%20d#eü"))
     workspace = Workspace.of(config)

@@ -148,6 +148,7 @@ def test_fewer_answers_teach_in_any_micro_batch(tmp_path, language):
     assert two != pytest.approx(online, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_store_the_same_files_as_one(tmp_path, language):
     train(tmp_path / "one", language, top_k=4)
     before = {path.name: path.read_bytes() for path in files(tmp_path)}
