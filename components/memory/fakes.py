@@ -36,8 +36,12 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake(model: torch.nn.Module) -> None:
-    """Replace tensors on the meta device with fakes; tied tensors stay tied."""
+def fake(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Replace tensors on the meta device with fakes; tied tensors stay tied.
+
+    Args:
+        dtype: of the floating-point ones; None keeps theirs. Fakes can't be converted later.
+    """
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -45,7 +49,8 @@ def fake(model: torch.nn.Module) -> None:
                 if tensor is None:
                     continue
                 if id(tensor) not in made:
-                    fake = torch.empty_like(tensor, device="cpu")
+                    wanted = dtype if tensor.is_floating_point() else None
+                    fake = torch.empty_like(tensor, device="cpu", dtype=wanted)
                     if isinstance(tensor, torch.nn.Parameter):
                         fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
                     made[id(tensor)] = fake

@@ -146,9 +146,8 @@ def _trace(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Re
     with fake_mode():
         with torch.device("meta"):
             model = random_model(architecture, setting, labels)
-        fake(model)
-        if setting.half and not setting.casts_weights and not setting.adapter.freezes:
-            model.to(torch.bfloat16)
+        whole = setting.half and not setting.casts_weights and not setting.adapter.freezes
+        fake(model, torch.bfloat16 if whole else None)
         batch = batch_of(setting, labels)
         watch = _Watch(model, setting, batch)
         if not setting.masked:

@@ -193,7 +193,7 @@ def _pass(
     size = chunk_rows(weight.shape[0])
     if options.paired:
         size -= size % 2
-    for start in range(0, rows.shape[0], size):
+    for start in _starts(rows, size):
         place = slice(start, start + size)
         logits = head_logits(rows[place], head)
         if bias is not None:
@@ -216,6 +216,11 @@ def kept_rows(targets: torch.Tensor) -> torch.Tensor:
     if targets.is_meta or isinstance(targets, FakeTensor):
         return torch.arange(len(targets), device=targets.device)
     return (targets != IGNORED).nonzero().squeeze(1)
+
+
+def _starts(rows: torch.Tensor, size: int) -> range:
+    """Return where each block of rows starts. Of fake tensors, the first block stands for all."""
+    return range(0, size if isinstance(rows, FakeTensor) else rows.shape[0], size)
 
 
 def _loss_and_errors(
@@ -245,7 +250,7 @@ def _loss_and_errors(
             found.bias += logits.sum(0, dtype=torch.float32)
         return logits
     size = block_rows(logits.shape[1]) if logits.device.type == "cpu" else logits.shape[0]
-    for start in range(0, logits.shape[0], size):
+    for start in _starts(logits, size):
         place = slice(start, start + size)
         _block(logits[place], targets[place], found, options)
     return logits
@@ -318,7 +323,7 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
         total.addmm_(left, right)
         return
     size = product_rows(total.shape[1])
-    for start in range(0, total.shape[0], size):
+    for start in _starts(total, size):
         total[start : start + size] += left[start : start + size] @ right
 
 

@@ -31,6 +31,8 @@ from support.memory_truth import Case, by_dry_run, by_formula, measured_peak
 pytestmark = pytest.mark.bench
 ROUNDS = int(os.environ.get("STEADYTRAIN_BENCH_ROUNDS", "8"))
 SEED = int(os.environ.get("STEADYTRAIN_BENCH_SEED", "1"))
+ENCODERS = ("bert", "roberta", "distilbert", "modernbert")
+"""Families that train with a classification head only."""
 
 
 def model(family: str, lot: random.Random) -> Mapping[str, Any]:
@@ -52,15 +54,15 @@ def model(family: str, lot: random.Random) -> Mapping[str, Any]:
         "num_attention_heads": heads,
         "max_position_embeddings": 1024,
     }
-    if family == "bert":
+    if family in ENCODERS:
         return fields
     shared = {"num_key_value_heads": heads // lot.choice([1, 2, 4])}
     return {**fields, **shared, "tie_word_embeddings": lot.random() < 0.5}
 
 
 def case(family: str, lot: random.Random) -> Case:
-    classes = family == "bert" or lot.random() < 0.2
-    adapter = lot.random() < 0.25 and family != "bert"
+    classes = family in ENCODERS or lot.random() < 0.2
+    adapter = lot.random() < 0.25 and family not in ENCODERS
     return Case(
         model(family, lot),
         Setting(

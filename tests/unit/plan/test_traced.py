@@ -71,6 +71,12 @@ def by_trace(case):
     return peak_memory(traced_shape(case.model, case.labels), case.setting).total
 
 
+@pytest.mark.slow
+def test_trace_of_a_sharded_model_in_16_bits_is_near_to_the_dry_run():
+    case = Case(NEOX, replace(HALF, strategy="fsdp", ranks=2))
+    assert by_trace(case) == pytest.approx(by_dry_run(case), rel=0.05)
+
+
 @pytest.mark.parametrize("config", [NEOX, OPT, EXPERTS], ids=lambda config: config["model_type"])
 def test_traced_sizes_match_the_model(config):
     with torch.device("meta"):
