@@ -38,7 +38,11 @@ class MultiTaskClassification(SequenceClassification):
     @cached_property
     def owners(self) -> torch.Tensor:
         """The part of each class, (classes), int64."""
-        return torch.tensor(part_indices(self.data.labels)[1])
+        return torch.tensor(self.class_parts)
+
+    @property
+    def class_parts(self) -> Sequence[int]:
+        return part_indices(self.data.labels)[1]
 
     @cached_property
     def weights(self) -> torch.Tensor:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from steadytrain.components.shared.class_names import part_indices
-from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.class_head import class_names, fit_head, order_rows
@@ -58,10 +56,16 @@ class SequenceClassification(TextHead):
 
     @cached_property
     def criterion(self) -> Criterion:
-        training, labels = self.config.training, self.data.labels
-        owners = part_indices(labels)[1] if self.data.task == MULTI_TASK else ()
-        counts = partial(class_counts, self.data)
-        return Criterion.of(training, class_weights(training.class_weights, labels, counts, owners))
+        training, counts = self.config.training, partial(class_counts, self.data)
+        return Criterion.of(
+            training,
+            class_weights(training.class_weights, self.data.labels, counts, self.class_parts),
+        )
+
+    @property
+    def class_parts(self) -> Sequence[int]:
+        """The part of the data that each class belongs to; empty if there is only one."""
+        return ()
 
     def build_model(self) -> torch.nn.Module:
         labels = self.data.labels
