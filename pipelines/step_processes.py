@@ -22,10 +22,10 @@ from steadytrain.components.shared.redaction import redact
 from steadytrain.components.shared.stopping import Lifeline
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.fork_server import LIFELINE, OUTPUT, ForkServer, Served
 from steadytrain.components.train.agent.processes import KILL_SECONDS, MARK, end_processes
 from steadytrain.components.train.launch.process import RANK_IMPORTS
-from steadytrain.pipelines.step_forks import StepTemplate
-from steadytrain.pipelines.step_template import CLOSING
+from steadytrain.pipelines.step_template import CLOSING, PROGRAM
 from steadytrain.pipelines.unexpected import memory_limit
 
 _BEFORE_TRAINING = "preprocess"
@@ -83,18 +83,15 @@ class StepProcesses:
         news.skip_to_end()
         if not self._template.alive:
             self._template = self._new_template()
-        template = self._template
-        imports = RANK_IMPORTS if self._trains and name == _BEFORE_TRAINING else ()
-        line = (self._closing if closing else self._steps).descriptor
-        environment = {**os.environ, MARK: str(self._workspace.folder)}
-        step, output = template.fork(name, self._config, environment, line, imports)
+        served, output = self._fork(name, self._closing if closing else self._steps)
+        pid = served.wait_for_start()
         if not closing:
-            self._step = step
+            self._step = pid
             if self._killed is not None:
                 self.end_now()
         copying = threading.Thread(target=self._log, args=(output,), daemon=True)
         copying.start()
-        status = self._wait(template)
+        status = self._wait(served)
         self._step = None
         # Processes that a step leaves behind would keep its output open.
         status = self._end_leftovers(name) or status
@@ -104,14 +101,31 @@ class StepProcesses:
             self._record(name, status, news.new(), before)
         return status
 
-    def _wait(self, template: StepTemplate) -> int:
+    def _fork(self, name: str, line: Lifeline) -> tuple[Served, IO[str]]:
+        """Start a step in its own session.
+
+        Returns:
+            The step and its output, which ends once the last process that holds it has ended.
+        """
+        reading, writing = os.pipe()
+        try:
+            served = self._template.ask(
+                [name, str(self._config)],
+                {**os.environ, MARK: str(self._workspace.folder)},
+                descriptors={OUTPUT: writing, LIFELINE: line.descriptor},
+                imports=RANK_IMPORTS if self._trains and name == _BEFORE_TRAINING else (),
+            )
+        finally:
+            os.close(writing)
+        return served, os.fdopen(reading, encoding="utf-8", errors="replace")
+
+    def _wait(self, served: Served) -> int:
         """Return a step's exit status, or 1 if it was killed and does not end."""
-        while (status := template.status(_POLL_SECONDS)) is None:
+        while (status := served.wait(_POLL_SECONDS)) is None:
             self._on_poll()
             killed = self._killed if self._step is not None else None
             if killed is not None and time.monotonic() - killed > KILL_SECONDS:
-                # Its template waits for it too. `_end_leftovers` reports what it is.
-                template.kill()
+                # `_end_leftovers` reports what it is.
                 return 1
         return status
 
@@ -142,8 +156,14 @@ class StepProcesses:
             self._closing.close()
             os.close(self._log_to)
 
-    def _new_template(self) -> StepTemplate:
-        return StepTemplate.start(self._workspace.folder, self._log_to, self._also_hold)
+    def _new_template(self) -> ForkServer:
+        return ForkServer.start(
+            PROGRAM,
+            # The mark makes the program and the steps processes of the run.
+            environment={**os.environ, MARK: str(self._workspace.folder)},
+            output=self._log_to,
+            also_hold=self._also_hold,
+        )
 
     def _log(self, output: IO[str]) -> None:
         with output:

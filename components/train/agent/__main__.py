@@ -5,6 +5,9 @@ folder (or receives SIGTERM), and writes its reports there. It knows its supervi
 lease.
 
 Exit status: 0 if the ranks succeeded, 143 if they left on SIGTERM, 1 otherwise.
+
+With `--serve`, it is the agent of this machine for all attempts of a run (`serve`). It has imported
+what ranks need, so that they are forked from it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent import forking
+from steadytrain.components.train.agent.fork_server import ENDED, SERVE, Requests, requests_of
 from steadytrain.components.train.agent.hang import HangWatch
 from steadytrain.components.train.agent.memory import oom_kills
 from steadytrain.components.train.agent.ranks import NodeShare, Ranks, started
@@ -177,10 +182,35 @@ def main(arguments: Sequence[str]) -> int:
     return status
 
 
+def serve(requests: Requests) -> int:
+    """Run an attempt for each request, whose arguments are those of `main`."""
+    die_with_parent()
+    outputs = {number: os.dup(number) for number in (1, 2)}
+    while (request := requests.receive()) is not None:
+        request.become()
+        status = main(request.arguments)
+        # Between attempts, it belongs to none: `processes_of` looks at the output.
+        for number, output in outputs.items():
+            os.dup2(output, number)
+        requests.answer(ENDED, request.number, status)
+    return 0
+
+
+def _serve_after_imports(channel: str, modules: Sequence[str]) -> int:
+    die_with_parent()
+    # Before the environment is replaced: the library finds the place of the title through it.
+    set_title("agent")
+    with contextlib.redirect_stdout(sys.stderr):
+        forking.prepare(modules)
+    return serve(requests_of(channel))
+
+
 def _variable(variable: str, otherwise: int) -> int:
     """Return a number that an operator sets on each node when it starts several nodes."""
     return int(os.environ.get(variable, otherwise))
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == [SERVE]:
+        sys.exit(_serve_after_imports(sys.argv[2], sys.argv[3:]))
     sys.exit(main(sys.argv[1:]))

@@ -75,13 +75,10 @@ class Forked:
     Args:
         main: runs in the fork; returns the exit status.
         environment: the fork's complete environment.
-        log: file to append the fork's output to. None means the parent's output.
     """
 
-    def __init__(
-        self, main: Callable[[], int], environment: Mapping[str, str], log: Path | None = None
-    ) -> None:
-        self._process = _context.Process(target=_become, args=(main, environment, log))
+    def __init__(self, main: Callable[[], int], environment: Mapping[str, str]) -> None:
+        self._process = _context.Process(target=_become, args=(main, environment))
         self._process.start()
 
     @property
@@ -115,11 +112,9 @@ def write_to(log: Path) -> None:
     redact_output()
 
 
-def _become(main: Callable[[], int], environment: Mapping[str, str], log: Path | None) -> None:
+def _become(main: Callable[[], int], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    if log is not None:
-        write_to(log)
     sys.exit(main())
 
 

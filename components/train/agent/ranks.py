@@ -1,9 +1,14 @@
-"""The ranks on this node: the agent starts them, and ends the others once one has failed."""
+"""The ranks on this node: the agent starts them, and ends the others once one has failed.
+
+As a program, `python -m ...agent.ranks FOLDER COMMAND...`, this is one rank. It dies with its
+parent, so an agent that is killed without warning leaves no rank behind.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -16,8 +21,9 @@ from pathlib import Path
 
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.output_log import redact_file
+from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.train.agent import forking
-from steadytrain.components.train.agent import rank as one_rank
 from steadytrain.components.train.agent.processes import MARK, Process, end_processes
 from steadytrain.components.train.attempt import AttemptFolder
 
@@ -170,9 +176,9 @@ def started(
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
     if forking.possible():
-        return forking.Forked(partial(one_rank.main, *command), environment)
+        return forking.Forked(partial(main, *command), environment)
     return subprocess.Popen(
-        [sys.executable, "-m", one_rank.__name__, *command],
+        [sys.executable, "-m", __name__, *command],
         env=environment,
         stdin=subprocess.DEVNULL,
     )
@@ -219,3 +225,39 @@ def _environment(node: Path, share: NodeShare, threads: int | None) -> dict[str,
 def threads_of_each(ranks: int, threads: int | None) -> int:
     """Return the threads of each rank of a node: `threads`, or the cores divided by the ranks."""
     return threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def main(folder: str, *command: str) -> int:
+    """Turn this process into a rank, whose output goes to the attempt's folder."""
+    die_with_parent()
+    forking.write_to(AttemptFolder(Path(folder)).log(int(os.environ.get("RANK", "0"))))
+    if not forking.possible() or command[0] != sys.executable:
+        os.execv(command[0], command)
+    return _run(command[1:])
+
+
+def _run(program: Sequence[str]) -> int:
+    """Do what Python does with these arguments, but use the modules that are already imported."""
+    _use_threads()
+    is_module = program[0] == "-m"
+    sys.argv = list(program[1:] if is_module else program)
+    try:
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except Exception as error:
+        # Print it here. Otherwise it would end up in the log of the process that forked this one.
+        print(traceback_of(error), end="", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _use_threads() -> None:
+    """Let torch use as many threads as a new process would: it has read the variable already."""
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.output_log import open_log
 from steadytrain.components.sizing.device import device_name
-from steadytrain.components.train.agent import forking, warm
+from steadytrain.components.train.agent import forking
+from steadytrain.components.train.agent.__main__ import serve
+from steadytrain.components.train.agent.fork_server import ForkServer, Served
 from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.agent.processes import MARK, end_processes, unreaped
 from steadytrain.components.train.agent.ranks import threads_of_each
@@ -37,6 +35,7 @@ RANK_IMPORTS = (
     # Almost everything that one model imports is also imported by the others.
     "transformers.models.llama.modeling_llama",
 )
+_AGENT: Final = "steadytrain.components.train.agent"
 _IDLE_SECONDS = 5.0
 """How long an agent may take from its report to the end of the attempt."""
 
@@ -50,7 +49,7 @@ def agent_forked_early() -> Iterator[None]:
     if not forking.possible():
         yield
         return
-    _early.append(LocalAgent(_fork))
+    _early.append(ForkServer.fork(serve))
     try:
         yield
     finally:
@@ -58,10 +57,10 @@ def agent_forked_early() -> Iterator[None]:
             unused.kill()
 
 
-_early: list[LocalAgent] = []
+_early: list[ForkServer] = []
 
 
-def _take_early() -> LocalAgent | None:
+def _take_early() -> ForkServer | None:
     return _early.pop() if _early else None
 
 
@@ -83,7 +82,7 @@ class ProcessLauncher:
         imports: Sequence[str] = RANK_IMPORTS,
     ) -> None:
         self.compute, self.program, self.imports = compute, tuple(program), tuple(imports)
-        self._agent: LocalAgent | None = None
+        self._agent: ForkServer | None = None
 
     def __enter__(self) -> Self:
         self._agent = _take_early()
@@ -110,41 +109,34 @@ class ProcessLauncher:
         node = folder.node(0)
         node.path.mkdir(parents=True, exist_ok=True)
         if self._agent is None or not self._agent.alive:
-            self._agent = LocalAgent(partial(self._program, node.log))
+            self._agent = self._new_agent(node.log)
         agent = self._agent
-        agent.ask(self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log)
+        served = agent.ask(
+            self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log
+        )
         try:
-            yield AgentAttempt(folder, gone=lambda _: agent.gone())
+            yield AgentAttempt(folder, gone=lambda _: _exit(agent))
         finally:
             # One that does not end is not awaited either.
             self._agent = None
-            agent.finish(folder)
+            _finish(agent, served, folder)
             self._agent = agent
 
-    def _program(self, log: Path, requests: int, answers: int) -> subprocess.Popen[bytes]:
+    def _new_agent(self, log: Path) -> ForkServer:
         """Start an agent as a new program.
 
         Args:
             log: file for the output of its imports, such as the error of one that fails.
         """
-        with os.fdopen(open_log(log), "ab") as output:
-            # Its own session, so that Ctrl-C in the terminal reaches only the supervisor.
-            return subprocess.Popen(
-                self._command(requests, answers),
-                env=self._variables(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=output,
-                pass_fds=(requests, answers),
-                start_new_session=True,
-            )
-
-    def _command(self, requests: int, answers: int) -> list[str]:
-        return [sys.executable, "-m", warm.__name__, str(requests), str(answers), *self.imports]
-
-    def _variables(self) -> dict[str, str]:
         threads = threads_of_each(self.world_size, self.compute.threads_per_rank)
-        return {**os.environ, **forking.SINGLE_THREADED, "OMP_NUM_THREADS": str(threads)}
+        with os.fdopen(open_log(log), "ab") as errors:
+            return ForkServer.start(
+                _AGENT,
+                self.imports,
+                environment={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                output=subprocess.DEVNULL,
+                errors=errors.fileno(),
+            )
 
     def _arguments(self, folder: AttemptFolder) -> list[str]:
         threads = self.compute.threads_per_rank
@@ -155,74 +147,23 @@ class ProcessLauncher:
         return [*options, str(folder.path), *self.program]
 
 
-def _fork(requests: int, answers: int) -> forking.Forked:
-    return forking.Forked(partial(warm.forked, requests, answers), dict(os.environ))
+def _exit(agent: ForkServer) -> AgentExit | None:
+    """Return how an agent ended; None if it has not."""
+    status = agent.process.poll()
+    return None if status is None else AgentExit(status)
 
 
-class LocalAgent:
-    """An agent on this machine, which serves one attempt after another.
+def _finish(agent: ForkServer, served: Served, folder: AttemptFolder) -> None:
+    """End every process of an attempt. Only an agent that is done with it stays.
 
-    Args:
-        start: starts it with the descriptors of its requests and its answers.
+    Raises:
+        Unkillable: a process does not end.
     """
-
-    def __init__(
-        self, start: Callable[[int, int], subprocess.Popen[bytes] | forking.Forked]
-    ) -> None:
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
-        self._process = start(requests, answers)
-        os.close(requests)
-        os.close(answers)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Request an attempt; return at once, though the agent may still be importing."""
-        request = {"arguments": arguments, "environment": dict(environment), "log": str(log)}
-        # If the agent died meanwhile, `gone` notices that.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._requests, json.dumps(request).encode() + b"\n")
-
-    def gone(self) -> AgentExit | None:
-        """Return how the agent ended; None if it has not."""
-        status = self._process.poll()
-        return None if status is None else AgentExit(status)
-
-    def finish(self, folder: AttemptFolder) -> None:
-        """End every process of an attempt. Only an agent that is done with it stays.
-
-        Raises:
-            Unkillable: a process does not end.
-        """
-        reported = folder.node(0).exits.is_file()
-        idle = self._idle(_IDLE_SECONDS if reported else 0.0)
-        try:
-            end_processes(folder.path, root=None if idle else unreaped(self._process))
-        except Unkillable:
-            if isinstance(self._process, forking.Forked):
-                self._process.abandon()
-            raise
-
-    def kill(self) -> None:
-        """End the agent; its ranks die with it."""
-        self._process.kill()
-        self._process.wait()
-        os.close(self._requests)
-        os.close(self._answers)
-
-    def _idle(self, seconds: float) -> bool:
-        """Return whether the agent is done with its attempt within some seconds."""
-        end = time.monotonic() + seconds
-        while self.alive:
-            if select.select([self._answers], [], [], 0.02)[0]:
-                return bool(os.read(self._answers, 1))
-            if time.monotonic() > end:
-                return False
-        return False
+    reported = folder.node(0).exits.is_file()
+    done = served.wait(_IDLE_SECONDS if reported else 0.0) is not None
+    try:
+        end_processes(folder.path, root=None if done else unreaped(agent.process))
+    except Unkillable:
+        if isinstance(agent.process, forking.Forked):
+            agent.process.abandon()
+        raise

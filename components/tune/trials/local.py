@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,11 @@ from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Remark
+from steadytrain.components.shared.output_log import open_log
 from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.quantities import duration
+from steadytrain.components.train.agent.fork_server import ForkServer, Served
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
-from steadytrain.components.train.agent.template import Fork, Template, start_template
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.tune.trials.base import TrialState
 from steadytrain.components.tune.trials.curve import Curve, read_curve
@@ -84,7 +85,7 @@ class _Trial:
     until: int = 0
     cut: bool = True
     slot: Slot | None = None
-    fork: Fork | None = None
+    fork: Served | None = None
     process: psutil.Process | None = None
     saved: int = 0
     deaths: int = 0
@@ -143,7 +144,7 @@ class LocalTrials:
     ) -> None:
         self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
         self.ranks, self.tell = ranks, tell
-        self._template: Template | None = None
+        self._template: ForkServer | None = None
         self._failed_starts = 0
         self._free: list[Slot] | None = None
         self._trials = dict[int, _Trial]()
@@ -264,11 +265,18 @@ class LocalTrials:
         template = self._template
         if template is None or not template.alive:
             self._check_starts()
-            log, imports = template_log(self.study), self.ranks.imports
-            template = start_template(PROGRAM, imports, environment, slot.threads, log)
-            self._template = template
+            template = self._template = self._new_template(environment, slot.threads)
         arguments = [study, str(number), str(trial.until), str(self.linger_seconds)]
         trial.fork = template.ask(arguments, {**environment, **slot.environment}, folder.log)
+
+    def _new_template(self, environment: Mapping[str, str], threads: int) -> ForkServer:
+        with os.fdopen(open_log(template_log(self.study)), "ab") as log:
+            return ForkServer.start(
+                PROGRAM,
+                self.ranks.imports,
+                environment={**environment, "OMP_NUM_THREADS": str(threads)},
+                output=log.fileno(),
+            )
 
     def _check_starts(self) -> None:
         if self._template is None:

@@ -26,14 +26,16 @@ from steadytrain.components.shared.errors import RunBusy, SteadytrainError
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, Warned
 from steadytrain.components.shared.periodic import Periodic
-from steadytrain.components.shared.processes import Identity
+from steadytrain.components.shared.processes import Identity, set_title
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import all_gpus
-from steadytrain.components.train.agent import forking, template
+from steadytrain.components.train.agent import forking
+from steadytrain.components.train.agent.fork_server import SERVE, requests_of
+from steadytrain.components.train.agent.processes import MARK
 from steadytrain.components.train.launch.process import agent_forked_early
 from steadytrain.components.train.recovery.takeover import owned
 from steadytrain.components.train.step import run
@@ -46,35 +48,34 @@ from steadytrain.components.tune.trials.folder import (
 )
 
 PROGRAM: Final = "steadytrain.components.tune.trials.process"
-_ONE = "--trial"
 _LOOK_SECONDS = 0.2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be a template that imports modules, or with `--trial` be one trial. Return the exit status.
+    """Be the template that trials are forked from, or a trial. Return the exit status.
 
     The arguments of a trial are the study's folder, the trial's number, its `until` as for
     `Trials.train`, and how many seconds it trains without a driver.
     """
-    if arguments[0] == _ONE:
-        return _train_trial(arguments[1:])
+    if arguments[0] != SERVE:
+        return _train_trial(arguments)
+    die_with_parent()
+    # The driver has marked this process with the folder of the study's trials.
+    set_title(f"trials of {Path(os.environ[MARK]).parent.name}")
     # Read now, and not in each trial: both are kept.
     all_gpus()
     plugins.names(plugins.TASKS)
-    return template.main(arguments, _forked)
-
-
-def _forked(arguments: Sequence[str]) -> int:
-    if not forking.possible():
-        # A fork is not as good as a new process.
-        os.execv(sys.executable, [sys.executable, "-m", PROGRAM, _ONE, *arguments])
-    return _train_trial(arguments)
+    forking.prepare(arguments[2:])
+    requests = requests_of(arguments[1], forkable=forking.possible())
+    request = requests.fork_each(PROGRAM)
+    return _train_trial(request.arguments) if request else 0
 
 
 def _train_trial(arguments: Sequence[str]) -> int:
     study, number, until = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     driver, place = _Driver(study, float(arguments[3])), TrialFolder(study, number)
     config = load(place.config)
+    set_title(f"trial {number} of {study.name}")
     data = known_data(study, config) or _prepared(study, config, driver)
     if data is None:
         return 1

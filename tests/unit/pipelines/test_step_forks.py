@@ -19,8 +19,9 @@ from steadytrain.components.shared.events.types import StepStarted
 from steadytrain.components.shared.stopping import Lifeline
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent import processes as killing
+from steadytrain.components.train.agent.fork_server import LIFELINE, ForkServer
 from steadytrain.components.train.agent.processes import alive
-from steadytrain.pipelines import step_forks, step_processes
+from steadytrain.pipelines import step_processes
 from steadytrain.pipelines.step_processes import StepProcesses, died
 
 from support.command import wait_for
@@ -159,19 +160,17 @@ def test_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path):
     """The kernel may kill it when memory is low."""
     (tmp_path / "killed_at_once.py").write_text(
         "import socket, sys\n"
-        "channel = socket.socket(fileno=int(sys.argv[1]))\n"
-        "socket.recv_fds(channel, 1, 2)\n"
-        "channel.sendall(b'status -9\\n')\n"
-        "channel.recv(1)\n"
+        "from steadytrain.components.train.agent.fork_server import ENDED, requests_of\n"
+        "requests = requests_of(sys.argv[2])\n"
+        "requests.answer(ENDED, requests.receive().number, -9)\n"
+        "requests.receive()\n"
     )
-    monkeypatch.setattr(step_forks, "PROGRAM", "killed_at_once")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    template = step_forks.StepTemplate.start(tmp_path, 1, ())
+    template = ForkServer.start("killed_at_once", environment=os.environ, output=1)
     try:
-        step, output = template.fork("train", tmp_path, {}, Lifeline().descriptor)
-        with output:
-            assert step is None
-            assert template.status(0) == -9
+        step = template.ask(["train", "config"], {}, descriptors={LIFELINE: Lifeline().descriptor})
+        assert step.wait_for_start() is None
+        assert step.wait(0) == -9
     finally:
         template.kill()
 

@@ -75,7 +75,7 @@ class Study:
 
     def __init__(self, folder, monkeypatch, make=Fork):
         self.folder, self.template = folder, Template(make)
-        monkeypatch.setattr(local, "start_template", lambda *_: self.template)
+        monkeypatch.setattr(local.ForkServer, "start", lambda *_, **__: self.template)
         monkeypatch.setattr(os, "kill", self._kill)
         self.trials = LocalTrials(folder, 2, 60.0, Ranks())
         self.forks = self.template.forks
