@@ -25,8 +25,12 @@ Record = Mapping[str, Any]
 NUMBER: Final = "n"
 """The field of a line for the number of its record."""
 _SUM: Final = ',"sum":"'
+_TAIL: Final = len(_SUM) + len('01234567"}')
+"""How many bytes come after a record."""
 _SUMMED = re.compile(rb',"sum":"[0-9a-f]{8}"}')
 """Matches the end of a line that was written up to its end of line."""
+_MERGED = re.compile(rb'(?<=,"sum":"........"})[^\n]', re.DOTALL)
+"""Matches what an end of line has become."""
 
 
 def _damaged(what: str) -> BadInput:
@@ -46,8 +50,8 @@ class FileLog:
         self.path, self.damaged = path, damaged
         self.next, self._end = 0, 0
 
-    def scan(self) -> list[dict[str, Any] | None]:
-        """Return the record of each line with its number, and None for a damaged line.
+    def scan(self) -> list[dict[str, Any] | bytes]:
+        """Return the record of each line with its number, and a damaged line as it is.
 
         A last line that is torn is left out. The next record replaces it.
         """
@@ -55,7 +59,7 @@ class FileLog:
         if lines and not lines[-1].endswith(b"\n") and not _SUMMED.search(lines[-1]):
             lines.pop()
         self._end = sum(map(len, lines))
-        return [decode(line) for line in lines]
+        return [decode(line) or line for line in lines]
 
     def read(self) -> list[Record]:
         """Return all records, without a last one that is torn or damaged.
@@ -197,6 +201,53 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return record if type(record[NUMBER]) is int else None
     except (ValueError, KeyError, RecursionError):
         return None  # not what `encode` writes, in spite of its checksum
+
+
+def repaired(line: bytes) -> list[dict[str, Any]]:
+    """Return the records of a damaged line if one flipped bit explains the damage.
+
+    The checksum shows which bit that was. If it was in an end of line, two records follow each
+    other. Empty if there is more damage.
+    """
+    records = [decode(part) for part in _MERGED.split(line) if part.strip()]
+    if not all(records):
+        records = [decode(_flipped_back(line))]
+    return [record for record in records if record] if all(records) else []
+
+
+def same(line: bytes, written: bytes) -> bool:
+    """Return whether a damaged line was once this one: it still has its checksum, or its record."""
+    body, end = written[: -_TAIL - 1], written[-_TAIL - 1 :].rstrip()
+    return line.rstrip(b"\n").endswith(end) or line.startswith(body + _SUM.encode())
+
+
+def _flipped_back(line: bytes) -> bytes:
+    """Return a damaged line with the one bit flipped back that makes its checksum right.
+
+    Return it unchanged if there is none.
+    """
+    text = bytearray(line.rstrip(b"\n"))
+    size = len(text) - _TAIL
+    for at in range(max(0, size), len(text)):
+        for bit in range(8):
+            text[at] ^= 1 << bit
+            if decode(bytes(text)):
+                return bytes(text)
+            text[at] ^= 1 << bit
+    match = _SUMMED.fullmatch(bytes(text[max(0, size) :]))
+    if match is None:
+        return line
+    wanted = zlib.crc32(text[:size]) ^ int(text[-10:-2], 16)
+    # How the checksum changes with each bit of a byte: first of the last byte, then of the others.
+    zero = zlib.crc32(b"\0")
+    steps = [zlib.crc32(bytes([value])) ^ zero for value in range(256)]
+    changes = [steps[1 << bit] for bit in range(8)]
+    for at in reversed(range(size)):
+        if wanted in changes:
+            text[at] ^= 1 << changes.index(wanted)
+            return bytes(text)
+        changes = [steps[change & 0xFF] ^ change >> 8 for change in changes]
+    return line
 
 
 def _replaced(where: str) -> str:

@@ -14,10 +14,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from steadytrain.components.shared.append_log import NUMBER, FileLog
+from steadytrain.components.shared.append_log import (
+    NUMBER,
+    FileLog,
+    encode,
+    repaired,
+    same,
+)
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import Event, JsonLines, read_events
 from steadytrain.components.shared.events.types import COPY, from_json, to_json
@@ -50,12 +57,14 @@ class _Loss(NamedTuple):
 class _Content(NamedTuple):
     """What a run's logs contain.
 
+    restored: which damaged lines could be restored, in words.
     last: the number of the last entry, lost or not.
     cut: whether that one is lost.
     """
 
     history: History
     losses: list[_Loss]
+    restored: list[str]
     last: int
     cut: bool
 
@@ -147,6 +156,11 @@ class Ledger:
             problem = f"entry {first} is missing: attempt {attempts} left traces"
             raise self._damaged([_Loss(first, problem)])
 
+    @property
+    def restored(self) -> list[str]:
+        """Which damaged lines of the logs could be restored, in words, once they were read."""
+        return self._read.restored if self._read else []
+
     def generation(self) -> int:
         """Return the highest generation of a supervisor that has written."""
         return max(self._numbered(_LOG), default=0)
@@ -161,14 +175,17 @@ class Ledger:
             self._log = FileLog(self.workspace.events / f"ledger-{generation:08d}.jsonl")
             self._log.scan()
             self._log.next = self._read.last + 1
-        content = json.loads(to_json(event, job_id=self.workspace.run_id))
-        if is_of_rank(event):
-            content = {COPY: content.pop("event"), **content}
-        self._log.append({"schema_version": SCHEMA_VERSION, "generation": generation} | content)
+        self._log.append(self._record(event, generation))
         history.add(event)
 
+    def _record(self, event: State, generation: int) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(to_json(event, job_id=self.workspace.run_id))
+        if is_of_rank(event):
+            content = {COPY: content.pop("event"), **content}
+        return {"schema_version": SCHEMA_VERSION, "generation": generation} | content
+
     def _content(self) -> _Content:
-        found, problems = dict[int, State](), dict[int, str]()
+        found, problems, restored = dict[int, State](), dict[int, str](), list[str]()
         for path in self._numbered(_LOG).values():
             end = max([0, *found, *problems]) + 1
             try:
@@ -178,20 +195,29 @@ class Ledger:
             if lines is None:
                 problems[end] = f"{path} cannot be read"
                 continue
-            known = ((index, line[NUMBER]) for index, line in enumerate(lines) if line)
+            known = (
+                (index, line[NUMBER]) for index, line in enumerate(lines) if isinstance(line, dict)
+            )
             start = next((number - index for index, number in known), end)
             # What an earlier supervisor wrote after this one took over is void.
             found = {number: event for number, event in found.items() if number < start}
             problems = {number: why for number, why in problems.items() if number < start}
+            number = start
             for index, line in enumerate(lines):
                 where = f"line {index + 1} of {path}"
-                if line is None:
-                    problems[start + index] = f"{where} has changed since it was written (CRC-32)"
-                    continue
-                try:
-                    found[line[NUMBER]] = _event(line, where)
-                except ValueError as error:
-                    problems[line[NUMBER]] = f"{where} has no event: {error}"
+                records = [line] if isinstance(line, dict) else self._restored(line, number, path)
+                changed = f"{where} has changed since it was written (CRC-32)"
+                if not records:
+                    problems[number] = changed
+                elif isinstance(line, bytes):
+                    restored.append(f"{changed}; what was there could be restored")
+                for record in records:
+                    number = record[NUMBER]
+                    try:
+                        found[number] = _event(record, where)
+                    except ValueError as error:
+                        problems[number] = f"{where} has no event: {error}"
+                number += 1
         accepted = self._numbered(_ACCEPTED)
         last = max([0, *found, *problems, *accepted])
         losses = [
@@ -200,7 +226,27 @@ class Ledger:
             if loss.first not in accepted
         ]
         history = History.of(found[number] for number in sorted(found))
-        return _Content(history, losses, last, cut=last > 0 and last not in found)
+        return _Content(history, losses, restored, last, cut=last > 0 and last not in found)
+
+    def _restored(self, line: bytes, number: int, path: Path) -> list[dict[str, Any]]:
+        """Return the records of a damaged line as far as they are certain; empty if they are not.
+
+        It had one flipped bit, or is the copy of what a rank reported: the line and the rank's own
+        file do not have the same damage.
+        """
+        if records := repaired(line):
+            return records
+        for event in self._reported:
+            if is_of_rank(event):
+                record = self._record(event, int(path.stem.partition("-")[2]))
+                if same(line, encode(record, number)):
+                    return [{NUMBER: number, **record}]
+        return []
+
+    @cached_property
+    def _reported(self) -> list[Event]:
+        """What the run's processes have reported. Read only for a ledger that is damaged."""
+        return read_events(self.workspace.events)
 
     def _has_earlier_version(self) -> bool:
         """Return whether a version that had one file for each entry wrote the ledger."""

@@ -171,6 +171,8 @@ class Supervisor:
                 settings=now,
             )
         )
+        for what in self.ledger.restored:
+            self._emit(Warned(stage="train", message=f"{what}; check the disk"))
         end_lost_attempts(self.ledger, self.workspace)
         if failed := undecided(history):
             decision = self._policy(history, Failure.of(failed))

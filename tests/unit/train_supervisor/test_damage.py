@@ -145,6 +145,19 @@ def test_damaged_file_does_not_stop_the_run(supervisor, workspace, config, patte
     assert spec(workspace, len(after.attempts)).skipped_batches == (7,)
 
 
+def test_flipped_bit_in_the_ledger_is_restored_and_reported(supervisor, workspace):
+    first = supervisor("diverge", decide=stop_after_skip)
+    first.run()
+    (path,) = workspace.events.glob("ledger-*.jsonl")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    assert supervisor("finish").run().succeeded
+    assert spec(workspace, 2).skipped_batches == (7,)
+    told = [event.message for event in read_events(workspace.events) if isinstance(event, Warned)]
+    assert any(str(path) in message and "could be restored" in message for message in told)
+
+
 def stop_after_skip(history, failure):
     from steadytrain.components.shared.events.types import RecoveryDecision
 

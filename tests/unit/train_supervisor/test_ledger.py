@@ -232,15 +232,73 @@ def refused(workspace, attempts=2):
     return raised.value.message, Path(raised.value.remedy.rpartition("touch ")[2])
 
 
-@pytest.mark.parametrize("number", range(1, 7))
-@pytest.mark.parametrize("place", [20, -20, -1])
-def test_flipped_bit_is_an_error_that_says_what_to_do(ledger, workspace, log, number, place):
-    """It could still be valid JSON, and skip another batch. The last place is the end of line."""
-    written(ledger)
+def change(log, number, place, new):
+    """Replace bytes of a line."""
     lines = log.read_bytes().splitlines(keepends=True)
     changed = bytearray(lines[number - 1])
-    changed[place] ^= 1
+    changed[place : place + len(new)] = new
     log.write_bytes(b"".join([*lines[: number - 1], changed, *lines[number:]]))
+
+
+def flip(log, number, place, bit=0):
+    line = log.read_bytes().splitlines(keepends=True)[number - 1]
+    place %= len(line)
+    change(log, number, place, bytes([line[place] ^ 1 << bit]))
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("place", [0, 20, -20, -15, -12, -2, -1])
+@pytest.mark.parametrize("bit", [0, 5])
+def test_flipped_bit_is_restored_and_reported(ledger, workspace, log, number, place, bit):
+    """In a record, its checksum or an end of line. Otherwise it could skip another batch."""
+    before = written(ledger)
+    flip(log, number, place, bit)
+    later = Ledger(workspace)
+    assert later.history() == before
+    (told,) = later.restored
+    assert f"line {number} of {log} has changed since it was written" in told
+    assert later.readable() == (before, [])
+    later.record(skipped(2, 9))
+    assert Ledger(workspace).history().skipped_batches == (7, 9)
+
+
+def test_flipped_bits_of_several_lines_are_restored(ledger, workspace, log):
+    before = written(ledger)
+    # The last one is in an end of line, after which the lines are counted differently.
+    for number in (6, 4, 1, 2):
+        flip(log, number, -1 if number == 2 else 30)
+    later = Ledger(workspace)
+    assert later.history() == before
+    assert len(later.restored) == 4
+
+
+@pytest.mark.parametrize("place", [30, -10])
+def test_line_that_ranks_reported_is_restored_from_their_events(ledger, workspace, log, place):
+    """It still has its checksum, or all but that."""
+    with contextlib.closing(workspace.lines("rank-0")) as ranks:
+        for step in (5, 10, 15):
+            ranks.append(replace(saved(1, step), time=100.0 + step))
+    before = written(ledger)
+    line = log.read_bytes().splitlines()[2]
+    assert b'"step":10' in line
+    change(log, 3, place, b"\0\0\0\0\0\0")
+    later = Ledger(workspace)
+    later.check(2)
+    assert later.history() == before
+    assert len(later.restored) == 1
+
+    change(log, 3, -60, b"\0" * 58)
+    refused(workspace)
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("place", [20, -14])
+def test_changed_line_is_an_error_that_says_what_to_do(ledger, workspace, log, number, place):
+    """No other file has what it had, or no event of a rank fits it."""
+    written(ledger)
+    with contextlib.closing(workspace.lines("rank-0")) as ranks:
+        ranks.append(replace(saved(1, 11), time=110.0))
+    change(log, number, place, b"\0\0\0")
     message, accept = refused(workspace)
     assert f"line {number} of {log} has changed since it was written" in message
     history, lost = Ledger(workspace).readable()
