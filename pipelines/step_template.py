@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 # Import nothing heavy here: processes that a step spawns import this module again.
 if TYPE_CHECKING:
-    from steadytrain.components.train.agent.fork_server import Requests
+    from steadytrain.components.train.agent.fork_server import ForkServer, Requests
 
 PROGRAM: Final = "steadytrain.pipelines.step_template"
+_TRAIN: Final = "train"
 CLOSING: Final = "report"
 """The step that runs last, whatever happened before it."""
 _MODULES: Final = (
@@ -41,7 +43,8 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[0] == SERVE:
         _serve(arguments[1])
     else:
-        _perform(*arguments)
+        step, config = arguments
+        _perform(step, config)
 
 
 def _serve(channel: str) -> None:
@@ -58,10 +61,11 @@ def _serve(channel: str) -> None:
     if request is None:
         _close(requests)
         return
-    # A step exits through the interpreter's own shutdown, like any program. Fork its agent now,
-    # because soon this process will have other threads, and cannot be forked then.
-    with agent_forked_early():
-        _perform(*request.arguments)
+    # A step exits through the interpreter's own shutdown, like any program. One that trains forks
+    # its agent now, because soon this process will have other threads, and cannot be forked then.
+    step, config = request.arguments
+    with agent_forked_early() if step == _TRAIN else nullcontext() as agent:
+        _perform(step, config, agent)
 
 
 def _close(requests: Requests) -> None:
@@ -105,14 +109,14 @@ def _import() -> None:
         import_module(module)
 
 
-def _perform(step: str, config: str) -> None:
+def _perform(step: str, config: str, agent: ForkServer | None = None) -> None:
     from steadytrain.components.shared.config import load
     from steadytrain.components.shared.processes import set_title
     from steadytrain.pipelines.steps import perform
 
     given = load(Path(config))
     set_title(f"{step} of {given.run_id}")
-    perform(step, given)
+    perform(step, given, agent)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.log import step_format
 from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.pipelines.options import Extra, check_extra
 from steadytrain.pipelines.runs import run_lock
 
@@ -47,9 +48,13 @@ def run_step(name: str, config: RunConfig) -> Written:
         return perform(name, config)
 
 
-def perform(name: str, config: RunConfig) -> Written:
-    """Run one step for a process that holds the run's lock."""
-    return _STEPS[name](config)
+def perform(name: str, config: RunConfig, agent: ForkServer | None = None) -> Written:
+    """Run one step for a process that holds the run's lock.
+
+    Args:
+        agent: for a step that trains, if it was forked before.
+    """
+    return _train(config, agent) if name == "train" else _STEPS[name](config)
 
 
 @contextlib.contextmanager
@@ -124,10 +129,10 @@ def _cross_validate(config: RunConfig) -> Written:
     return {"summary": folder / SUMMARY, "predictions": folder / PREDICTIONS}
 
 
-def _train(config: RunConfig) -> Written:
+def _train(config: RunConfig, agent: ForkServer | None = None) -> Written:
     from steadytrain.components.train.step import run_stage
 
-    return {"train": run_stage(config)}
+    return {"train": run_stage(config, agent=agent)}
 
 
 def _evaluate(config: RunConfig) -> Written:

@@ -32,6 +32,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
     WorkProgress,
 )
+from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.log import following
 from steadytrain.components.shared.quantities import duration, size
@@ -48,7 +49,10 @@ _PACKAGES = ("steadytrain", "torch", "transformers", "accelerate", "datasets", "
 
 @dataclass
 class Stage:
-    """A running step. Set `summary` before it ends, and call `reuse` if it reuses a result."""
+    """A running step. Set `summary` before it ends, and call `reuse` if it reuses a result.
+
+    lease: of the run, if the step holds it.
+    """
 
     name: str
     workspace: Workspace
@@ -57,6 +61,7 @@ class Stage:
     summary: str = ""
     reused: bool = False
     reused_from: str = ""
+    lease: Lease | None = None
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -108,15 +113,16 @@ def quiet() -> None:
 
 @contextlib.contextmanager
 def stage(
-    config: RunConfig, name: str, *, holding: AbstractContextManager[object] | None = None
+    config: RunConfig, name: str, *, holding: AbstractContextManager[Lease] | None = None
 ) -> Iterator[Stage]:
     """Run a step. Its start, end and failure are events of the run.
 
     Args:
         config: the run's configuration.
         name: the step's name.
-        holding: what the step must hold before it reports events of the run, and while it works. If
-            another process holds it or takes it over, this step reports nothing more.
+        holding: the run's lease, if the step must hold that before it reports events of the run,
+            and while it works. If another process holds it or takes it over, this step reports
+            nothing more.
 
     Raises:
         Stopped: if this process was asked to stop.
@@ -132,11 +138,10 @@ def stage(
         current = None
         try:
             with stoppable() as stopping:
-                if holding is not None:
-                    held.enter_context(holding)
+                lease = held.enter_context(holding) if holding is not None else None
                 settle(workspace)
                 # Assigned first: a request to stop may come while the start is written.
-                current = Stage(name, workspace, workspace.stream(name), stopping)
+                current = Stage(name, workspace, workspace.stream(name), stopping, lease=lease)
                 current.begin()
                 seconds = config.recovery.server_wait_seconds
                 held.enter_context(waiting(seconds, partial(report_wait, current, seconds)))

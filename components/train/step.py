@@ -28,11 +28,12 @@ from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome, check_callback, replay
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
-from steadytrain.components.train.recovery.takeover import owned, plugin_code, strategy_code
+from steadytrain.components.train.recovery.takeover import Held, owned, plugin_code, strategy_code
 
 _PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.outline")
 
@@ -76,8 +77,13 @@ class Trainer(Protocol):
         on_validation: OnValidation | None,
         sinks: Sequence[Reader],
         until: int | None = None,
+        held: Held | None = None,
     ) -> Outcome:
-        """Train until the run ends, reaches its cut, is stopped, or fails."""
+        """Train until the run ends, reaches its cut, is stopped, or fails.
+
+        Args:
+            held: what this process holds already; a supervisor and a launcher take it over.
+        """
 
 
 @runtime_checkable
@@ -95,6 +101,7 @@ def run(
     on_validation: OnValidation | None = None,
     sinks: Sequence[Reader] = (),
     until: int | None = None,
+    held: Held | None = None,
 ) -> Outcome:
     """Train. Resume from the newest checkpoint if there is one.
 
@@ -109,6 +116,7 @@ def run(
         until: optimizer steps after which training ends as "pruned"; a multiple of
             `training.eval_steps`. A later call continues from there, and the weights become those
             of a run that was never cut. None means to train to the end.
+        held: what this process holds already.
 
     Raises:
         BadInput: there is no trainer for the framework, there is no data, `on_validation` is not a
@@ -120,7 +128,7 @@ def run(
     trainer = load_trainer(config.model.framework)
     data = data or _prepared(config)
     config.training.class_weights.check_labels(data.labels)
-    return trainer(config, data, on_validation=on_validation, sinks=sinks, until=until)
+    return trainer(config, data, on_validation=on_validation, sinks=sinks, until=until, held=held)
 
 
 def run_stage(
@@ -129,6 +137,7 @@ def run_stage(
     *,
     on_validation: OnValidation | None = None,
     until: int | None = None,
+    agent: ForkServer | None = None,
 ) -> TrainRecord:
     """Run the pipeline step. Reuse an earlier run's model if the inputs are unchanged.
 
@@ -137,6 +146,7 @@ def run_stage(
         on_validation: called with each validation; returning False prunes the run. If an earlier
             run's model is reused, it gets that run's recorded validations.
         until: as for `run`.
+        agent: forked while this process had no other threads.
 
     Raises:
         BadInput: as for `run`.
@@ -161,8 +171,17 @@ def run_stage(
         else:
             # If preprocessing ran in the light image, this has not been checked yet.
             check_lm_tasks(config)
+            assert step.lease is not None
+            held = Held(step.lease, agent)
             with _tracked(config, step.workspace) as sinks:
-                outcome = run(config, data, on_validation=on_validation, sinks=sinks, until=until)
+                outcome = run(
+                    config,
+                    data,
+                    on_validation=on_validation,
+                    sinks=sinks,
+                    until=until,
+                    held=held,
+                )
             record = _recorded(outcome, step.workspace)
             files = (path for path in Path(record.model).rglob("*") if path.is_file())
             store.remember(key, record, sorted(files))
@@ -180,11 +199,15 @@ def train_with_pytorch(
     on_validation: OnValidation | None,
     sinks: Sequence[Reader],
     until: int | None = None,
+    held: Held | None = None,
 ) -> Outcome:
     """Train with ranks on this machine or in pods, under the supervisor."""
-    with launcher_for(config) as launcher:
+    lease, agent = (held.lease, held.agent) if held else (None, None)
+    with launcher_for(config, agent=agent) as launcher:
         check_groups(config, data)
-        return Supervisor(config, data, launcher, on_validation, sinks, until=until).run()
+        return Supervisor(
+            config, data, launcher, on_validation, sinks, until=until, held=lease
+        ).run()
 
 
 def load_trainer(framework: str) -> Trainer:

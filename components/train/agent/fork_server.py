@@ -204,7 +204,7 @@ class ForkServer:
     def __init__(
         self, process: subprocess.Popen[bytes] | forking.Forked, channel: socket.socket
     ) -> None:
-        self.process, self.served = process, False
+        self.process, self.served, self._abandoned = process, False, False
         self._channel, self._received = channel, b""
         self._asked = list[Served]()
 
@@ -308,9 +308,16 @@ class ForkServer:
     def kill(self) -> None:
         """Kill the server, but not its forks."""
         self.process.kill()
-        self.process.wait()
+        if not self._abandoned:
+            self.process.wait()
         self.read_answers()
         self._channel.close()
+
+    def abandon(self) -> None:
+        """Do not wait for the server from now on, because it cannot be killed."""
+        self._abandoned = True
+        if isinstance(self.process, forking.Forked):
+            self.process.abandon()
 
 
 class Served:

@@ -16,6 +16,7 @@ from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.policy import decide
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
+from steadytrain.components.train.recovery.takeover import Held
 
 _FRAMEWORK = "steadytrain.components.train.framework"
 
@@ -34,6 +35,7 @@ class LearnerTrainer:
         on_validation: OnValidation | None,
         sinks: Sequence[Reader],
         until: int | None = None,
+        held: Held | None = None,
     ) -> Outcome:
         """Train in one process, on this machine or in a pod, under the supervisor.
 
@@ -51,8 +53,12 @@ class LearnerTrainer:
         )
         # The OOM fallbacks change settings that only PyTorch's loop has.
         policy = partial(decide, settings=config.recovery, run_id=config.run_id, fallbacks=False)
-        with launcher_for(config, program, (f"{_FRAMEWORK}.training", module)) as launcher:
-            return Supervisor(config, data, launcher, on_validation, sinks, policy, until).run()
+        imports = (f"{_FRAMEWORK}.training", module)
+        lease, agent = (held.lease, held.agent) if held else (None, None)
+        with launcher_for(config, program, imports, agent) as launcher:
+            return Supervisor(
+                config, data, launcher, on_validation, sinks, policy, until, lease
+            ).run()
 
 
 def _check_alone(config: RunConfig) -> None:

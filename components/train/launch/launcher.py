@@ -11,6 +11,7 @@ from steadytrain.components.shared.cluster import Cluster, connect, this_pod_nam
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.retry import retry
+from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.job import Job
 from steadytrain.components.train.launch.job_kinds import offered
@@ -64,12 +65,14 @@ def launcher_for(
     config: RunConfig,
     program: Sequence[str] = RANK_PROGRAM,
     imports: Sequence[str] = RANK_IMPORTS,
+    agent: ForkServer | None = None,
 ) -> Iterator[Launcher]:
     """Return the launcher that `compute.launcher` names, or that fits the environment.
 
     Args:
         program: command of a rank; the attempt's folder is appended to it.
         imports: modules that it imports.
+        agent: of this machine, if there is one already; see `ProcessLauncher`.
 
     Raises:
         BadInput: several nodes, but no cluster here; or no image or volume for pods.
@@ -86,7 +89,7 @@ def launcher_for(
             "compute.nproc_per_node instead",
         )
     else:
-        with ProcessLauncher(compute, program, imports) as process:
+        with ProcessLauncher(compute, program, imports, agent) as process:
             yield process
 
 

@@ -41,38 +41,31 @@ _IDLE_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def agent_forked_early() -> Iterator[None]:
-    """Fork the agent of this process's next launcher now, while there are no other threads.
+def agent_forked_early() -> Iterator[ForkServer | None]:
+    """Fork an agent now, while this process has no other threads. It ends with the context.
 
-    Do nothing in a process that does not descend from a prepared one (`forking.possible`).
+    Yield None in a process that does not descend from a prepared one (`forking.possible`).
     """
     if not forking.possible():
-        yield
+        yield None
         return
-    _early.append(ForkServer.fork(serve))
+    agent = ForkServer.fork(serve)
     try:
-        yield
+        yield agent
     finally:
-        if (unused := _take_early()) is not None:
-            unused.kill()
-
-
-_early: list[ForkServer] = []
-
-
-def _take_early() -> ForkServer | None:
-    return _early.pop() if _early else None
+        agent.kill()
 
 
 class ProcessLauncher:
     """Starts the ranks of this machine through an agent, which is kept for the next attempt.
 
-    Use it as a context manager; the agent ends with the context. In a process that descends from a
-    prepared one, it may have been forked before, and imports nothing (see `agent_forked_early`).
+    Use it as a context manager; the agent ends with the context.
 
     Args:
         program: command of a rank; the attempt's folder is appended to it.
         imports: modules that the agent imports in advance.
+        agent: the first one, if it was forked before (see `agent_forked_early`). It imports
+            nothing.
     """
 
     def __init__(
@@ -80,12 +73,12 @@ class ProcessLauncher:
         compute: ComputeConfig,
         program: Sequence[str] = RANK_PROGRAM,
         imports: Sequence[str] = RANK_IMPORTS,
+        agent: ForkServer | None = None,
     ) -> None:
         self.compute, self.program, self.imports = compute, tuple(program), tuple(imports)
-        self._agent: ForkServer | None = None
+        self._agent = agent
 
     def __enter__(self) -> Self:
-        self._agent = _take_early()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,10 +110,7 @@ class ProcessLauncher:
         try:
             yield AgentAttempt(folder, gone=lambda _: _exit(agent))
         finally:
-            # One that does not end is not awaited either.
-            self._agent = None
             _finish(agent, served, folder)
-            self._agent = agent
 
     def _new_agent(self, log: Path) -> ForkServer:
         """Start an agent as a new program.
@@ -164,6 +154,5 @@ def _finish(agent: ForkServer, served: Served, folder: AttemptFolder) -> None:
     try:
         end_processes(folder.path, root=None if done else unreaped(agent.process))
     except Unkillable:
-        if isinstance(agent.process, forking.Forked):
-            agent.process.abandon()
+        agent.abandon()
         raise

@@ -81,6 +81,7 @@ class Supervisor:
     until: optimizer steps after which training ends as "pruned"; a multiple of
         `training.eval_steps`. The cut is no part of the run: a later call continues to the weights
         of a run that was never cut. None means there is none.
+    held: the run's lease, if this process holds it already.
     """
 
     config: RunConfig
@@ -90,6 +91,7 @@ class Supervisor:
     sinks: Sequence[Reader] = ()
     decide: Decide | None = None
     until: int | None = None
+    held: Lease | None = None
     device: str = field(init=False)
     workspace: Workspace = field(init=False)
     ledger: Ledger = field(init=False)
@@ -122,7 +124,8 @@ class Supervisor:
             Unkillable: a rank on this machine, maybe of an earlier supervisor, does not end.
         """
         self.workspace.create()
-        with owned(self.config) as self.lease, stop_requests() as request:
+        lease = contextlib.nullcontext(self.held) if self.held else owned(self.config)
+        with lease as self.lease, stop_requests() as request:
             self.ledger.lease = self.lease
             self._prepare()
             ending, step = Ending("stopped", None, None), self.ledger.history().last_step

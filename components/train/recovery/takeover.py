@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from steadytrain.components.shared.retry import REJECTED_SECONDS
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.registry import task_code
+from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History, is_of_rank
@@ -179,12 +180,23 @@ def _fields(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 _SUPERVISOR_DIED: Final = "the program that supervised this attempt died"
-_owned_here: ContextVar[Lease | None] = ContextVar("lease", default=None)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds while it trains a run.
+
+    lease: of the run.
+    agent: forked while this process had no other threads; None if there is none.
+    """
+
+    lease: Lease
+    agent: ForkServer | None = None
 
 
 @contextlib.contextmanager
 def owned(config: RunConfig) -> Iterator[Lease]:
-    """Hold a run for this process. Inside a context that already holds it, reuse that lease.
+    """Hold a run for this process.
 
     Raises:
         RunBusy: a live supervisor holds it; the message says which one, where, and since when.
@@ -192,10 +204,6 @@ def owned(config: RunConfig) -> Iterator[Lease]:
     """
     workspace = Workspace.of(config)
     storage = LocalStorage(workspace.lease)
-    outer = _owned_here.get()
-    if outer is not None and outer.generations.storage.uri == storage.uri:
-        yield outer
-        return
     with hold(
         storage,
         run_id=workspace.run_id,
@@ -203,11 +211,7 @@ def owned(config: RunConfig) -> Iterator[Lease]:
         after=Ledger(workspace).generation(),
         tell=partial(_tell, workspace),
     ) as lease:
-        token = _owned_here.set(lease)
-        try:
-            yield lease
-        finally:
-            _owned_here.reset(token)
+        yield lease
 
 
 def _tell(workspace: Workspace, message: str) -> None:

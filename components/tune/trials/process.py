@@ -37,7 +37,7 @@ from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.fork_server import SERVE, requests_of
 from steadytrain.components.train.agent.processes import MARK
 from steadytrain.components.train.launch.process import agent_forked_early
-from steadytrain.components.train.recovery.takeover import owned
+from steadytrain.components.train.recovery.takeover import Held, owned
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.folder import (
     LABELS,
@@ -81,10 +81,11 @@ def _train_trial(arguments: Sequence[str]) -> int:
         return 1
     # Ranks on this machine need an agent, and a process with threads cannot fork one.
     local = config.compute.launcher == "process"
-    with _reported(config), agent_forked_early() if local else contextlib.nullcontext():
+    early = agent_forked_early() if local else contextlib.nullcontext()
+    with _reported(config), early as agent:
         Periodic("driver", driver.look, every=_LOOK_SECONDS)
-        with owned(config):
-            outcome = run(config, data, until=until)
+        with owned(config) as lease:
+            outcome = run(config, data, until=until, held=Held(lease, agent))
             scored = outcome.result is not None and outcome.succeeded
             if scored and config.cross_validation.fold is not None:
                 assert outcome.result is not None

@@ -28,7 +28,7 @@ SUBJECT = Subject(
 )
 
 
-def perform(name: str, config: RunConfig) -> None:
+def perform(name: str, config: RunConfig, agent: object = None) -> None:
     _STEPS[name](config)
 
 

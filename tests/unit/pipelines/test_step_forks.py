@@ -38,8 +38,8 @@ from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.shared.config import ComputeConfig
 thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
-with ProcessLauncher(ComputeConfig()) as launcher:
-    ready = launcher._agent is not None and launcher._agent.alive
+with ProcessLauncher(ComputeConfig(), agent=agent) as launcher:
+    ready = agent is not None and agent.alive
 had = "slow_import" in sys.modules
 with open(os.environ["TOLD"], "w") as file:
     json.dump({"parent": os.getppid(), "had": had, "ready": ready}, file)
@@ -70,8 +70,8 @@ if first and not pathlib.Path(first).exists():
     pathlib.Path(first).touch()
     raise OSError("not the first time")
 
-def perform(name, config):
-    exec(pathlib.Path(os.environ["SOURCE"]).read_text(), {})
+def perform(name, config, agent):
+    exec(pathlib.Path(os.environ["SOURCE"]).read_text(), {"agent": agent})
 """
 """In place of `pipelines/steps.py`: every step runs the code in a file."""
 REPLACED = """
