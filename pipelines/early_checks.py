@@ -199,7 +199,7 @@ def here(config: RunConfig) -> Iterator[str]:
 
 def anywhere(config: RunConfig) -> Iterator[str]:
     """Yield which settings cannot act, as far as the configuration alone shows it."""
-    from steadytrain.components.sizing.without_effect import without_effect
+    from steadytrain.components.sizing.length import without_effect
 
     training = config.training
     if training.max_steps > 0:

@@ -160,8 +160,7 @@ def plan(
 
 def _measure(config: RunConfig) -> Measure | None:
     """Return a function that measures a choice with a dry run; None if torch is not installed."""
-    from steadytrain.components.memory.architectures import architecture_of
-    from steadytrain.components.memory.model import any_model_shape, label_count
+    from steadytrain.components.memory.model import any_model_shape, architecture_of, label_count
 
     if importlib.util.find_spec("torch") is None:
         return None

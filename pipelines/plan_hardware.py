@@ -10,8 +10,14 @@ import typer
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.device import CPU, device_name, this_cpu
-from steadytrain.components.sizing.hardware import Gpu, find_gpu, known_gpu
+from steadytrain.components.sizing.hardware import (
+    CPU,
+    Gpu,
+    device_name,
+    find_gpu,
+    known_gpu,
+    this_cpu,
+)
 from steadytrain.components.sizing.machine import Hosts
 from steadytrain.components.train.agent.memory import host_memory
 

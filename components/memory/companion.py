@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from steadytrain.components.memory.architectures import architecture_of
-from steadytrain.components.memory.model import any_shape, label_count
+from steadytrain.components.memory.model import any_shape, architecture_of, label_count
 from steadytrain.components.memory.setting import FP32, Companion
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.chunks import COMPARISON_COPIES, answer_bytes, comparison_rows

@@ -1,4 +1,7 @@
-"""How each parameter of a model is trained: `training.param_groups` and `training.layer_decay`."""
+"""A model's layers, and how each parameter is trained.
+
+The latter is `training.param_groups` and `training.layer_decay`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from typing import Final
 import regex
 import torch
 
-from steadytrain.components.memory.structure import layers_of
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques.parameter_groups import ParamGroupConfig
@@ -223,3 +225,24 @@ def _of_norms(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
     for layer in model.modules():
         if isinstance(layer, torch.nn.LayerNorm):
             yield from layer.parameters()
+
+
+def layers_of(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
+    """Return a transformer's layers: the list of modules with the most parameters.
+
+    Raises:
+        ValueError: it has no list of modules.
+    """
+    lists = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module)
+    ]
+    if not lists:
+        raise ValueError("its layers are in no list of modules")
+    return max(lists, key=lambda layers: sum(count(layer) for layer in layers))
+
+
+def count(module: torch.nn.Module) -> int:
+    """Count the parameters, each one once."""
+    return sum(parameter.numel() for parameter in module.parameters())

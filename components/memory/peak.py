@@ -14,9 +14,8 @@ from steadytrain.components.memory.activations import (
     plain_loss,
     stream,
 )
-from steadytrain.components.memory.kept import LayerMemory
 from steadytrain.components.memory.setting import FP32, Setting
-from steadytrain.components.memory.shape import Shape
+from steadytrain.components.memory.shape import LayerMemory, Shape
 from steadytrain.components.memory.states import States, states, still_layers
 from steadytrain.components.shared.chunks import (
     COMPARISON_COPIES,

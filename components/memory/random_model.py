@@ -1,4 +1,7 @@
-"""A model built from its architecture alone, with random weights, for trial runs."""
+"""A model built from its architecture alone, for trial runs: with random weights, or of fakes.
+
+Operators run on fake tensors, but nothing is computed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.memory.setting import Setting
@@ -15,6 +19,9 @@ from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.documents import attend_by_document
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.sequence_classification import class_loss
+
+LAYER_COUNTS: Final = ("n_layer", "n_layers", "num_layers", "num_hidden_layers")
+"""Names that configurations use for their number of layers."""
 
 _SPECIAL: Final = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,3 +80,57 @@ def loss_of(labels: int) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:
         labels: as for `random_model`.
     """
     return class_loss if labels else next_token_loss
+
+
+def with_layers(architecture: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return the configuration with fewer layers, and shorten its per-layer lists to match."""
+    field = next((name for name in LAYER_COUNTS if name in architecture), "num_hidden_layers")
+    count = architecture.get(field)
+    kept: dict[str, Any] = {}
+    for name, value in architecture.items():
+        if isinstance(value, list) and len(value) == count:
+            kept[name] = value[:layers]
+        elif name == "text_config" and isinstance(value, Mapping):
+            kept[name] = with_layers(value, layers)
+        elif name != "layer_types":
+            kept[name] = value
+    return {**kept, field: layers}
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a mode in which new tensors are fakes."""
+    # PEFT copies a classifier's new head, and with its fakes the mode that they belong to.
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake(model: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Replace tensors on the meta device with fakes; tied tensors stay tied.
+
+    Args:
+        dtype: of the floating-point ones; None keeps theirs. Fakes can't be converted later.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    wanted = dtype if tensor.is_floating_point() else None
+                    fake = torch.empty_like(tensor, device="cpu", dtype=wanted)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                    made[id(tensor)] = fake
+                held[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def batch_of(setting: Setting, labels: int) -> Batch:
+    """Return a micro-batch as the tasks' `collate` does."""
+    rows, length = setting.micro_batch, setting.length
+    # Packed documents share one row.
+    shape = (rows, length) if setting.masked else (1, rows * length)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    if labels:
+        targets = torch.zeros(setting.micro_batch, dtype=torch.int64)
+        return {"input_ids": tokens, "attention_mask": tokens.clone(), "targets": targets}
+    return {"input_ids": tokens, "position_ids": tokens.clone(), "targets": tokens.clone()}

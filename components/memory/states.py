@@ -6,10 +6,10 @@ Sixteen bytes per parameter with AdamW in 32 bits, and how ranks share them: Raj
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from steadytrain.components.memory.buckets import bucket_values
-from steadytrain.components.memory.factored import factored_values
 from steadytrain.components.memory.frozen import (
     frozen_width,
     head_block,
@@ -19,6 +19,15 @@ from steadytrain.components.memory.frozen import (
 from steadytrain.components.memory.setting import FP32, NF4_BITS, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config.optimizers import optimizer_spec
+
+LARGEST_BUCKET: Final = 50_000_000
+"""Values that ranks exchange at a time. DeepSpeed's own default is ten times as large, and
+allocated regardless of the model's size: 4 GB of a GPU."""
+
+
+def bucket_values(parameters: int) -> int:
+    """Return the values of a bucket for a number of parameters."""
+    return min(LARGEST_BUCKET, parameters)
 
 
 @dataclass(frozen=True)
@@ -211,3 +220,50 @@ def _update(setting: Setting, trained: int) -> int:
     spec = optimizer_spec(setting.optim)
     needed = spec.scaled_update_bytes if setting.precision == "fp16" else spec.update_bytes
     return int(needed * trained) // (setting.ranks if setting.shards_optimizer else 1)
+
+
+def factored_values(shape: Shape, setting: Setting) -> int:
+    """Return the values that an optimizer keeps that factors second moments.
+
+    That is Adafactor (Shazeer and Stern 2018). Of a trained matrix it keeps one value for each row
+    and column, and of a vector one for each weight.
+
+    Outside the layers, a shape has totals only. What is left after the tables and square matrices
+    that fit in counts as vectors, which can be a few values too many for each unit of width.
+    """
+    adapter = setting.adapter
+    if adapter.freezes:
+        each = (
+            2 * adapter.rank + matrix.inputs + matrix.outputs
+            for matrix in shape.adapted(adapter.targets)
+        )
+        return shape.layers * sum(each) + (shape.labels + shape.hidden if shape.labels else 0)
+    in_layer = sum(matrix.inputs + matrix.outputs for matrix in shape.matrices) + shape.vectors
+    whole = shape.layers * (in_layer + _factored_experts(shape)) + _factored_outside(shape)
+    # Frozen parameters may be anywhere; the rest is taken to be like the whole model.
+    return whole * (shape.parameters - shape.frozen) // max(shape.parameters, 1)
+
+
+def _factored_experts(shape: Shape) -> int:
+    """Return the values for the experts of a layer, whose weights are stacked in few tensors."""
+    if not shape.experts:
+        return 0
+    count = max(1, round(sum(shape.experts) * shape.chosen / max(shape.used, 1)))
+    sides = (shape.hidden + size // (count * shape.hidden) for size in shape.experts)
+    return count * sum(sides)
+
+
+def _factored_outside(shape: Shape) -> int:
+    words, square = shape.vocabulary, shape.hidden
+    found = _factored_tables(shape.embeddings, shape.hidden, [words, shape.positions])
+    last = shape.labels or (0 if shape.tied else words)
+    return found + _factored_tables(shape.head, shape.hidden, [last, square])
+
+
+def _factored_tables(values: int, width: int, rows: Iterable[int]) -> int:
+    """Return the values for tables of these numbers of rows, and for the rest as vectors."""
+    kept = 0
+    for count in rows:
+        if 0 < count * width <= values:
+            kept, values = kept + count + width, values - count * width
+    return kept + values

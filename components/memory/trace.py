@@ -15,12 +15,18 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig
 
-from steadytrain.components.memory.fakes import batch_of, fake, fake_mode, with_layers
-from steadytrain.components.memory.kept import Activations, LayerMemory
+from steadytrain.components.memory.groups import layers_of
 from steadytrain.components.memory.live_tensors import LiveTensors
-from steadytrain.components.memory.random_model import loss_of, random_model
+from steadytrain.components.memory.random_model import (
+    batch_of,
+    fake,
+    fake_mode,
+    loss_of,
+    random_model,
+    with_layers,
+)
 from steadytrain.components.memory.setting import Setting
-from steadytrain.components.memory.structure import layers_of
+from steadytrain.components.memory.shape import Activations, LayerMemory
 from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.base import Batch

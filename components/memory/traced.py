@@ -18,12 +18,10 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from steadytrain.components.memory.fakes import LAYER_COUNTS, fake_mode
-from steadytrain.components.memory.groups import Group, grouped, still_layers
-from steadytrain.components.memory.random_model import random_model
+from steadytrain.components.memory.groups import Group, count, grouped, layers_of, still_layers
+from steadytrain.components.memory.random_model import LAYER_COUNTS, fake_mode, random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Matrix, Shape
-from steadytrain.components.memory.structure import count, layers_of
 from steadytrain.components.memory.trace import Traced
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.plain import shown

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import torch
 
-from steadytrain.components.memory.architectures import architecture_of
+from steadytrain.components.memory.model import architecture_of
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting

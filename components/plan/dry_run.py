@@ -17,11 +17,17 @@ import torch.distributed as dist
 from accelerate.utils import convert_outputs_to_fp32
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from steadytrain.components.memory.fakes import batch_of, fake, fake_mode, with_layers
 from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.memory.model import any_shape
 from steadytrain.components.memory.peak import Memory, peak_memory
-from steadytrain.components.memory.random_model import loss_of, random_model
+from steadytrain.components.memory.random_model import (
+    batch_of,
+    fake,
+    fake_mode,
+    loss_of,
+    random_model,
+    with_layers,
+)
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import TrainingConfig

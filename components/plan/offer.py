@@ -14,8 +14,15 @@ from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.fit import Choice, works
 from steadytrain.components.sizing.length import length_of, prepared
 from steadytrain.components.sizing.machine import Workload
-from steadytrain.components.sizing.scoring import pass_tokens, scoring_of
-from steadytrain.components.sizing.time_cost import Span, Speed, by_table, hours, preemptions
+from steadytrain.components.sizing.time_cost import (
+    Span,
+    Speed,
+    by_table,
+    hours,
+    pass_tokens,
+    preemptions,
+    scoring_of,
+)
 
 
 @dataclass(frozen=True)

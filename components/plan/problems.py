@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from steadytrain.components.memory.architectures import known_models
 from steadytrain.components.memory.frozen import frozen_problems
+from steadytrain.components.memory.model import known_models
 from steadytrain.components.memory.setting import FP32
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.states import trained_parameters
@@ -24,14 +24,13 @@ from steadytrain.components.sizing.learned import learned_otherwise
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.recipe import rates
-from steadytrain.components.sizing.scoring import scoring_of
 from steadytrain.components.sizing.strategy import (
     BILLION,
     LARGEST,
     offloading_options,
     unconstrained_options,
 )
-from steadytrain.components.sizing.time_cost import by_table, hours
+from steadytrain.components.sizing.time_cost import by_table, hours, scoring_of
 
 
 def problems(job: Workload, choice: Choice) -> Iterator[str]:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.companion import grader_of
+from steadytrain.components.memory.setting import Companion, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import still_layers, trained_parameters
+from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.hardware import TFLOPS_OF_A_UNIT
+from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Machine, Workload
 
 UTILIZATION: Final = (0.25, 0.45)
@@ -208,3 +211,42 @@ def preemptions(job: Workload, choice: Choice) -> Preemptions:
     interval = math.sqrt(2 * cost * between)
     lost = (interval / 2 + _RESTART_SECONDS) / between
     return Preemptions(interval, 1 + cost / interval + lost)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A curriculum's reference model's pass over the training rows, before the first step.
+
+    memory: bytes of a rank at its peak. The model that trains does not exist yet.
+    tokens: of training that take as long; None if the data are not prepared.
+    """
+
+    memory: int
+    tokens: float | None
+
+
+def scoring_of(job: Workload, choice: Choice) -> Scoring | None:
+    """Return what a reference model's pass needs; None without a curriculum by loss.
+
+    Raises:
+        BadInput: the reference model's architecture is unknown, or can't be built here.
+    """
+    setting = choice.setting
+    found = grader_of(job.config, half=setting.half, length=setting.length)
+    if found is None:
+        return None
+    rows = max(SCORED_TOKENS, setting.length)
+    return Scoring(found.alone(rows), pass_tokens(job, setting, found))
+
+
+def pass_tokens(job: Workload, setting: Setting, model: Companion) -> float | None:
+    """Return the tokens of training that take as long as the model's pass over the training rows.
+
+    None if the data are not prepared.
+    """
+    data = prepared(job.config)
+    if data is None:
+        return None
+    side = data.sides["train"]
+    tokens = side.tokens or side.rows * setting.length
+    return tokens * model.flops / flops_per_token(job.shape, setting)

@@ -14,7 +14,7 @@ from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config.strategies import strategy_spec
 from steadytrain.components.shared.events.types import RecoveryDecision
 from steadytrain.components.sizing.batch import BatchPlan
-from steadytrain.components.sizing.device import CPU
+from steadytrain.components.sizing.hardware import CPU
 from steadytrain.components.techniques.settings import SMALLER_MICRO_BATCH
 from steadytrain.components.train.failures import FailureClass
 

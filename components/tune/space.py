@@ -17,9 +17,15 @@ from steadytrain.components.shared.config.space import is_whole
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.config.tune import TuneConstraints
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.device import CPU, device_name, this_cpu
 from steadytrain.components.sizing.fit import at
-from steadytrain.components.sizing.hardware import Gpu, all_gpus, known_gpu
+from steadytrain.components.sizing.hardware import (
+    CPU,
+    Gpu,
+    all_gpus,
+    device_name,
+    known_gpu,
+    this_cpu,
+)
 from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.strategy import TrainingOption
 from steadytrain.components.tune.history import Params

@@ -15,8 +15,7 @@ import pytest
 from steadytrain.components.plan.calibration import Trial, row_lengths
 from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.sizing.device import this_cpu
-from steadytrain.components.sizing.hardware import all_gpus
+from steadytrain.components.sizing.hardware import all_gpus, this_cpu
 from steadytrain.components.sizing.time_cost import Span, Speed
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.control import OUTCOMES

@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate.state import AcceleratorState, GradientState
 
-from steadytrain.components.memory import buckets
+from steadytrain.components.memory import states
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
@@ -124,7 +124,7 @@ class Case:
     single: str
     offload: str = "none"
     sections: dict[str, Any] = field(default_factory=dict)
-    bucket: int = buckets.LARGEST_BUCKET
+    bucket: int = states.LARGEST_BUCKET
     resumes: bool = True
 
     def run(self, folder: Path) -> dict[str, dict[int, float]]:
@@ -145,7 +145,7 @@ class Case:
         return folder / self.name / "losses.json"
 
     def _train(self, folder: Path, resume: Path | None = None) -> dict[int, float]:
-        buckets.LARGEST_BUCKET = self.bucket
+        states.LARGEST_BUCKET = self.bucket
         return train(folder, self.strategy, self.offload, resume=resume, **self.sections)
 
 

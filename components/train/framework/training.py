@@ -21,9 +21,8 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.batch import batch_at
-from steadytrain.components.sizing.device import device_name
-from steadytrain.components.sizing.length import total_steps
-from steadytrain.components.sizing.without_effect import without_effect
+from steadytrain.components.sizing.hardware import device_name
+from steadytrain.components.sizing.length import total_steps, without_effect
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.attempt import AttemptSpec
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamaged, CheckpointStore

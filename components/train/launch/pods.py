@@ -15,7 +15,7 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.sizing.device import CPU
+from steadytrain.components.sizing.hardware import CPU
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
 from steadytrain.components.train.launch.follow import JobFollower

@@ -13,7 +13,7 @@ from typing import Final, Self
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.output_log import open_log
-from steadytrain.components.sizing.device import device_name
+from steadytrain.components.sizing.hardware import device_name
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.__main__ import serve
 from steadytrain.components.train.agent.fork_server import ForkServer, Served

@@ -12,8 +12,7 @@ from typing import Final
 
 import torch
 
-from steadytrain.components.memory.architectures import architecture_of
-from steadytrain.components.memory.model import label_count
+from steadytrain.components.memory.model import architecture_of, label_count
 from steadytrain.components.memory.random_model import plain_model
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import StorageError

@@ -18,7 +18,7 @@ import torch
 
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.sizing.batch import BatchPlan
-from steadytrain.components.sizing.device import CPU
+from steadytrain.components.sizing.hardware import CPU
 from steadytrain.components.sizing.start import estimated_memory
 from steadytrain.components.tasks.fitting import release_memory
 from steadytrain.components.techniques.settings import SMALLER_MICRO_BATCH

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from steadytrain.components.memory.groups import Treatment, treatments
-from steadytrain.components.memory.structure import layers_of
+from steadytrain.components.memory.groups import Treatment, layers_of, treatments
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, OptimizerSpec, optimizer_spec
 from steadytrain.components.shared.config.schedules import (

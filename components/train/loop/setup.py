@@ -20,10 +20,9 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
-from steadytrain.components.sizing.device import refuse_what_needs_cuda
-from steadytrain.components.sizing.length import total_steps
+from steadytrain.components.sizing.hardware import refuse_what_needs_cuda
+from steadytrain.components.sizing.length import total_steps, without_effect
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
-from steadytrain.components.sizing.without_effect import without_effect
 from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.base import Packager, TrainingTask
 from steadytrain.components.tasks.frozen_parts import parameter_count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from steadytrain.components.memory.buckets import bucket_values
+from steadytrain.components.memory.states import bucket_values
 
 
 def zero_config(

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Record
-from steadytrain.components.sizing.device import CPU, device_name
+from steadytrain.components.sizing.hardware import CPU, device_name
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 

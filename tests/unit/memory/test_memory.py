@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from steadytrain.components.memory.buckets import LARGEST_BUCKET
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.memory.states import states
+from steadytrain.components.memory.states import LARGEST_BUCKET, states
 from steadytrain.components.shared.config import AdapterConfig, TrainingConfig
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 

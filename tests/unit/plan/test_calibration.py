@@ -18,8 +18,7 @@ from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.plan.render import render
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.sizing.device import this_cpu
-from steadytrain.components.sizing.hardware import find_gpu
+from steadytrain.components.sizing.hardware import find_gpu, this_cpu
 from steadytrain.components.sizing.machine import Machine
 from steadytrain.components.sizing.time_cost import THE_TABLE, Span, Speed, of_all_ranks
 from steadytrain.components.train.loop.order import RowOrder
@@ -119,7 +118,7 @@ def test_cpu_plan_uses_bfloat16_if_the_cpu_has_instructions_for_it(
     plan_here, tiny, tmp_path, monkeypatch, flags, precision
 ):
     (tmp_path / "cpuinfo").write_text(flags)
-    monkeypatch.setattr("steadytrain.components.sizing.device._CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("steadytrain.components.sizing.hardware._CPUINFO", tmp_path / "cpuinfo")
     plan, _ = plan_here(tiny())
     assert plan.works
     assert plan.choice.setting.precision == precision

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from steadytrain.components.memory.architectures import known_models
+from steadytrain.components.memory.model import known_models
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of

@@ -7,8 +7,7 @@ import pytest
 from steadytrain.components.memory.companion import grader_of
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.sizing.scoring import scoring_of
-from steadytrain.components.sizing.time_cost import flops_per_token
+from steadytrain.components.sizing.time_cost import flops_per_token, scoring_of
 
 SMALL, LARGE = "hub:Qwen/Qwen2.5-0.5B", "hub:meta-llama/Llama-3.1-70B"
 TOKENS = 5_000_000

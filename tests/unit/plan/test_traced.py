@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from steadytrain.components.memory.architectures import known_models
-from steadytrain.components.memory.fakes import with_layers
+from steadytrain.components.memory.model import known_models
 from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.random_model import with_layers
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.states import trained_parameters

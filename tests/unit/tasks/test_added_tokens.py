@@ -13,7 +13,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from steadytrain.components.memory.architectures import architecture_of
+from steadytrain.components.memory.model import architecture_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import ModelConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError

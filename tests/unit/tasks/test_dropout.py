@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.memory.architectures import architecture_of
+from steadytrain.components.memory.model import architecture_of
 from steadytrain.components.shared.config import ModelConfig, from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.checks import check_task

@@ -6,7 +6,7 @@ import pytest
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.schedules import course_of, rate_factor
-from steadytrain.components.sizing.without_effect import without_effect
+from steadytrain.components.sizing.length import without_effect
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
-from steadytrain.components.sizing.device import device_name
+from steadytrain.components.sizing.hardware import device_name
 
 
 @pytest.fixture
