@@ -19,7 +19,7 @@ section 3)."""
 
 @dataclass(frozen=True)
 class Companion:
-    """A frozen model that each rank runs next to the one that trains (`companion.py`), in bytes.
+    """A frozen model that each rank runs next to the one that trains (`techniques.py`), in bytes.
 
     forward: for each token, during its forward pass.
     kept: for each token, from then until the loss.

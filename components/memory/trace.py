@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import torch
@@ -27,7 +27,6 @@ from steadytrain.components.memory.random_model import (
 )
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Activations, LayerMemory
-from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.fused_head import FusedHead, LossRequest, head_request
@@ -116,24 +115,14 @@ class Traced:
 def _as_traced(setting: Setting, size: int) -> Setting:
     """Return only what a forward pass depends on; of strategies, only who casts the weights."""
     kind = "none" if setting.adapter.kind == "none" else "lora"
-    return replace(
-        setting,
+    return Setting(
+        length=setting.length,
         micro_batch=size,
         precision="bf16" if setting.half else "fp32",
-        recompute=False,
-        accumulates=False,
+        masked=setting.masked,
         strategy="single" if setting.casts_weights or not setting.half else "fsdp",
-        ranks=1,
-        offload="none",
         adapter=setting.adapter.model_copy(update={"kind": kind}),
-        optim=DEFAULT,
-        companion=None,
-        contrasts=False,
-        returns_states=False,
-        copies=1,
-        differentiates=False,
-        passes=1,
-        ascents=0,
+        cuda=setting.cuda,
     )
 
 

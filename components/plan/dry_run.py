@@ -31,7 +31,6 @@ from steadytrain.components.memory.random_model import (
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.loop.optim import OptimizerBuilder
 from steadytrain.components.train.loop.setup import recompute_activations
@@ -84,33 +83,23 @@ def dry_run(
 def _nearest(setting: Setting, labels: int) -> Setting:
     """Return what fakes can run: one rank with all gradients for DDP, FSDP for ZeRO.
 
-    Padding is always masked: Transformers detects it from values, which fakes don't have.
+    Padding is always masked: Transformers detects it from values, which fakes don't have. Nor do
+    fakes say which tokens have a target.
     """
     shares = setting.shards_optimizer and setting.ranks > 1
     kind = "none" if setting.adapter.kind == "none" else "lora"
-    return replace(
-        setting,
+    return Setting(
+        length=setting.length,
+        micro_batch=setting.micro_batch * setting.copies,
         precision="bf16" if setting.half else "fp32",
+        recompute=setting.recompute,
         masked=setting.masked or labels > 0,
+        accumulates=setting.accumulates or setting.exchanges,
         strategy="fsdp" if shares else "single",
         ranks=setting.ranks if shares else 1,
-        accumulates=setting.accumulates or setting.exchanges,
-        offload="none",
         # Memory on the host would count as the device's.
         adapter=setting.adapter.model_copy(update={"kind": kind, "frozen_embeddings": "device"}),
-        optim=DEFAULT,
         cuda=False,
-        weight_copies=0,
-        companion=None,
-        contrasts=False,
-        returns_states=False,
-        micro_batch=setting.micro_batch * setting.copies,
-        copies=1,
-        differentiates=False,
-        passes=1,
-        ascents=0,
-        # Fakes have no values that would say which tokens have a target.
-        targets=1.0,
     )
 
 

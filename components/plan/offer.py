@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.memory.companion import answering_teacher
 from steadytrain.components.memory.peak import CUDA_CONTEXT
+from steadytrain.components.memory.techniques import answering_teacher
 from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.quantities import duration, size

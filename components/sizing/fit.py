@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from steadytrain.components.memory.companion import answers_on_device, run_companion
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.techniques import with_techniques
 from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.batch import LARGEST_DERIVED, BatchPlan, plan_batch
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.strategy import TrainingOption, options
-from steadytrain.components.tasks.registry import load_task
 
 LARGEST_MICRO_BATCH: Final = 64
 ENOUGH_TOKENS: Final = 2048
@@ -162,17 +161,12 @@ def at(
     """Evaluate one option with one micro-batch."""
     config, ranks = job.config, job.machine.ranks
     batch = plan_batch(job.global_batch, ranks, micro_batch)
-    adversarial, task = config.training.adversarial, load_task(config.data.task)
-    targets = task.targets(config.training) if task.targets else 1.0
     setting = Setting(
         length=length or config.data.sequence_length,
-        micro_batch=micro_batch * task.sequences,
+        micro_batch=micro_batch,
         precision=job.precision,
         recompute=option.recompute,
-        # Labeled texts are padded. Packed rows need a mask too if attention has no document
-        # support.
-        masked=job.shape.labels > 0 or not job.shape.documents,
-        accumulates=batch.gradient_accumulation_steps * adversarial.passes > 1,
+        accumulates=batch.gradient_accumulation_steps > 1,
         strategy=option.strategy,
         ranks=ranks,
         offload=option.offload,
@@ -185,28 +179,8 @@ def at(
         ),
         optim=option.optim,
         cuda=job.machine.gpu.cuda,
-        weight_copies=config.training.weight_copies,
-        companion=run_companion(
-            config,
-            job.shape,
-            half=job.precision != "fp32",
-            length=length or config.data.sequence_length,
-        ),
-        contrasts=config.training.contrastive.on,
-        returns_states=config.training.batch_contrastive.on and not task.contrasts,
-        copies=2 if config.training.r_drop.on else 1,
-        passes=adversarial.passes,
-        ascents=adversarial.ascents,
-        differentiates=config.training.r_drop.on
-        or config.training.focal_loss.on
-        or config.training.distillation.stored,
-        answers=answers_on_device(
-            config,
-            length=length or config.data.sequence_length,
-            sequences=job.global_batch // ranks,
-        ),
-        targets=targets if job.shape.fused else 1.0,
     )
+    setting = with_techniques(setting, config, job.shape, sequences=job.global_batch // ranks)
     memory, machine = peak_memory(job.shape, setting), job.machine
     host_needed = memory.host * machine.per_node
     return Choice(

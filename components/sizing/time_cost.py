@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.memory.companion import grader_of
 from steadytrain.components.memory.setting import Companion, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import still_layers, trained_parameters
+from steadytrain.components.memory.techniques import grader_of
 from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.sizing.fit import Choice

@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from steadytrain.components.memory.companion import companion_of, run_companion
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.memory.techniques import companion_of, run_companion
 from steadytrain.components.shared.chunks import answer_bytes
 from steadytrain.components.shared.config import (
     ContrastiveConfig,

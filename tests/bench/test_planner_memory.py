@@ -55,7 +55,8 @@ def model(family: str, lot: random.Random) -> Mapping[str, Any]:
         "max_position_embeddings": 1024,
     }
     if family in ENCODERS:
-        return fields
+        # DistilBERT's name for it.
+        return {**fields, "hidden_dim": fields["intermediate_size"]}
     shared = {"num_key_value_heads": heads // lot.choice([1, 2, 4])}
     return {**fields, **shared, "tie_word_embeddings": lot.random() < 0.5}
 

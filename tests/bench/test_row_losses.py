@@ -12,7 +12,7 @@ import shutil
 import pytest
 import torch
 
-from steadytrain.components.memory.companion import grader_of
+from steadytrain.components.memory.techniques import grader_of
 from steadytrain.components.shared.chunks import SCORED_TOKENS
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.row_losses import row_losses

@@ -37,6 +37,7 @@ def test_dry_run_of_a_large_model_allocates_nothing_and_matches_the_formula():
         {"adapter": AdapterConfig(kind="qlora"), "precision": "bf16"},
         {"optim": "adamw_bnb_8bit"},
         {"strategy": "zero3", "ranks": 4, "offload": "optimizer"},
+        {"answers": 10**6, "copies": 2},
     ],
 )
 def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
@@ -49,6 +50,7 @@ def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
     monkeypatch.setattr(module, "_step", formula)
     found = dry_run(LLAMA_1B, setting)
     assert ran != [setting]
+    assert (ran[0].answers, ran[0].copies) == (0, 1)
     assert found.total == peak_memory(shape, setting).total
     assert found.host == peak_memory(shape, setting).host
     assert min(found.parts.values()) >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steadytrain.components.memory.companion import grader_of
+from steadytrain.components.memory.techniques import grader_of
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.time_cost import flops_per_token, scoring_of

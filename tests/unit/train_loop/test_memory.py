@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,6 +22,17 @@ def test_memory_follows_the_models_own_shape(make_bench, config):
     shape = shape_of({**config, "vocab_size": VOCABULARY})
     assert shape.parameters == parts.parameters
     assert least_memory(parts) == peak_memory(shape, setting).total
+
+
+def test_memory_counts_both_passes_of_r_drop(make_bench):
+    config = {**GPT2, "resid_pdrop": 0.1}
+    training = {"max_steps": 1, "r_drop": {"weight": 1.0}}
+    parts = make_bench(model={"config": config}, training=training).train_here().parts
+    setting = Setting(length=48, recompute=True, accumulates=True, cuda=False)
+    shape = shape_of({**config, "vocab_size": VOCABULARY})
+    twice = replace(setting, copies=2, differentiates=True)
+    assert least_memory(parts) == peak_memory(shape, twice).total
+    assert least_memory(parts) > peak_memory(shape, setting).total
 
 
 def test_model_without_a_configuration_is_unknown(make_bench):

@@ -1,4 +1,8 @@
-"""A frozen model that each rank runs next to the one that trains: a teacher or a reference."""
+"""What the techniques of a run add to a training step.
+
+First of all, that is a frozen model that each rank runs next to the one that trains: a teacher or a
+reference.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,49 @@ import functools
 from dataclasses import replace
 
 from steadytrain.components.memory.model import any_shape, architecture_of, label_count
-from steadytrain.components.memory.setting import FP32, Companion
+from steadytrain.components.memory.setting import FP32, Companion, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.chunks import COMPARISON_COPIES, answer_bytes, comparison_rows
 from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.techniques.distillation import HiddenConfig
+
+
+def with_techniques(
+    setting: Setting, config: RunConfig, shape: Shape, *, sequences: int
+) -> Setting:
+    """Return the setting of a run, with the needs of its task and of its techniques.
+
+    Args:
+        setting: without them; its micro-batch is the configured one.
+        shape: of the model that trains.
+        sequences: of a rank's share of the global batch.
+
+    Raises:
+        BadInput: as for `run_companion`.
+    """
+    training, task = config.training, load_task(config.data.task)
+    adversarial = training.adversarial
+    targets = task.targets(training) if task.targets and shape.fused else 1.0
+    return replace(
+        setting,
+        micro_batch=setting.micro_batch * task.sequences,
+        # Labeled texts are padded. Packed rows need a mask too if attention has no document
+        # support.
+        masked=shape.labels > 0 or not shape.documents,
+        accumulates=setting.accumulates or adversarial.passes > 1,
+        weight_copies=training.weight_copies,
+        companion=run_companion(config, shape, half=setting.half, length=setting.length),
+        contrasts=training.contrastive.on,
+        returns_states=training.batch_contrastive.on and not task.contrasts,
+        copies=2 if training.r_drop.on else 1,
+        passes=adversarial.passes,
+        ascents=adversarial.ascents,
+        differentiates=training.r_drop.on or training.focal_loss.on or training.distillation.stored,
+        answers=answers_on_device(config, length=setting.length, sequences=sequences),
+        targets=targets,
+    )
 
 
 def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -> Companion | None:
