@@ -17,8 +17,7 @@ from steadytrain.pipelines import (
     model_commands,
     options,
     plan_commands,
-    run_command,
-    runs_commands,
+    run_commands,
     schedule_commands,
     study_commands,
     submit_commands,
@@ -172,21 +171,21 @@ app.command()(config_commands.validate)
 app.command("show-data")(model_commands.show_data)
 app.command()(plan_commands.plan)
 app.command()(plan_commands.profile)
-app.command()(run_command.run)
+app.command()(run_commands.run)
 app.command()(study_commands.tune)
 app.command()(study_commands.ablate)
 app.command()(study_commands.cross_validate)
-app.command("list")(runs_commands.list_)
-app.command()(runs_commands.top)
-app.command()(runs_commands.ui)
-app.command()(runs_commands.explain)
-app.command()(runs_commands.report)
-app.command()(runs_commands.compare)
+app.command("list")(run_commands.list_)
+app.command()(run_commands.top)
+app.command()(run_commands.ui)
+app.command()(run_commands.explain)
+app.command()(run_commands.report)
+app.command()(run_commands.compare)
 app.command()(model_commands.lineage)
 app.command()(model_commands.extract)
-app.command()(runs_commands.stop)
-app.command()(run_command.resume)
-app.command()(runs_commands.gc)
+app.command()(run_commands.stop)
+app.command()(run_commands.resume)
+app.command()(run_commands.gc)
 app.command("compile")(compile_)
 app.command()(submit_commands.submit)
 app.command()(submit_commands.trigger)

@@ -20,8 +20,7 @@ from steadytrain.components.shared.tracking.reading import version_link
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.pipelines import options
-from steadytrain.pipelines.interrupts import say, silence
-from steadytrain.pipelines.local import LocalRun
+from steadytrain.pipelines.local import LocalRun, say, silence
 
 _DONE = ("finished", "reused")
 

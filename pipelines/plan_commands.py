@@ -150,7 +150,7 @@ def plan(
     )
     options.show(found.as_data()) if as_json else typer.echo(render(found))
     if write is not None:
-        from steadytrain.components.plan.launch_files import write_files
+        from steadytrain.components.plan.render import write_files
 
         for path in write_files(found, write):
             typer.echo(f"wrote {path}", err=True)
@@ -232,7 +232,7 @@ def profile(
     from steadytrain.components.train.step import check_complete
     from steadytrain.components.train.step import run as train
     from steadytrain.pipelines.early_checks import check_plugins
-    from steadytrain.pipelines.interrupts import say
+    from steadytrain.pipelines.local import say
     from steadytrain.pipelines.runs import run_lock
     from steadytrain.pipelines.sources import open_source
 

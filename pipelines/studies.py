@@ -34,7 +34,7 @@ def run_study(
     """
     from steadytrain.components.tune.driver import driving
     from steadytrain.components.tune.search import search
-    from steadytrain.pipelines.interrupts import say
+    from steadytrain.pipelines.local import say
 
     try:
         with driving(config) as log:

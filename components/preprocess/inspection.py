@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from steadytrain.components.preprocess.chunks import Chunk, Row
 from steadytrain.components.preprocess.formats import read_files
-from steadytrain.components.preprocess.hub import read_dataset
-from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.inputs import find_inputs, read_dataset
 from steadytrain.components.preprocess.sources import RemoteFile, SourceFile
 from steadytrain.components.preprocess.validate import (
     JUDGED_REMEDY,

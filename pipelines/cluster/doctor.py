@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -155,3 +157,8 @@ def checked(topic: str, ask: Callable[[], Line | Iterable[Line]]) -> Iterator[Li
             f"no answer from the API server: {reason(error)}",
             "check the address in KUBECONFIG and the network path to it (VPN, firewall)",
         )
+
+
+if __name__ == "__main__":
+    (line,) = checked("MLflow", try_tracking)
+    print(json.dumps(dataclasses.asdict(line)))

@@ -101,7 +101,7 @@ def try_tracking_in_pod(cluster: Cluster, image: str, timeout_seconds: float) ->
     trial = Trial(
         topic="MLflow",
         image=image,
-        command=["python", "-m", "steadytrain.pipelines.cluster.inside"],
+        command=["python", "-m", "steadytrain.pipelines.cluster.doctor"],
         judge=lambda phase, log: _judge_tracking(phase, log, cluster.namespace),
     )
     return _run(cluster, trial, timeout_seconds)

@@ -33,8 +33,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.pagination import pages
 from steadytrain.components.shared.tracking.batches import flatten
-from steadytrain.pipelines.compile import compile_pipeline
-from steadytrain.pipelines.lint import Finding
+from steadytrain.pipelines.compile import Finding, compile_pipeline
 from steadytrain.pipelines.pod_names import Pipeline
 from steadytrain.pipelines.server.schedule_file import (
     Schedule,
@@ -42,8 +41,13 @@ from steadytrain.pipelines.server.schedule_file import (
     configuration,
     read_schedules,
 )
-from steadytrain.pipelines.server.submission import Submission
-from steadytrain.pipelines.server.upload import Version, experiment_id, look_up, upload
+from steadytrain.pipelines.server.submission import (
+    Submission,
+    Version,
+    experiment_id,
+    look_up,
+    upload,
+)
 
 _MARK: Final = re.compile(
     r"\[steadytrain (?P<set>[a-z0-9-]+)/(?P<name>[a-z0-9-]+) (?P<digest>\w+)]\s*$"

@@ -36,8 +36,7 @@ from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.pod_names import Pipeline
 from steadytrain.pipelines.server.follow import ENDED
-from steadytrain.pipelines.server.submission import Submission, start
-from steadytrain.pipelines.server.upload import upload
+from steadytrain.pipelines.server.submission import Submission, start, upload
 
 _LOCK_SECONDS: Final = EXPIRY_SECONDS + 30.0
 """Longer than the lock of a killed trigger lasts."""

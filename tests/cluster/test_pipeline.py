@@ -10,8 +10,7 @@ import pytest
 
 from steadytrain.components.shared.config import load, to_parameters
 from steadytrain.components.shared.config.operations import PipelineConfig
-from steadytrain.pipelines.compile import compile_pipeline
-from steadytrain.pipelines.lint import read_pipeline
+from steadytrain.pipelines.compile import compile_pipeline, read_pipeline
 from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 from support.cluster import PodFailed

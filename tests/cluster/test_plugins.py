@@ -19,7 +19,7 @@ import pytest
 from kubernetes.client import ApiException
 
 from steadytrain.components.shared.config import load, to_parameters
-from steadytrain.pipelines.lint import read_pipeline
+from steadytrain.pipelines.compile import read_pipeline
 from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 from support.cluster import PodFailed

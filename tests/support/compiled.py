@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from steadytrain.components.shared.config.operations import PipelineConfig
-from steadytrain.pipelines.compile import compile_pipeline
-from steadytrain.pipelines.lint import Finding
+from steadytrain.pipelines.compile import Finding, compile_pipeline
 from steadytrain.pipelines.pod_names import Pipeline
 
 

@@ -19,10 +19,9 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
 from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.train.launch.removal import remove_jobs_below
-from steadytrain.components.tune.trials.base import Trials, TrialState
+from steadytrain.components.tune.trials.base import Slot, Trials, TrialState
 from steadytrain.components.tune.trials.folder import trials_of
 from steadytrain.components.tune.trials.local import LINGER_SECONDS, LocalTrials, local_trials
-from steadytrain.components.tune.trials.slots import Slot
 
 STUDY: Final = "steadytrain.io/study"
 """Label of the jobs of a study's trials, with the study's name."""

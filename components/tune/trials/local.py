@@ -23,7 +23,7 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.fork_server import ForkServer, Served
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.tune.trials.base import TrialState
+from steadytrain.components.tune.trials.base import Ranks, RanksHere, Slot, TrialState
 from steadytrain.components.tune.trials.curve import Curve, read_curve
 from steadytrain.components.tune.trials.folder import (
     TrialFolder,
@@ -33,7 +33,6 @@ from steadytrain.components.tune.trials.folder import (
     trials_of,
 )
 from steadytrain.components.tune.trials.process import PROGRAM, report_failure, warn
-from steadytrain.components.tune.trials.slots import Ranks, RanksHere, Slot
 
 LINGER_SECONDS: Final = 30.0
 """How long trials train on without a driver."""

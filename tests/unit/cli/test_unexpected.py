@@ -139,7 +139,7 @@ def test_unencodable_text_is_escaped():
 
 def test_command_that_continues_without_output_keeps_its_exit_status():
     body = (
-        "import contextlib; from steadytrain.pipelines.interrupts import silence\n"
+        "import contextlib; from steadytrain.pipelines.local import silence\n"
         "    with contextlib.suppress(OSError): print('x', flush=True)\n"
         "    silence()"
     )

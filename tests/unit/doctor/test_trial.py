@@ -50,7 +50,7 @@ def test_pod_output_becomes_the_doctors_line(address, state, words, tmp_path):
     environment = {"PATH": "", "HOME": str(tmp_path), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     if address:
         environment["MLFLOW_TRACKING_URI"] = address.format(port=free_port())
-    program = [sys.executable, "-m", "steadytrain.pipelines.cluster.inside"]
+    program = [sys.executable, "-m", "steadytrain.pipelines.cluster.doctor"]
     done = subprocess.run(program, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     line = module._judge_tracking("Succeeded", done.stdout, "some-namespace")

@@ -15,7 +15,7 @@ import typer
 from steadytrain.components.shared.events.types import StepStarted
 from steadytrain.pipelines.progress import ProgressDisplay
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.pipelines.interrupts import Display
+from steadytrain.pipelines.local import Display
 from steadytrain.pipelines.local import LocalRun
 from steadytrain.pipelines.outline import print_ending
 from steadytrain.pipelines.unexpected import told

@@ -9,8 +9,13 @@ import yaml
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.pipelines import dags
-from steadytrain.pipelines.compile import checked, compile_pipeline
-from steadytrain.pipelines.lint import UnsafePipeline, lint, read_pipeline
+from steadytrain.pipelines.compile import (
+    UnsafePipeline,
+    checked,
+    compile_pipeline,
+    lint,
+    read_pipeline,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from steadytrain.components.plan import calibration
 from steadytrain.components.plan.calibration import STEPS, calibrate, row_lengths
-from steadytrain.components.plan.launch_files import accelerate_config, filled
 from steadytrain.components.plan.plan import plan_training
-from steadytrain.components.plan.render import render
+from steadytrain.components.plan.render import accelerate_config, filled, render
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import find_gpu, this_cpu

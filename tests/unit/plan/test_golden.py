@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.components.plan.launch_files import filled
-from steadytrain.components.plan.render import render
+from steadytrain.components.plan.render import filled, render
 from steadytrain.components.sizing.hardware import all_gpus
 
 GOLDEN = Path(__file__).parent / "golden"

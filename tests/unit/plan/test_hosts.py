@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from steadytrain.components.plan.launch_files import filled
-from steadytrain.components.plan.render import render
+from steadytrain.components.plan.render import filled, render
 from steadytrain.components.sizing.fit import choose
 from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.sizing.machine import Hosts, Node

@@ -7,8 +7,8 @@ import json
 import pytest
 import yaml
 
-from steadytrain.components.plan.launch_files import write_files
 from steadytrain.components.plan.plan import plan_training
+from steadytrain.components.plan.render import write_files
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steadytrain.components.preprocess.hub import read_dataset
+from steadytrain.components.preprocess.inputs import read_dataset
 from steadytrain.components.preprocess.inspection import inspect, task_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.tables import COLUMNAR

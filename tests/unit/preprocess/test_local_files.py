@@ -13,8 +13,7 @@ from typing import Any
 import datasets
 import pytest
 
-from steadytrain.components.preprocess.hub import dataset_digest
-from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.inputs import dataset_digest, find_inputs
 from steadytrain.components.preprocess.local_files import BROKEN, LINKS, SPECIAL, open_regular
 from steadytrain.components.preprocess.sources import SourceFile, find_files
 from steadytrain.components.preprocess.step import run

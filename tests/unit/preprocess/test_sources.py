@@ -8,8 +8,12 @@ from typing import Any
 import datasets
 import pytest
 
-from steadytrain.components.preprocess.hub import dataset_digest, is_dataset, read_dataset
-from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.inputs import (
+    dataset_digest,
+    find_inputs,
+    is_dataset,
+    read_dataset,
+)
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig

@@ -27,7 +27,7 @@ from steadytrain.pipelines import cli, submit_commands
 from steadytrain.pipelines.server import follow as following
 from steadytrain.pipelines.server import submission
 from steadytrain.pipelines.server.follow import Step, follow
-from steadytrain.pipelines.server.upload import find_or_make, upload
+from steadytrain.pipelines.server.submission import find_or_make, upload
 
 from support import api_server
 from support.compiled import compiled_once

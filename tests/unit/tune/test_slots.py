@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tune.trials.slots import divide
+from steadytrain.components.tune.trials.base import divide
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.agent.processes import MARK, processes_of
 from steadytrain.components.tune.trials import local
+from steadytrain.components.tune.trials.base import Slot
 from steadytrain.components.tune.trials.folder import TrialFolder, driver_of, trials_of
 from steadytrain.components.tune.trials.local import LocalTrials
 from steadytrain.components.tune.trials.process import report_failure
-from steadytrain.components.tune.trials.slots import Slot
 
 from support.disks import fill, small_file_system
 
