@@ -23,7 +23,15 @@ from steadytrain.pipelines import (
     submit_commands,
     unexpected,
 )
-from steadytrain.pipelines.options import Json, Overrides, Pipeline, Run, RunOutput, Source, given
+from steadytrain.pipelines.options import (
+    Json,
+    Overrides,
+    Pipeline,
+    Run,
+    RunOutput,
+    Source,
+    with_options,
+)
 
 LESSONS: Final = {
     "Begin": (
@@ -156,7 +164,7 @@ def step(
     from steadytrain.components.shared.config import load
     from steadytrain.pipelines.steps import as_plain, as_text, reported_warnings, run_step
 
-    config = load(source, given(overrides, run=run, output=output))
+    config = load(source, with_options(overrides, run=run, output=output))
     with reported_warnings(config):
         written = run_step(name, config)
     if as_json:
@@ -200,7 +208,7 @@ app.command()(step)
 def main() -> None:
     """Run the command. Errors and stops end it with a message and an exit status of their own."""
     as_json = options.is_requested(sys.argv[1:])
-    with unexpected.told(as_json=as_json), stoppable():
+    with unexpected.exit_with_status(as_json=as_json), stoppable():
         app() if not as_json else sys.exit(_for_programs())
 
 

@@ -283,7 +283,7 @@ USUAL: Final = PipelineConfig()
 
 def compile_pipeline(
     path: Path,
-    tell: Callable[[Finding], object] = lambda _: None,
+    notify: Callable[[Finding], object] = lambda _: None,
     *,
     pipeline: Pipeline = "finetune",
     shape: PipelineConfig = USUAL,
@@ -292,7 +292,7 @@ def compile_pipeline(
 
     Args:
         path: the YAML file to write; its folder is created.
-        tell: called with each warning: something unwise on a server, although nothing breaks.
+        notify: called with each warning: something unwise on a server, although nothing breaks.
         pipeline: the main pipeline, the one that looks for new data first, the one that tunes, or
             the one that cross-validates.
         shape: how it is split into pods, and what they reserve.
@@ -315,7 +315,7 @@ def compile_pipeline(
         compiled = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(dag, str(compiled))
         for finding in checked(compiled):
-            tell(finding)
+            notify(finding)
         write_requested(path, compiled.read_bytes(), "--output")
     return path
 

@@ -15,7 +15,7 @@ import typer
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import options
-from steadytrain.pipelines.options import DataSource, Json, Overrides, Run, RunOutput, given
+from steadytrain.pipelines.options import DataSource, Json, Overrides, Run, RunOutput, with_options
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -59,7 +59,7 @@ def validate(
         return
     if not source:
         raise BadInput("no configuration is given", remedy="name a YAML file, a preset, or data")
-    chosen = open_source(source, given(overrides, run=run, output=output))
+    chosen = open_source(source, with_options(overrides, run=run, output=output))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
     config = chosen.config
@@ -171,7 +171,9 @@ def init(
         raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
     from steadytrain.components.shared.workspace import Workspace
 
-    chosen, reason = _choose(data, model, given(overrides, run=run, output=output), asks=asks)
+    chosen, reason = _choose(
+        data, model, with_options(overrides, run=run, output=output), asks=asks
+    )
     Workspace.of(chosen.config)  # rejects an output that cannot be a folder
     _write(file, _text(chosen, reason))
     name = shlex.quote(str(file))

@@ -21,7 +21,7 @@ from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import Validated
-from steadytrain.components.shared.lease import Lease, held, hold
+from steadytrain.components.shared.lease import Lease, hold, is_held
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage, Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace, data_answered
@@ -204,7 +204,7 @@ def _is_own(folder: Path) -> bool:
 def _at_rest(folder: Path, idle_seconds: float) -> bool:
     """Return whether no driver holds a study, and none has written to its log for a while."""
     written = (folder / "log.jsonl").stat().st_mtime
-    return written <= time.time() - idle_seconds and not held(LocalStorage(folder / "lease"))
+    return written <= time.time() - idle_seconds and not is_held(LocalStorage(folder / "lease"))
 
 
 def _read(folder: Path) -> tuple[RunConfig, History] | None:
@@ -287,7 +287,7 @@ def _ended(facts: Facts, idle_seconds: float) -> bool:
     try:
         if os.path.lexists(workspace.config):
             find_run(workspace.output, workspace.run_id)
-        at_work = holder(workspace) is not None or held(LocalStorage(workspace.lease))
+        at_work = holder(workspace) is not None or is_held(LocalStorage(workspace.lease))
     except (StorageError, BadInput) as error:
         facts.unreadable.append(error.message)
     if facts.unreadable:

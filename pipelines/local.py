@@ -21,7 +21,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import RunBusy, Stopped, StorageError
 from steadytrain.components.shared.events import Cursor, Event, Sink
 from steadytrain.components.shared.events.types import StepFailed, Warned
-from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import GateRecord
 from steadytrain.components.shared.stopping import stop_signals
@@ -83,9 +83,11 @@ class Interrupts:
         self._last = now
         self._times += 1
         if self._times == 1:
-            say("stopping the current step; interrupt again to kill it")
+            print_line("stopping the current step; interrupt again to kill it")
         elif self._times == 2:
-            say("killing the current step; the report follows; interrupt again to kill everything")
+            print_line(
+                "killing the current step; the report follows; interrupt again to kill everything"
+            )
         else:
             self._held_off = True
             raise Stopped(self.number)
@@ -125,7 +127,7 @@ class Display:
             self._shown = None
             silence()
             reason = error.strerror or type(error).__name__
-            say(f"standard output cannot be written ({reason}); the run continues")
+            print_line(f"standard output cannot be written ({reason}); the run continues")
 
 
 def silence() -> None:
@@ -135,7 +137,7 @@ def silence() -> None:
     os.close(nowhere)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Write a line to standard error, unless that cannot be written."""
     # Not through `sys.stderr`, which may be in the middle of a write when a signal arrives.
     with contextlib.suppress(OSError):
@@ -215,7 +217,7 @@ def run_locally(config: RunConfig, lock: int, *, display: Sink) -> LocalRun:
 def _unexplained(workspace: Workspace, status: int) -> StepFailed:
     """Return the failure of a run whose steps reported none, for example on a full disk."""
     with contextlib.suppress(StorageError):
-        if held(LocalStorage(workspace.lease)):
+        if is_held(LocalStorage(workspace.lease)):
             return StepFailed(
                 stage="train",
                 error="RunBusy",

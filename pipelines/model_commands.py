@@ -21,7 +21,7 @@ from steadytrain.pipelines.options import (
     Run,
     RunOutput,
     check_extra,
-    given,
+    with_options,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def show_data(
     from steadytrain.components.shared.controls import on_one_line, printable
     from steadytrain.pipelines.sources import open_source
 
-    chosen = open_source(source, given(overrides, run=run, output=output))
+    chosen = open_source(source, with_options(overrides, run=run, output=output))
     found = show(chosen.config, n)
     if as_json:
         options.show({"records": [asdict(record) for record in found]})

@@ -162,7 +162,9 @@ Namespace = Annotated[
 ]
 
 
-def given(overrides: Sequence[str], **options: str | int | None) -> list[str | tuple[str, Any]]:
+def with_options(
+    overrides: Sequence[str], **options: str | int | None
+) -> list[str | tuple[str, Any]]:
     """Return the overrides of a configuration, with the options that stand for a field added.
 
     Args:

@@ -20,7 +20,7 @@ from steadytrain.components.shared.tracking.reading import version_link
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.pipelines import options
-from steadytrain.pipelines.local import LocalRun, say, silence
+from steadytrain.pipelines.local import LocalRun, print_line, silence
 
 _DONE = ("finished", "reused")
 
@@ -133,7 +133,7 @@ def _print(text: str, *, shown: bool) -> None:
             shown = False
             silence()
     if not shown:
-        say(text)
+        print_line(text)
 
 
 def _failure(failure: StepFailed, log: Path) -> list[str]:

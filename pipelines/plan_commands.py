@@ -20,7 +20,7 @@ from steadytrain.pipelines.options import (
     RunOutput,
     at_most,
     check_extra,
-    given,
+    with_options,
 )
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def plan(
     from steadytrain.pipelines.sources import open_source
 
     sizes = {"compute.nodes": nodes, "compute.nproc_per_node": gpus_per_node}
-    chosen = open_source(source, given(overrides, run=run, output=output, **sizes))
+    chosen = open_source(source, with_options(overrides, run=run, output=output, **sizes))
     for remark in chosen.remarks:
         typer.echo(remark, err=True)
     config = chosen.config
@@ -186,7 +186,7 @@ def _on_this_machine() -> Timing:
 
     from steadytrain.components.plan.calibration import calibrate
 
-    return partial(calibrate, tell=partial(typer.echo, err=True))
+    return partial(calibrate, notify=partial(typer.echo, err=True))
 
 
 _WARM_UP: Final = 10
@@ -232,11 +232,11 @@ def profile(
     from steadytrain.components.train.step import check_complete
     from steadytrain.components.train.step import run as train
     from steadytrain.pipelines.early_checks import check_plugins
-    from steadytrain.pipelines.local import say
+    from steadytrain.pipelines.local import print_line
     from steadytrain.pipelines.runs import run_lock
     from steadytrain.pipelines.sources import open_source
 
-    chosen = open_source(source, given(overrides, run=name, output=output)).config
+    chosen = open_source(source, with_options(overrides, run=name, output=output)).config
     last = warm_up + steps
     settings = {
         "run": profile_name(chosen.run_id),
@@ -262,7 +262,7 @@ def profile(
             )
         check_complete(outcome)
     except Stopped:
-        say("stopped before the profile was complete; the same command starts it again")
+        print_line("stopped before the profile was complete; the same command starts it again")
         raise
     found = Profile.of(config)
     if as_json:

@@ -57,7 +57,7 @@ def choose_hardware(
     if cluster:
         gpus, hosts = _of_the_cluster(config, table, wanted)
     elif own or not name:
-        wanted = _own(config, table, wanted) if own else _here(config, table)
+        wanted = _this_machine(config, table, wanted) if own else _here(config, table)
         hosts = Hosts(memory={wanted.name: host_memory()}) if wanted else hosts
     if host_memory_gb:
         memory = dict.fromkeys((each.name for each in gpus), int(host_memory_gb * 10**9))
@@ -99,7 +99,7 @@ def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
     return found
 
 
-def _own(config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None) -> Gpu:
+def _this_machine(config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None) -> Gpu:
     """Return the device that this machine trains on, the only one that can be timed."""
     name = device_name(config.compute)
     own = this_cpu(config) if name == CPU else find_gpu(name, gpus)

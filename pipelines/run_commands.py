@@ -25,7 +25,7 @@ from steadytrain.pipelines.options import (
     RunOutput,
     at_most,
     check_extra,
-    given,
+    with_options,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(
 
     if not dry_run:
         check_extra("train", "steadytrain run")
-    chosen = open_source(source, given(overrides, run=name, output=output))
+    chosen = open_source(source, with_options(overrides, run=name, output=output))
     for remark in (*chosen.remarks, *anywhere(chosen.config)):
         typer.echo(remark, err=True)
     check_plugins(chosen.config)
@@ -129,7 +129,7 @@ def _outline(config: RunConfig, *, as_json: bool) -> None:
 def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
     from steadytrain.components.shared.log import Log
     from steadytrain.components.shared.workspace import Workspace
-    from steadytrain.pipelines.local import LocalRun, run_locally, say
+    from steadytrain.pipelines.local import LocalRun, print_line, run_locally
     from steadytrain.pipelines.outline import as_data, print_ending, stopping
     from steadytrain.pipelines.progress import ProgressDisplay
 
@@ -140,7 +140,7 @@ def _run(config: RunConfig, lock: int, *, as_json: bool) -> None:
     except Stopped as stopped:
         # The third signal. Checkpoints that were saved before are still good.
         workspace = Workspace.of(config)
-        say("\n".join(stopping(workspace)))
+        print_line("\n".join(stopping(workspace)))
         if as_json:
             options.show(as_data(LocalRun(workspace, False, stopped.number, None)))
         raise

@@ -19,7 +19,7 @@ from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError, Unreadable
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
-from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.lock import try_lock
 from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.quantities import timestamp
@@ -238,7 +238,7 @@ def is_running(workspace: Workspace) -> bool:
 
 
 def _is_held(workspace: Workspace) -> bool:
-    return holder(workspace) is not None or held(LocalStorage(workspace.lease))
+    return holder(workspace) is not None or is_held(LocalStorage(workspace.lease))
 
 
 def _begins_run(event: Event) -> bool:

@@ -16,7 +16,7 @@ from steadytrain.components.report.story import executions
 from steadytrain.components.shared.errors import StorageError, Unkillable
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import StepFailed
-from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.output_log import open_log
 from steadytrain.components.shared.redaction import redact
 from steadytrain.components.shared.stopping import Lifeline
@@ -175,7 +175,7 @@ class StepProcesses:
     def _taken_over(self) -> bool:
         """Return whether another supervisor trains the run, and so will report on it."""
         with contextlib.suppress(StorageError):
-            return held(LocalStorage(self._workspace.lease))
+            return is_held(LocalStorage(self._workspace.lease))
         return False
 
     def _end_leftovers(self, name: str) -> int:

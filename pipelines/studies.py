@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def run_study(
     config: RunConfig,
     watcher: Watcher,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     *,
     write: Callable[[Study, Path], None],
     first: Callable[[], Sequence[Params]] = list,
@@ -26,7 +26,7 @@ def run_study(
     """Run or continue a study. If it is stopped, say how to continue it.
 
     Args:
-        tell, write, first: see `search`.
+        notify, write, first: see `search`.
 
     Raises:
         Stopped: the process was asked to stop; the same command continues the study.
@@ -34,13 +34,13 @@ def run_study(
     """
     from steadytrain.components.tune.driver import driving
     from steadytrain.components.tune.search import search
-    from steadytrain.pipelines.local import say
+    from steadytrain.pipelines.local import print_line
 
     try:
         with driving(config) as log:
-            return search(config, log, watcher, tell, write=write, first=first)
+            return search(config, log, watcher, notify, write=write, first=first)
     except Stopped:
-        say("stopped; nothing is lost: the same command continues the study")
+        print_line("stopped; nothing is lost: the same command continues the study")
         raise
 
 

@@ -11,7 +11,14 @@ import typer
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import options
-from steadytrain.pipelines.options import Json, Overrides, RunOutput, Source, check_extra, given
+from steadytrain.pipelines.options import (
+    Json,
+    Overrides,
+    RunOutput,
+    Source,
+    check_extra,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -65,7 +72,7 @@ def tune(
     from steadytrain.components.tune.study import check_space
     from steadytrain.pipelines.early_checks import check_plugins
 
-    config = load(source, given(overrides, run=run, output=output))
+    config = load(source, with_options(overrides, run=run, output=output))
     check_extra("train", "steadytrain tune")
     if lr_range:
         check_plugins(config)
@@ -90,9 +97,9 @@ def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -
 
         check_storage(export_optuna)
     folder = study_folder(config)
-    tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
+    notify: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
     first = partial(first_trials, config, other)
-    study = run_study(config, Lines(tell), tell, write=write_study, first=first)
+    study = run_study(config, Lines(notify), notify, write=write_study, first=first)
     if export_optuna:
         _export(study, export_optuna)
     if not as_json:
@@ -239,7 +246,7 @@ def ablate(
     from steadytrain.components.tune.designs import as_ablation
     from steadytrain.pipelines.early_checks import check_plugins
 
-    config = load(source, given(overrides, run=run, output=output))
+    config = load(source, with_options(overrides, run=run, output=output))
     if not config.ablation.changes:
         raise BadInput(
             f"ablation.changes of {source} is empty: there is nothing to compare",
@@ -262,8 +269,8 @@ def _ablate(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
-    tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
-    study = run_study(config, Lines(tell, words(config)), tell, write=_write)
+    notify: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
+    study = run_study(config, Lines(notify, words(config)), notify, write=_write)
     if as_json:
         options.show({**summary(study), "folder": str(folder)})
     else:
@@ -326,7 +333,7 @@ def cross_validate(
     from steadytrain.components.tune.designs import as_cross_validation, check_folds
     from steadytrain.pipelines.early_checks import check_plugins
 
-    config = load(source, given(overrides, run=run, output=output))
+    config = load(source, with_options(overrides, run=run, output=output))
     check_folds(config)
     config = as_cross_validation(config)
     check_extra("train", "steadytrain cross-validate")
@@ -351,9 +358,9 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
-    tell: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
-    lines, first = Lines(tell, words(config)), partial(checked_start, config)
-    study = run_study(config, lines, tell, write=write_cross_validation, first=first)
+    notify: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
+    lines, first = Lines(notify, words(config)), partial(checked_start, config)
+    study = run_study(config, lines, notify, write=write_cross_validation, first=first)
     results = results_of(study, folder)
     if as_json:
         options.show({**summary(study, results), "folder": str(folder)})

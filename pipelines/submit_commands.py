@@ -24,7 +24,7 @@ from steadytrain.pipelines.options import (
     RunOutput,
     Source,
     at_most,
-    given,
+    with_options,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def submit(
     from steadytrain.pipelines.early_checks import anywhere, on_cluster
     from steadytrain.pipelines.server import submission
 
-    config = load(source, given(overrides, run=run_name, output=output))
+    config = load(source, with_options(overrides, run=run_name, output=output))
     for remark in (*anywhere(config), *on_cluster(config)):
         _warn(remark)
     options = {
@@ -104,13 +104,13 @@ def submit(
         pipeline=pipeline,
         host=host,
         namespace=namespace,
-        tell=_warn,
+        notify=_warn,
         **options,
     )
     if as_json:
         later: list[SubmittedRun] = []
         try:
-            outcome = run.wait(on_resubmission=later.append, tell=_warn) if wait else None
+            outcome = run.wait(on_resubmission=later.append, notify=_warn) if wait else None
         except (KeyboardInterrupt, Stopped):
             _as_json(run, later, None)
             raise typer.Exit(130) from None
@@ -156,13 +156,13 @@ def _as_json(
 
 
 def _followed(run: SubmittedRun) -> PipelineOutcome:
-    def tell(following: SubmittedRun) -> None:
+    def notify(following: SubmittedRun) -> None:
         link = f" ({following.url})" if following.url else ""
         typer.echo(f"a step was lost; resubmitted as run {following.run_id}{link}")
 
     try:
         with _view() as show:
-            return run.wait(show, tell, _warn)
+            return run.wait(show, notify, _warn)
     except (KeyboardInterrupt, Stopped):
         typer.echo("the run continues", err=True)
         raise typer.Exit(130) from None
@@ -279,7 +279,7 @@ def trigger(
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server import triggers
 
-    what = _trigger(source, given(overrides, output=output), pipeline, experiment, state)
+    what = _trigger(source, with_options(overrides, output=output), pipeline, experiment, state)
     answer = triggers.trigger(connect(host, namespace), what)
     if as_json:
         options_module.show({"outcome": answer.kind, **_named(answer)})
@@ -320,7 +320,7 @@ def watch(
     from steadytrain.pipelines.server import triggers
 
     what, stop = (
-        _trigger(source, given(overrides, output=output), pipeline, experiment, state),
+        _trigger(source, with_options(overrides, output=output), pipeline, experiment, state),
         threading.Event(),
     )
     server = connect(host, namespace)
@@ -333,7 +333,7 @@ def watch(
         what,
         every_seconds=every,
         quiet_seconds=quiet,
-        tell=lambda text: typer.echo(f"{moment(time.time())} {text}", err=as_json),
+        notify=lambda text: typer.echo(f"{moment(time.time())} {text}", err=as_json),
         wait=stop.wait,
     )
     if as_json:

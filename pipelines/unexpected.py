@@ -45,7 +45,7 @@ class _Output(io.FileIO):
 
 
 @contextlib.contextmanager
-def told(*, as_json: bool = False) -> Iterator[None]:
+def exit_with_status(*, as_json: bool = False) -> Iterator[None]:
     """End the process with an exit status, and with at most one message on standard error.
 
     With `as_json`, standard output gets one JSON object when the command has ended, which is the
@@ -96,7 +96,7 @@ def told(*, as_json: bool = False) -> Iterator[None]:
     if output.refused:
         _discard(output.fileno())
         if output.refused.errno != errno.EPIPE:
-            _say(f"error: standard output cannot be written: {output.refused.strerror}")
+            _print_error(f"error: standard output cannot be written: {output.refused.strerror}")
     sys.exit(status)
 
 
@@ -127,10 +127,10 @@ def _text_stream(output: _Output) -> io.TextIOWrapper:
 
 
 def _report(text: str, content: Mapping[str, Any], *, as_json: bool) -> None:
-    options.show(content) if as_json else _say(text)
+    options.show(content) if as_json else _print_error(text)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -176,7 +176,7 @@ def _defect(error: BaseException) -> tuple[str, str]:
     kind = type(error).__name__
     message = redact(f"{error}".splitlines()[0][:200] if f"{error}" else "")
     return (
-        f"unexpected {kind}{f': {message}' if message else ''}\n  at {_place(error)}\n"
+        f"unexpected {kind}{f': {message}' if message else ''}\n  at {_location(error)}\n"
         f"  id {identity}; {log}",
         "this is a bug in steadytrain: report the id, the command, and the log, from which "
         "known secrets are removed; review it before you send it",
@@ -191,7 +191,7 @@ def _identity(error: BaseException) -> str:
     return f"E-{digest[:8]}"
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """Return where the error happened, preferably the last place in this program's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if {"components", "pipelines"} & {*Path(frame.filename).parts}]

@@ -21,7 +21,7 @@ from steadytrain.components.evaluate.language_tasks import run_lm_tasks
 from steadytrain.components.evaluate.metric import metrics
 from steadytrain.components.evaluate.paired import read_answers, spans
 from steadytrain.components.evaluate.scores import Pair, Resampled, Rival, Scores, mean
-from steadytrain.components.evaluate.scoring import Report, place, score, test_digest
+from steadytrain.components.evaluate.scoring import Report, score, test_digest, to_compute_device
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, with_causes
@@ -246,7 +246,7 @@ class Candidate:
         )
 
     def _against_champion(self, champion: Version, metric: str, report: Report) -> Pair | str:
-        components = place(self.task.packager.load_logged(champion.uri), self.config)
+        components = to_compute_device(self.task.packager.load_logged(champion.uri), self.config)
         if self.config.gate.task_metric:
             return self._task_pair(champion, components, report)
         scorer = self.task.scorer
@@ -285,7 +285,7 @@ class Candidate:
         # An address that cannot be read is an error. Below, it is the model that does not fit.
         resolve_model(base, self.config)
         try:
-            components = place(packager.load_base(), self.config)
+            components = to_compute_device(packager.load_base(), self.config)
         except BadInput as error:
             return error.message
         given = ("model.base", self.task.scorer.score, components, self.records, report)
@@ -327,7 +327,7 @@ class Candidate:
         ).answers
         mine = read_answers(Path(self.evaluation.answers))
         (candidate, weights), (other, their_weights) = (
-            _parts(table.filter(pc.field("metric") == metric)) for table in (mine, theirs)
+            _ratio_terms(table.filter(pc.field("metric") == metric)) for table in (mine, theirs)
         )
         who = f"the champion, version {champion.number},"
         if not np.array_equal(weights, their_weights):
@@ -375,7 +375,7 @@ class Candidate:
         return "" if metric.value(theirs) is not None else f"{who} has no {name}"
 
 
-def _parts(answers: pa.Table) -> tuple[FloatArray, FloatArray]:
+def _ratio_terms(answers: pa.Table) -> tuple[FloatArray, FloatArray]:
     """Return numerators and weights (documents,) of one metric, ordered by document."""
     ordered = answers.sort_by("document")
     return ordered.column("value").to_numpy(), ordered.column("weight").to_numpy()

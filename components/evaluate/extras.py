@@ -12,7 +12,7 @@ from steadytrain.components.evaluate.comparison import resampling
 from steadytrain.components.evaluate.language_tasks import TaskResults, run_lm_tasks
 from steadytrain.components.evaluate.metric import measure
 from steadytrain.components.evaluate.scores import Scores
-from steadytrain.components.evaluate.scoring import Report, Scoring, place, score
+from steadytrain.components.evaluate.scoring import Report, Scoring, score, to_compute_device
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events.types import Warned
@@ -40,7 +40,7 @@ def measure_robustness(
         OutOfMemory: one record alone does not fit in memory.
     """
     evaluation, found = config.evaluation, {}
-    components = place(task.packager.load_exported(folder), config)
+    components = to_compute_device(task.packager.load_exported(folder), config)
     for field in evaluation.robustness:
         scoring: Scoring = task.scorer.score
         given = records
@@ -94,7 +94,7 @@ def task_results(
 ) -> TaskResults:
     """Run lm-eval's tasks on the candidate."""
     results = run_lm_tasks(
-        place(task.packager.load_exported(folder), config),
+        to_compute_device(task.packager.load_exported(folder), config),
         tasks,
         batch_size=config.evaluation.batch_size,
         how=resampling(config),

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from steadytrain.components.evaluate.scoring import Report, place, sampled
+from steadytrain.components.evaluate.scoring import Report, sampled, to_compute_device
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import LandscapeRecord, LandscapeRing
 from steadytrain.components.tasks.base import Components, Scorer
@@ -58,7 +58,7 @@ def measure_landscape(
     """
     settings = config.evaluation.landscape
     sample = sampled(records, settings.records)
-    components = place(task.packager.load_exported(folder), config)
+    components = to_compute_device(task.packager.load_exported(folder), config)
     steps = np.linspace(-settings.radius, settings.radius, settings.points).tolist()
     with splitting("measuring the loss landscape"):
         losses = losses_on_plane(

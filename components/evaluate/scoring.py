@@ -105,7 +105,7 @@ def score_candidate(
     """
     from steadytrain.components.tasks.model_fields import splits_of
 
-    components = place(task.packager.load_exported(folder), config)
+    components = to_compute_device(task.packager.load_exported(folder), config)
     scores = score("the candidate", task.scorer.score, components, records, report)
     broken = int((~np.isfinite(scores.column("loss").to_numpy())).sum())
     if broken:
@@ -137,7 +137,7 @@ def trained_model(train: TrainRecord) -> Path:
     return folder
 
 
-def place(components: Any, config: RunConfig) -> Any:
+def to_compute_device(components: Any, config: RunConfig) -> Any:
     """Move the model to the run's compute device, and return its components."""
     import torch
 

@@ -50,14 +50,14 @@ SECONDS: Final = 60.0
 """No further step starts after this time; at least one is timed."""
 
 
-def calibrate(job: Workload, choice: Choice, tell: Callable[[str], None]) -> Speed:
+def calibrate(job: Workload, choice: Choice, notify: Callable[[str], None]) -> Speed:
     """Time the choice on this machine, which must be the machine that the plan is for.
 
     The interval is from the slowest to the fastest step. With several ranks, one rank is timed with
     the complete model; the cost of communication is assumed, as without calibration.
 
     Args:
-        tell: receives progress messages for people.
+        notify: receives progress messages for people.
 
     Raises:
         BadInput: the choice can't be run on one device, or needs more memory than is free.
@@ -68,8 +68,8 @@ def calibrate(job: Workload, choice: Choice, tell: Callable[[str], None]) -> Spe
         compute = config.compute
         torch.set_num_threads(threads_of_each(compute.nproc_per_node, compute.threads_per_rank))
     try:
-        trial = Trial(job, choice.setting, config, tell)
-        times = list(trial.times(tell))
+        trial = Trial(job, choice.setting, config, notify)
+        times = list(trial.times(notify))
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"--calibrate: the GPU's memory ran out: {error}",
@@ -144,14 +144,14 @@ class Trial:
     """
 
     def __init__(
-        self, job: Workload, setting: Setting, config: RunConfig, tell: Callable[[str], None]
+        self, job: Workload, setting: Setting, config: RunConfig, notify: Callable[[str], None]
     ) -> None:
         self.config, self.setting, self.shape = config, setting, job.shape
         self.rows = setting.micro_batch
         self.accelerator = make_accelerator(config)
         self.device = self.accelerator.device
         self._refuse_what_is_too_large()
-        tell(f"calibrating: {job.name} with random weights on {job.machine.gpu.name}")
+        notify(f"calibrating: {job.name} with random weights on {job.machine.gpu.name}")
         with self.device:
             module = random_model(architecture_of(config.model), setting, job.shape.labels)
         self.strategy = make_ready(
@@ -162,16 +162,16 @@ class Trial:
         )
         self.strategy.model.train()
 
-    def times(self, tell: Callable[[str], None]) -> Iterator[tuple[int, float, float]]:
+    def times(self, notify: Callable[[str], None]) -> Iterator[tuple[int, float, float]]:
         """Yield for each step its tokens, and the seconds of a micro-batch and of an update."""
         began, lengths = self._now(), row_lengths(self.config, STEPS * self.rows)
         self._warm_up(lengths)
-        tell(f"calibrating: warmed up in {duration(self._now() - began)}")
+        notify(f"calibrating: warmed up in {duration(self._now() - began)}")
         for step in range(STEPS):
             if step and self._now() - began > SECONDS:
                 return
             found = self.step(lengths[step * self.rows : (step + 1) * self.rows])
-            tell(f"calibrating: step {step + 1} of {STEPS}, {sum(found[1:]):.2f} s")
+            notify(f"calibrating: step {step + 1} of {STEPS}, {sum(found[1:]):.2f} s")
             yield found
 
     def _warm_up(self, lengths: list[int]) -> None:

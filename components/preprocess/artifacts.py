@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.stage import start_run
 from steadytrain.components.shared.tracking import run_links
-from steadytrain.components.train.recovery.takeover import owned
+from steadytrain.components.train.recovery.takeover import hold_run
 
 
 def preprocess(
@@ -27,7 +27,7 @@ def preprocess(
     """Run the step. Small artifacts describe the result, which stays in the workspace."""
     config = from_parameters(**parameters)
     # Hold the run, so that it does not restart while another process trains it.
-    with owned(config):
+    with hold_run(config):
         workspace = start_run(config, run_tags(str(parameters["job"])))
     shutil.copyfile(workspace.config, resolved.path)
     resolved.metadata.update(

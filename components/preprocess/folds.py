@@ -133,7 +133,7 @@ def assign(
         BadInput: scikit-learn is not installed.
         DataError: there are too few documents or groups, or each label has too few documents.
     """
-    order = sorted(range(len(documents)), key=lambda row: _place(salt, documents[row]))
+    order = sorted(range(len(documents)), key=lambda row: _order_key(salt, documents[row]))
     names = [groups[row] or f"\0{documents[row]}" for row in order]
     # As numbers in this order: the splitters sort groups of equal size by their names.
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -195,7 +195,7 @@ def holding_out(data: DataRecord, chosen: CrossValidationConfig) -> DataRecord:
     )
 
 
-def _place(salt: str, document: str) -> bytes:
+def _order_key(salt: str, document: str) -> bytes:
     return hashlib.sha256(f"{salt}\0{document}".encode()).digest()
 
 

@@ -182,7 +182,7 @@ def reason(found: Inspection, task: str) -> str:
 def first_rows(data: DataConfig) -> Generator[Row]:
     """Yield the first records, from several files if there are several."""
     inputs = find_inputs(data)
-    parts: list[_Files | str] = [*_parts(inputs.files), *inputs.datasets]
+    parts: list[_Files | str] = [*_files_to_read(inputs.files), *inputs.datasets]
     each = max(1, RECORDS // max(1, len(parts)))
     with tempfile.TemporaryDirectory() as scratch:
         for part in parts:
@@ -193,7 +193,7 @@ def first_rows(data: DataConfig) -> Generator[Row]:
                 yield from _first(read_files(part, data, Path(scratch)), each)
 
 
-def _parts(files: _Files) -> list[_Files]:
+def _files_to_read(files: _Files) -> list[_Files]:
     """Return the files to read from. Whole files are records, so that they come together."""
     if files and files[0][1] == "source":
         return [files[:RECORDS]]

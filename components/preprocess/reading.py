@@ -23,7 +23,7 @@ from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
 from steadytrain.components.preprocess.signatures import Runs, ascii_runs, band_rows, bands, sign
-from steadytrain.components.preprocess.split import SIDES, TRAIN, Given, identity_in, place_of
+from steadytrain.components.preprocess.split import SIDES, TRAIN, Given, hash_position, identity_in
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, Spool, part_of
 from steadytrain.components.preprocess.validate import (
     JUDGED_REMEDY,
@@ -137,7 +137,7 @@ def take_in(job: ReadRequest) -> Taken:
 def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
     records, given = [record for record, _, _ in good], job.chunk.given
     # The part does not choose the side, so that a text of several parts never crosses the split.
-    places = [place_of(one.identity, one.group, job.data.split_salt) for one in records]
+    places = [hash_position(one.identity, one.group, job.data.split_salt) for one in records]
     ids = [one.identity for one in records]
     if job.data.part:
         ids = [identity_in(job.data.part, identity) for identity in ids]

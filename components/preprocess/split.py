@@ -101,7 +101,7 @@ def identity_in(part: str, identity: bytes) -> bytes:
     return hashlib.sha256(part.encode() + b"\0" + identity).digest()[:ID_BYTES]
 
 
-def place_of(identity: bytes, group: str | None, salt: str) -> int:
+def hash_position(identity: bytes, group: str | None, salt: str) -> int:
     """Return a record's place below 2**64, by its group if it has one, else by its identity."""
     key = (
         b"content\0" + identity if group is None else b"group\0" + normalize("NFC", group).encode()

@@ -33,7 +33,7 @@ class StaleVersion:
     @property
     def is_there(self) -> bool:
         """Whether it is still registered, has no alias, and never was champion."""
-        return not self.was_champion and self._found() is not None
+        return not self.was_champion and self._current_version() is not None
 
     @property
     def bytes(self) -> int:
@@ -48,7 +48,7 @@ class StaleVersion:
             False if it is already gone or has an alias now.
         """
         with self.registry.locked() as check:
-            found = self._found()
+            found = self._current_version()
             if found is None:
                 return False
             files = self._files()
@@ -62,7 +62,7 @@ class StaleVersion:
                 files.delete_artifacts()
         return True
 
-    def _found(self) -> Any | None:
+    def _current_version(self) -> Any | None:
         from mlflow.exceptions import MlflowException
 
         client, name, number = self.registry.tracking.client, *self._named

@@ -31,7 +31,7 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
     config = from_parameters(**parameters)
     workspace = Workspace.of(config)
     if not workspace.events.exists():
-        tell(without_steps(workspace, parameters["job"]), page)
+        print_story(without_steps(workspace, parameters["job"]), page)
         return
     try:
         shutil.copyfile(run(config, parameters["job"]), page.path)
@@ -40,7 +40,7 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
         print(as_line(outcome(gather(workspace))))
 
 
-def tell(standing: RunSummary, page: dsl.HTML) -> None:
+def print_story(standing: RunSummary, page: dsl.HTML) -> None:
     """Write a page that is only the story of a run that has no folder, and print the story."""
     text = html("sentence", kind="run", name="Report", sentence=standing.sentence, moves=[])
     Path(page.path).write_text(text, encoding="utf-8")

@@ -211,7 +211,7 @@ def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Marku
     """
     if not spans:
         return Markup("")
-    place, shortened = _places(spans)
+    place, shortened = _time_scale(spans)
     pitch = min(ROW, TALLEST / len(attempts))
     rows = {item.started.attempt: index for index, item in enumerate(attempts)}
     base = TOP + pitch * len(attempts)
@@ -229,7 +229,7 @@ def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Marku
     return svg("Timeline", description, parts, WIDTH, base + BOTTOM, "timeline")
 
 
-def _places(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]]:
+def _time_scale(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]]:
     """Return a function from times to pixels, and the starts of the waits drawn shorter."""
     rest = sum(span.seconds for span in spans if span.kind != "waiting")
     longest = LONGEST_WAIT * rest if rest else math.inf
@@ -239,12 +239,12 @@ def _places(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]
     edges = [LEFT + unit * seconds for seconds in accumulate(drawn, initial=0.0)]
     starts = [span.start for span in spans]
 
-    def place(time: float) -> float:
+    def position(time: float) -> float:
         index = max(0, bisect(starts, time) - 1)
         share = (time - spans[index].start) / (spans[index].end - spans[index].start)
         return edges[index] + share * (edges[index + 1] - edges[index])
 
-    return place, shortened
+    return position, shortened
 
 
 def _drawable(spans: Sequence[Span], place: Callable[[float], float]) -> list[Span]:

@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.events.types import Event, Terminated, Warned
-from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run
@@ -88,7 +88,7 @@ def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Pat
     lease = LocalStorage(workspace.lease)
     # `remove_unfinished` waits for a lost supervisor's lease to expire, unless the pipeline was
     # terminated. If the lease is still held after that, its holder is training the run.
-    if held(lease) and not (how and works_in(lease, job)):
+    if is_held(lease) and not (how and works_in(lease, job)):
         write_page(workspace, running=True)
         return workspace.report
     with stage(config, "report") as current:

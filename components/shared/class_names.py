@@ -74,7 +74,7 @@ def named(labels: Sequence[str]) -> bool:
     return not all(map(_UNNAMED.fullmatch, labels))
 
 
-def places_of(labels: Sequence[str], names: Sequence[str]) -> list[int] | None:
+def indices_of(labels: Sequence[str], names: Sequence[str]) -> list[int] | None:
     """Return where each label is among other names of the same classes; None if they are not.
 
     Case, white space and Unicode form count only if labels differ in nothing else. LABEL_3 is 3.

@@ -240,7 +240,7 @@ def hold(
     after: int = 0,
     what: Held = "run",
     wait_seconds: float | None = None,
-    tell: Callable[[str], object] = _log.warning,
+    notify: Callable[[str], object] = _log.warning,
 ) -> Iterator[Lease]:
     """Hold a run, a study or a lock for this process.
 
@@ -251,7 +251,7 @@ def hold(
         after: a generation that the new one must exceed, in case the lease's own objects are lost.
         wait_seconds: how long to wait for another holder. None waits only to see whether it is
             silent.
-        tell: receives a line if it must wait.
+        notify: receives a line if it must wait.
 
     Raises:
         RunBusy: a live process holds it; the message says which one, where, and since when.
@@ -259,14 +259,14 @@ def hold(
         StorageError: storage failed.
     """
     storage.require_conditional_writes()
-    lease = _take(Generations(storage), run_id, seconds, after, what, wait_seconds, tell)
+    lease = _take(Generations(storage), run_id, seconds, after, what, wait_seconds, notify)
     try:
         yield lease
     finally:
         lease.release()
 
 
-def held(storage: Storage) -> bool:
+def is_held(storage: Storage) -> bool:
     """Return whether a supervisor seems to hold a run, without waiting to make sure."""
     generations = Generations(storage)
     holder = generations.holder(generations.last())
@@ -283,7 +283,7 @@ def _take(
     after: int,
     what: Held,
     wait_seconds: float | None,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
 ) -> Lease:
     pulse, met, began = Pulse(), None, time.monotonic()
     mine = Holder.here().model_copy(update={"until": time.time() + seconds})
@@ -307,7 +307,7 @@ def _take(
         if first:
             longest = duration(seconds if wait_seconds is None else wait_seconds)
             place = f"{generations.storage.uri}/{generations.name(last)}"
-            tell(
+            notify(
                 f"waiting up to {longest}, because {_who(holder)} may still use {what} "
                 f"{run_id!r} ({place})"
             )

@@ -353,13 +353,13 @@ def _digest(tasks: Mapping[str, Any]) -> str:
     """Return a digest of what determines the results. A data set's fingerprint covers its files."""
     from importlib.metadata import version
 
-    def told(name: str) -> list[Any]:
+    def described(name: str) -> list[Any]:
         data = tasks[name].dataset
         sides = data.items() if isinstance(data, Mapping) else []
         prints = [[side, getattr(item, "_fingerprint", "")] for side, item in sides]
         return [name, _plain(tasks[name].config.to_dict(keep_callable=True)), prints]
 
-    return value_digest([version("lm-eval"), *map(told, sorted(tasks))])
+    return value_digest([version("lm-eval"), *map(described, sorted(tasks))])
 
 
 def _plain(value: Any) -> Any:

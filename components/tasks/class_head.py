@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from steadytrain.components.shared.class_names import folded, have_parts, listed, named, places_of
+from steadytrain.components.shared.class_names import folded, have_parts, indices_of, listed, named
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.loaded_weights import new_weights, resized_weights
 
@@ -69,7 +69,7 @@ def fit_head(model: Any, names: Sequence[str], labels: Sequence[str]) -> str:
         )
     if has_new_head(model) or list(names) == list(labels):
         return ""
-    places = places_of(labels, names)
+    places = indices_of(labels, names)
     if places == sorted(range(len(labels))):
         return ""
     if places is not None:
@@ -101,7 +101,7 @@ def order_rows(model: Any, labels: Sequence[str], field: str) -> None:
         BadInput: the model has no linear head.
     """
     names = [str(model.config.id2label.get(index)) for index in range(model.config.num_labels)]
-    places = places_of(labels, names)
+    places = indices_of(labels, names)
     if places is None:
         return
     if places != sorted(places):

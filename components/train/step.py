@@ -33,7 +33,12 @@ from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome, check_callback, replay
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
-from steadytrain.components.train.recovery.takeover import Held, owned, plugin_code, strategy_code
+from steadytrain.components.train.recovery.takeover import (
+    Held,
+    hold_run,
+    plugin_code,
+    strategy_code,
+)
 
 _PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.outline")
 
@@ -158,7 +163,7 @@ def run_stage(
     """
     check_callback(on_validation)
     # Acquire the run first: if another supervisor is training it, this step reports nothing.
-    with stage(config, "train", holding=owned(config)) as step:
+    with stage(config, "train", holding=hold_run(config)) as step:
         load_trainer(config.model.framework)
         data = data or _prepared(config)
         store = ReuseStore(step.workspace, "train", TrainRecord)

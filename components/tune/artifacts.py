@@ -10,7 +10,7 @@ from typing import Any
 
 from kfp import dsl
 
-from steadytrain.components.report.artifacts import tell
+from steadytrain.components.report.artifacts import print_story
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.sentences import as_line
 from steadytrain.components.report.story import outcome, without_steps
@@ -22,7 +22,7 @@ from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.artifacts import publish
 from steadytrain.components.train.launch.own_pod import with_task
-from steadytrain.components.train.recovery.takeover import owned
+from steadytrain.components.train.recovery.takeover import hold_run
 from steadytrain.components.tune.cross_validation import PREDICTIONS, results_of
 from steadytrain.components.tune.cross_validation import SUMMARY as FOLDS
 from steadytrain.components.tune.designs import (
@@ -77,7 +77,7 @@ def cross_validate(
 ) -> None:
     """Run the cross-validate step, the first of its pipeline."""
     stated = _of_study(from_parameters(**parameters))
-    with owned(stated):
+    with hold_run(stated):
         start_run(stated, run_tags(str(parameters["job"])))
     config = with_task(stated, task)
     study = run_cross_validation(config)
@@ -122,7 +122,7 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
     config = _of_study(from_parameters(**parameters))
     workspace = Workspace.of(config)
     if not workspace.events.exists():
-        tell(without_steps(workspace, parameters["job"]), page)
+        print_story(without_steps(workspace, parameters["job"]), page)
         return
     try:
         shutil.copyfile(conclude(config, parameters["job"]), page.path)

@@ -111,7 +111,7 @@ class Sampler:
             seed = seed_of(self._tune.seed, number, attempt)
             with warnings.catch_warnings(action="ignore"):
                 sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
-                params = self._ask(study.ask(number, sampler), given)
+                params = self._suggest(study.ask(number, sampler), given)
             if fits(params):
                 return params
         raise nothing_fits(number)
@@ -122,7 +122,7 @@ class Sampler:
         if self._study is not None:
             self._study.put(frozen(self._tune, self._history, trial, self._rung))
 
-    def _ask(self, trial: optuna.Trial, given: Params) -> Params:
+    def _suggest(self, trial: optuna.Trial, given: Params) -> Params:
         from steadytrain.components.tune.optuna_storage import sampled
 
         space, params = self._tune.space, dict[str, Any]()

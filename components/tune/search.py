@@ -115,7 +115,7 @@ def with_steps(
     config: RunConfig,
     log: Log,
     folder: Path,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     data: DataRecord | None = None,
 ) -> RunConfig:
     """Return a study's configuration with `training.max_steps`, the steps of a full trial.
@@ -126,7 +126,7 @@ def with_steps(
     Args:
         log: of the study, which this process holds.
         folder: of the study. The data are prepared there, unless they are.
-        tell: receives a line for people.
+        notify: receives a line for people.
         data: prepared data for the trials, if there are some.
 
     Raises:
@@ -140,12 +140,12 @@ def with_steps(
     base = _base(config)
     data = data or known_data(folder, base)
     if data is None:
-        tell(f"preparing the data: training.num_train_epochs is {_epochs(config)}")
+        notify(f"preparing the data: training.num_train_epochs is {_epochs(config)}")
         prepare_data(folder, base)
         data = known_data(folder, base)
         assert data is not None
     steps = total_steps(config.training, data.sides["train"].rows)
-    tell(f"a trial has {steps:,} steps: training.num_train_epochs is {_epochs(config)}")
+    notify(f"a trial has {steps:,} steps: training.num_train_epochs is {_epochs(config)}")
     return _limited(config, steps)
 
 
@@ -187,7 +187,7 @@ def search(
     config: RunConfig,
     log: Log,
     watcher: Watcher,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     *,
     write: Callable[[Study, Path], None] = write_study,
     first: Callable[[], Sequence[Params]] = list,
@@ -197,7 +197,7 @@ def search(
 
     Args:
         log: of the study, which this process holds (`driving`).
-        tell: receives further lines for people, such as why a trial on a cluster waits.
+        notify: receives further lines for people, such as why a trial on a cluster waits.
         write: writes the results to the study's folder, however the study ends.
         first: see `Study`.
         data: prepared data for the trials. None means that the first trial prepares them.
@@ -208,11 +208,11 @@ def search(
         TooManyFailed, BadInput, StorageError: see `drive` and `Study`.
     """
     folder = study_folder(config)
-    config = with_steps(config, log, folder, tell, data)
+    config = with_steps(config, log, folder, notify, data)
     study = Study(config, log, first=first)
     if data is not None:
         share_data(folder, config, data)
-    trials = trials_for(folder, config, tell)
+    trials = trials_for(folder, config, notify)
     try:
         with stoppable() as stopping, tracked(study, watcher) as watchers:
             drive(study, trials, watchers, stopping.check)

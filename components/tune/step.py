@@ -13,7 +13,7 @@ from steadytrain.components.report.step import run as report
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, StorageError
-from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
@@ -77,9 +77,9 @@ def run(config: RunConfig, data: DataRecord | None = None) -> Study:
         check_space(config)
         data = data or DataRecord.load(current.workspace.record("preprocess"))
         first = partial(first_trials, config)
-        study = search(config, log, Lines(_say), _say, first=first, data=data)
+        study = search(config, log, Lines(_print), _print, first=first, data=data)
         best_of(study)
-        current.summary = _said(ending(study))
+        current.summary = _print_ending(ending(study))
         return study
 
 
@@ -97,11 +97,11 @@ def run_cross_validation(config: RunConfig) -> Study:
     check_folds(config)
     config = as_cross_validation(config)
     with driving(config) as log, stage(config, "cross-validate") as current:
-        lines = Lines(_say, words(config))
+        lines = Lines(_print, words(config))
         first = partial(checked_start, config)
-        study = search(config, log, lines, _say, write=write_cross_validation, first=first)
+        study = search(config, log, lines, _print, write=write_cross_validation, first=first)
         results = results_of(study, study_folder(config))
-        _said(ending_of_folds(study, results))
+        _print_ending(ending_of_folds(study, results))
         if not results.folds:
             raise SteadytrainError(
                 "no run finished, so no fold has scores",
@@ -185,7 +185,7 @@ def _cleaned_up(config: RunConfig, job: str) -> tuple[list[str], bool, int]:
         problems = remove_unfinished_below(config, trials_of(study_folder(config)), lease, job)
         log = open_log(logs_address(config), study_name(config))
         stopped = bool(job and how_terminated()) and works_in(lease, job)
-        return problems, held(lease) and not stopped, len(log.read())
+        return problems, is_held(lease) and not stopped, len(log.read())
     except (BadInput, StorageError) as error:
         # The pages still show why the study stopped.
         return [error.message], False, 0
@@ -210,12 +210,12 @@ def _runs_on_seeds(config: RunConfig) -> Iterator[RunConfig]:
             yield run
 
 
-def _said(lines: Sequence[str]) -> str:
+def _print_ending(lines: Sequence[str]) -> str:
     """Print the ending of a study, and return it in one line."""
     for line in lines:
-        _say(line)
+        _print(line)
     return "; ".join(" ".join(line.split()) for line in lines if line)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)

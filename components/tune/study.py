@@ -164,7 +164,7 @@ class Study:
         if found.number < len(self.history.trials):
             self._record(kind="promoted", number=found.number, until=found.until)
             return found
-        given = self._given(found.number)
+        given = self._queued_values(found.number)
         params = self._suggester.suggest(found.number, given, self._fits)
         if params is None or not self._affordable(params, 0, found.until):
             self._exhausted = True
@@ -252,7 +252,7 @@ class Study:
         if limits != self.history.limits:
             self._record(kind="budget", limits=limits)
 
-    def _given(self, number: int) -> Params:
+    def _queued_values(self, number: int) -> Params:
         """Return the values that a queued trial sets, as far as the space contains them."""
         queued = self.history.queued
         values = queued[number] if number < len(queued) else {}

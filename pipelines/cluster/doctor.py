@@ -60,7 +60,7 @@ class Questions:
 def examine_cluster(questions: Questions) -> Iterator[Line]:
     """Yield a line for each check as soon as its result is known."""
     states: dict[str, str] = {}
-    for line in _within_the_cluster(questions):
+    for line in _cluster_checks(questions):
         yield line
         states[line.topic] = line.state
     image_works = states.get("image") == "pass"
@@ -93,7 +93,7 @@ def _try_tracking(questions: Questions, image_works: bool, starting: bool) -> Li
     return try_tracking()
 
 
-def _within_the_cluster(questions: Questions) -> Iterator[Line]:
+def _cluster_checks(questions: Questions) -> Iterator[Line]:
     connected = False
     for line in checked("cluster", lambda: check_connection(open_cluster(questions.namespace))):
         yield line

@@ -58,7 +58,7 @@ class RunPods:
         run_id: the server's id of the run.
         namespace: where they are; "" means the kubeconfig's namespace or Kubeflow's own.
         steps: names of the run's steps.
-        tell: called once if the pods cannot be seen. Nothing is concluded from that.
+        notify: called once if the pods cannot be seen. Nothing is concluded from that.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class RunPods:
         run_id: str,
         namespace: str,
         steps: Collection[str],
-        tell: Callable[[str], object] = lambda _: None,
+        notify: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.run_id, self.steps = run_id, steps
         self._retry = Retry(
             transient=any_error,
             seconds=FOREVER,
             delays=(_AGAIN_SECONDS, _AGAIN_SECONDS),
-            report=lambda why: tell(f"what pods wait for is not shown: {why}"),
+            report=lambda why: notify(f"what pods wait for is not shown: {why}"),
         )
         self._namespace = namespace
         self._since: dict[str, float] = {}
@@ -93,14 +93,14 @@ class RunPods:
 
     def _pods(self) -> list[Manifest]:
         cluster = connect_to_cluster()
-        for namespace in dict.fromkeys(self._places(cluster)):
+        for namespace in dict.fromkeys(self._namespaces(cluster)):
             found = Cluster(cluster.client, namespace).list(POD, {PIPELINE_RUN: self.run_id})
             if found:
                 self._namespace = namespace
                 return found
         return []
 
-    def _places(self, cluster: Cluster) -> Iterator[str]:
+    def _namespaces(self, cluster: Cluster) -> Iterator[str]:
         if self._namespace:
             yield self._namespace
         else:

@@ -280,7 +280,7 @@ class ScheduleFile(Section):
     schedules: list[Schedule] = Field(..., description="The recurring runs.")
 
     @model_validator(mode="after")
-    def _own_names(self) -> Self:
+    def _check_names(self) -> Self:
         names = [schedule.name for schedule in self.schedules]
         for index, name in enumerate(names):
             if name in names[:index]:
@@ -290,7 +290,7 @@ class ScheduleFile(Section):
         return self
 
     @model_validator(mode="after")
-    def _sayable_to_the_server(self) -> Self:
+    def _check_crons(self) -> Self:
         for index, schedule in enumerate(self.schedules):
             try:
                 self.cron(schedule)

@@ -288,13 +288,13 @@ class Declaration:
         server: Server,
         *,
         uploading: bool,
-        tell: Callable[[Finding], object] = lambda _: None,
+        notify: Callable[[Finding], object] = lambda _: None,
     ) -> list[Change]:
         """Return what to change on the server. This only uploads, and only if asked to.
 
         Args:
             uploading: whether to upload the pipeline if the server does not have it.
-            tell: called with each warning about the pipeline.
+            notify: called with each warning about the pipeline.
         """
         versions: dict[_Shape, Version] = {}
         for shape in {self._shape(schedule) for schedule in self.file.schedules}:
@@ -302,7 +302,7 @@ class Declaration:
             pods = PipelineConfig.model_validate_json(text)
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "pipeline.yaml")
-                compile_pipeline(path, tell, pipeline=name, shape=pods)
+                compile_pipeline(path, notify, pipeline=name, shape=pods)
                 versions[shape] = upload(server, path) if uploading else look_up(server, path)
         return plan(self._wanted(versions), present(server), self.file.name)
 
@@ -341,7 +341,7 @@ _LEFT_OPEN: Final = ("pipeline_root", "service_account")
 
 def described(item: Actual | Desired) -> dict[str, str]:
     """Describe a schedule by field, in the same form for a present and a wanted one."""
-    return _describe_desired(item) if isinstance(item, Desired) else _told_present(item)
+    return _describe_desired(item) if isinstance(item, Desired) else _describe_present(item)
 
 
 def _describe_desired(desired: Desired) -> dict[str, str]:
@@ -358,7 +358,7 @@ def _describe_desired(desired: Desired) -> dict[str, str]:
     }
 
 
-def _told_present(present: Actual) -> dict[str, str]:
+def _describe_present(present: Actual) -> dict[str, str]:
     item = present.item
     trigger = item.trigger.cron_schedule or item.trigger.periodic_schedule
     cron = item.trigger.cron_schedule and item.trigger.cron_schedule.cron

@@ -251,7 +251,7 @@ class SubmittedRun:
         self,
         on_change: Callable[[Steps], object] = lambda _: None,
         on_resubmission: Callable[[SubmittedRun], object] = lambda _: None,
-        tell: Callable[[str], object] = lambda _: None,
+        notify: Callable[[str], object] = lambda _: None,
     ) -> PipelineOutcome:
         """Follow the run until it ends. If it lost a step, follow the run that continues it.
 
@@ -261,7 +261,7 @@ class SubmittedRun:
             on_change: called with the steps whenever the state of one of them, or what it waits
                 for, changes.
             on_resubmission: called with each run that continues the one before.
-            tell: called with remarks, for example that the pods cannot be seen.
+            notify: called with remarks, for example that the pods cannot be seen.
 
         Returns:
             The outcome of the last of these runs.
@@ -270,7 +270,7 @@ class SubmittedRun:
             ServerError: the server was unreachable for too long; the run continues.
         """
         steps = self.version.steps
-        pods = RunPods(self.run_id, self.server.namespace, steps, tell)
+        pods = RunPods(self.run_id, self.server.namespace, steps, notify)
         outcome = follow(self.server, self.run_id, steps, on_change, pods=pods)
         if outcome.succeeded or outcome.stuck:
             return outcome
@@ -279,7 +279,7 @@ class SubmittedRun:
             return outcome
         following = replace(self, run_id=found.run_id)
         on_resubmission(following)
-        return following.wait(on_change, on_resubmission, tell)
+        return following.wait(on_change, on_resubmission, notify)
 
 
 def submit(
@@ -292,7 +292,7 @@ def submit(
     experiment: str = "",
     pipeline_root: str = "",
     service_account: str = "",
-    tell: Callable[[object], object] = lambda _: None,
+    notify: Callable[[object], object] = lambda _: None,
 ) -> SubmittedRun:
     """Start a run on a Kubeflow server.
 
@@ -309,7 +309,7 @@ def submit(
         experiment: "" means the configuration's `tracking.experiment`.
         pipeline_root: where KFP keeps its artifacts; "" means the server's default.
         service_account: for the run's pods; "" means the server's default.
-        tell: called with each warning about the pipeline or the cluster.
+        notify: called with each warning about the pipeline or the cluster.
 
     Raises:
         BadInput: the configuration, the pipeline or the address cannot be used, or no node of the
@@ -326,14 +326,14 @@ def submit(
     ).in_callers_trace()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
-        compile_pipeline(path, tell, pipeline=pipeline, shape=submission.config.pipeline)
+        compile_pipeline(path, notify, pipeline=pipeline, shape=submission.config.pipeline)
         server = connect(host, namespace)
-        _check_pods(submission.config, server, tell)
+        _check_pods(submission.config, server, notify)
         version = upload(server, path)
     return start(server, submission, version)
 
 
-def _check_pods(config: RunConfig, server: Server, tell: Callable[[object], object]) -> None:
+def _check_pods(config: RunConfig, server: Server, notify: Callable[[object], object]) -> None:
     """Compare the run's training pods with the nodes, if this machine may list them.
 
     Behind an address on this machine (a port-forward) or in the cluster, the server is in the
@@ -350,7 +350,7 @@ def _check_pods(config: RunConfig, server: Server, tell: Callable[[object], obje
         return
     if urlsplit(server.host).hostname in _HERE or server.host == IN_CLUSTER:
         found.raise_if_certain()
-    tell(f"in the cluster that KUBECONFIG names, {found}")
+    notify(f"in the cluster that KUBECONFIG names, {found}")
 
 
 def start(server: Server, submission: Submission, version: Version) -> SubmittedRun:
@@ -370,12 +370,12 @@ def start(server: Server, submission: Submission, version: Version) -> Submitted
 
 
 def outline(
-    submission: Submission, tell: Callable[[Finding], object], *, pipeline: Pipeline
+    submission: Submission, notify: Callable[[Finding], object], *, pipeline: Pipeline
 ) -> list[str]:
     """Return lines on what `submit` would send. Sends nothing and contacts no server."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
-        compile_pipeline(path, tell, pipeline=pipeline, shape=submission.config.pipeline)
+        compile_pipeline(path, notify, pipeline=pipeline, shape=submission.config.pipeline)
         version, uploaded = version_name(path), path.stat().st_size
     rest = {
         "pipeline root": submission.pipeline_root,

@@ -200,7 +200,7 @@ def watch(
     *,
     every_seconds: float,
     quiet_seconds: float,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     wait: Callable[[float], bool],
 ) -> list[Answer]:
     """Check the data repeatedly, and start a run when they have changed and are quiet again.
@@ -208,7 +208,7 @@ def watch(
     Args:
         every_seconds: time from one check to the next.
         quiet_seconds: how long the data must stay unchanged, since an upload may be in progress.
-        tell: called with what was started, and with problems.
+        notify: called with what was started, and with problems.
         wait: waits for a number of seconds; returns True to stop watching.
 
     Returns:
@@ -243,7 +243,7 @@ def watch(
             message = error.message
         if message != reported:
             reported = message
-            tell(message)
+            notify(message)
         if wait(every_seconds):
             return started
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import open_regular
@@ -139,7 +139,7 @@ class Folder:
     def is_held(self, run: str) -> bool:
         workspace = self.workspace(run)
         try:
-            return holder(workspace) is not None or held(LocalStorage(workspace.lease))
+            return holder(workspace) is not None or is_held(LocalStorage(workspace.lease))
         except StorageError:
             return False
 
@@ -203,7 +203,7 @@ class Prefix:
         if not any(name.startswith("lease/") for name in self._listing().get(run, {})):
             return False
         try:
-            return held(self.storage.sub(f"runs/{run}/lease"))
+            return is_held(self.storage.sub(f"runs/{run}/lease"))
         except StorageError:
             return False
 

@@ -23,16 +23,16 @@ def _compiled(pipeline: Pipeline, fuse: bool) -> tuple[bytes, tuple[Finding, ...
 
 def compiled_once(
     path: Path,
-    tell: Callable[[Finding], object],
+    notify: Callable[[Finding], object],
     *,
     pipeline: Pipeline,
     shape: PipelineConfig,
 ) -> Path:
     """Do what `compile_pipeline` does, but compile each pipeline only once per process."""
     if shape.resources:
-        return compile_pipeline(path, tell, pipeline=pipeline, shape=shape)
+        return compile_pipeline(path, notify, pipeline=pipeline, shape=shape)
     content, told = _compiled(pipeline, shape.fuse)
     path.write_bytes(content)
     for finding in told:
-        tell(finding)
+        notify(finding)
     return path

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from steadytrain.components.preprocess.split import SIDES, held_out, place_of, sides_at
+from steadytrain.components.preprocess.split import SIDES, hash_position, held_out, sides_at
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.records import DataRecord, Side
 
@@ -56,7 +56,7 @@ def side_rows(record: DataRecord, side: Side) -> list[dict[str, Any]]:
 
 def side_of(identity: bytes, group: str | None, data: DataConfig) -> Side:
     """Return the side of a record by its place alone."""
-    places = np.array([place_of(identity, group, data.split_salt)], np.uint64)
+    places = np.array([hash_position(identity, group, data.split_salt)], np.uint64)
     return SIDES[sides_at(places, held_out(data))[0]]
 
 

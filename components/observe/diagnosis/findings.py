@@ -9,7 +9,7 @@ from typing import Final
 from steadytrain.components.observe.background import Background
 from steadytrain.components.observe.diagnosis.learning import LEARNING
 from steadytrain.components.observe.diagnosis.resources import RESOURCES, SPEED
-from steadytrain.components.observe.diagnosis.rule import Course, Rule
+from steadytrain.components.observe.diagnosis.rule import ObservedRun, Rule
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import ProblemFound
@@ -45,8 +45,8 @@ class Finding:
 
 def findings(events: Iterable[Event]) -> list[Finding]:
     """Return the problems of a run: those reported in its events, and those it has now."""
-    course = Course.of(events)
-    found = {**course.found, **{event.rule: event for event in new_problems(course)}}
+    run = ObservedRun.of(events)
+    found = {**run.found, **{event.rule: event for event in new_problems(run)}}
     return [
         Finding(
             rule.name,
@@ -61,13 +61,11 @@ def findings(events: Iterable[Event]) -> list[Finding]:
     ]
 
 
-def new_problems(course: Course) -> list[ProblemFound]:
-    """Return the problems in a course that were not reported before."""
-    last = course.steps[-1] if course.steps else None
+def new_problems(run: ObservedRun) -> list[ProblemFound]:
+    """Return the problems in a run that were not reported before."""
+    last = run.steps[-1] if run.steps else None
     attempt, step = (last.attempt, last.step) if last else (0, 0)
-    checked = (
-        (rule, rule.check(course)) for rule in RULES.values() if rule.name not in course.found
-    )
+    checked = ((rule, rule.check(run)) for rule in RULES.values() if rule.name not in run.found)
     return [
         ProblemFound(
             attempt=attempt, step=step, rule=rule.name, evidence=evidence, remedy=rule.remedy
@@ -91,15 +89,15 @@ class DiagnosisSink(Background):
         self, config: RunConfig, workspace: Workspace, *, every: float = EVERY_SECONDS
     ) -> None:
         del config
-        self._course, self._cursor = Course(), Cursor(workspace.events)
+        self._run, self._cursor = ObservedRun(), Cursor(workspace.events)
         super().__init__("diagnosis", workspace, every=every)
 
     def work(self) -> None:
         """Read the new events, and report the problems that are new."""
         for item in self._cursor.read():
-            self._course.add(item.event)
-        if self._cursor.ack() and (problems := new_problems(self._course)):
+            self._run.add(item.event)
+        if self._cursor.ack() and (problems := new_problems(self._run)):
             for problem in problems:
                 # Its own file is read in the next round.
-                self._course.add(problem)
-            self.tell(*problems)
+                self._run.add(problem)
+            self.emit(*problems)

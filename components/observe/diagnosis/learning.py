@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
-from steadytrain.components.observe.diagnosis.rule import Course, Rule
+from steadytrain.components.observe.diagnosis.rule import ObservedRun, Rule
 from steadytrain.components.shared.events.types import LayersMeasured
 
 _AFTER_BEST: Final = 3
@@ -39,11 +39,11 @@ _REPORTS: Final = 10
 """Reported steps before a rule about the loss judges."""
 
 
-def overfitting(course: Course) -> str:
+def overfitting(run: ObservedRun) -> str:
     """The validation loss rises after its best value while the training loss falls."""
     scored = [
         (item.step, item.metrics["loss"])
-        for item in course.validations
+        for item in run.validations
         if math.isfinite(item.metrics.get("loss", math.nan))
     ]
     if len(scored) <= _AFTER_BEST:
@@ -52,8 +52,8 @@ def overfitting(course: Course) -> str:
     after = [loss for step, loss in scored if step > at][-_AFTER_BEST:]
     if len(after) < _AFTER_BEST or min(after) - best <= _RISE * abs(best):
         return ""
-    before = [step.loss for step in course.losses if step.step <= at][-_REPORTS:]
-    now = [step.loss for step in course.losses if step.step > at][-_REPORTS:]
+    before = [step.loss for step in run.losses if step.step <= at][-_REPORTS:]
+    now = [step.loss for step in run.losses if step.step > at][-_REPORTS:]
     if not before or not now or median(now) >= median(before):
         return ""
     return (
@@ -62,18 +62,18 @@ def overfitting(course: Course) -> str:
     )
 
 
-def underfitting(course: Course) -> str:
+def underfitting(run: ObservedRun) -> str:
     """The loss hardly fell, or it still falls fast when the run ends."""
-    losses = course.losses
-    if len(losses) < _REPORTS or course.progress < 0.5:
+    losses = run.losses
+    if len(losses) < _REPORTS or run.progress < 0.5:
         return ""
-    began, now = median(course.first_losses), median(step.loss for step in losses[-_REPORTS // 2 :])
+    began, now = median(run.first_losses), median(step.loss for step in losses[-_REPORTS // 2 :])
     if began - now < _LEARNED * abs(began):
         return (
-            f"after {course.progress:.0%} of the steps, the training loss is {now:.4g}; it was "
+            f"after {run.progress:.0%} of the steps, the training loss is {now:.4g}; it was "
             f"{began:.4g} at the start"
         )
-    if course.progress < 1:
+    if run.progress < 1:
         return ""
     late = [step.loss for step in losses if step.step > 0.8 * losses[-1].step]
     middle = len(late) // 2
@@ -88,13 +88,13 @@ def underfitting(course: Course) -> str:
     )
 
 
-def plateau(course: Course) -> str:
+def plateau(run: ObservedRun) -> str:
     """The training loss no longer falls, although the learning rate is high and steps remain."""
-    losses = course.losses
-    if len(losses) < 3 * _REPORTS or course.progress < 0.3:
+    losses = run.losses
+    if len(losses) < 3 * _REPORTS or run.progress < 0.3:
         return ""
     window = losses[-len(losses) // 3 :]
-    if window[-1].learning_rate < 0.1 * course.peak_rate:
+    if window[-1].learning_rate < 0.1 * run.peak_rate:
         return ""
     middle = len(window) // 2
     before = median(step.loss for step in window[:middle])
@@ -103,65 +103,65 @@ def plateau(course: Course) -> str:
         return ""
     return (
         f"the training loss has stayed at {now:.4g} since step {window[0].step:,}, at "
-        f"{course.progress:.0%} of the steps"
+        f"{run.progress:.0%} of the steps"
     )
 
 
-def vanishing_gradients(course: Course) -> str:
+def vanishing_gradients(run: ObservedRun) -> str:
     """A layer gets almost no gradient, or the whole model gets none."""
-    lowest = [_lowest(item) for item in _newest(course)]
+    lowest = [_lowest(item) for item in _newest(run)]
     named = {name for name, _ in lowest}
     if len(named) == 1 and all(share < _VANISHED for _, share in lowest):
         name, share = lowest[-1]
         return f"the gradients of {name} are {share:.1e} of those of the layer with the largest"
-    norms = [step.grad_norm for step in course.recent[-_MEASURED:]]
+    norms = [step.grad_norm for step in run.recent[-_MEASURED:]]
     if len(norms) == _MEASURED and all(norm < _ANY_GRADIENT for norm in norms):
         return f"the norm of all gradients is {norms[-1]:.1e}"
     return ""
 
 
-def exploding_gradients(course: Course) -> str:
+def exploding_gradients(run: ObservedRun) -> str:
     """Gradients are far above the clipping norm, or have grown far above the first ones."""
-    recent = course.recent
+    recent = run.recent
     norms = [step.grad_norm for step in recent if math.isfinite(step.grad_norm)]
     if len(norms) < _REPORTS:
         return ""
-    limit, now = course.setting("training", "max_grad_norm"), median(norms)
+    limit, now = run.setting("training", "max_grad_norm"), median(norms)
     if limit:
         bound, against = _CLIPPED * limit, f"training.max_grad_norm is {limit:g}"
     else:
-        first = median(step.grad_norm for step in list(course.steps)[:_MEASURED])
+        first = median(step.grad_norm for step in list(run.steps)[:_MEASURED])
         bound, against = _GROWN * first, f"it was {first:.3g} at the start"
     if now <= bound:
         return ""
-    return f"the norm of the gradients is {now:.3g}, and {against}{_largest(course)}"
+    return f"the norm of the gradients is {now:.3g}, and {against}{_largest(run)}"
 
 
-def learning_rate_too_high(course: Course) -> str:
+def learning_rate_too_high(run: ObservedRun) -> str:
     """Training diverges, the loss rises, or each step changes the weights by a large share."""
-    if course.diverged:
-        return f"training diverged at step {course.diverged[-1]:,}"
-    if len(losses := course.losses) >= _REPORTS:
-        began, now = course.first_losses[0], median(step.loss for step in losses[-_MEASURED:])
+    if run.diverged:
+        return f"training diverged at step {run.diverged[-1]:,}"
+    if len(losses := run.losses) >= _REPORTS:
+        began, now = run.first_losses[0], median(step.loss for step in losses[-_MEASURED:])
         if now > _RISEN * began > 0:
             return f"the training loss has risen from {began:.4g} at the start to {now:.4g}"
-    ratios = _ratios(course)
+    ratios = _ratios(run)
     if ratios and min(ratios) > _FASTEST:
         return f"each step changes the weights of half of the layers by {ratios[-1]:.1%} or more"
     return ""
 
 
-def learning_rate_too_low(course: Course) -> str:
+def learning_rate_too_low(run: ObservedRun) -> str:
     """Each step changes the weights by a tiny share, although the rate is near its peak."""
-    ratios = _ratios(course)
+    ratios = _ratios(run)
     if ratios and max(ratios) < _SLOWEST:
         return f"each step changes the weights of half of the layers by less than {ratios[-1]:.1e}"
     return ""
 
 
-def loss_weight_collapsed(course: Course) -> str:
+def loss_weight_collapsed(run: ObservedRun) -> str:
     """A learned weight of a part's loss is below 0.01 or above 1000."""
-    metrics = course.validations[-1].metrics if course.validations else {}
+    metrics = run.validations[-1].metrics if run.validations else {}
     for name, weight in metrics.items():
         part = name.removesuffix("_loss_weight")
         if part != name and not _LIGHTEST <= weight <= _HEAVIEST:
@@ -169,9 +169,9 @@ def loss_weight_collapsed(course: Course) -> str:
     return ""
 
 
-def _newest(course: Course) -> list[LayersMeasured]:
+def _newest(run: ObservedRun) -> list[LayersMeasured]:
     """Return the newest measurements of layers; none if there are too few."""
-    found = list(course.layers)[-_MEASURED:]
+    found = list(run.layers)[-_MEASURED:]
     return found if len(found) == _MEASURED else []
 
 
@@ -182,24 +182,24 @@ def _lowest(measured: LayersMeasured) -> tuple[str, float]:
     return name, measured.gradient[name] / largest if largest else 1.0
 
 
-def _largest(course: Course) -> str:
+def _largest(run: ObservedRun) -> str:
     """Name the layer with the largest gradients; "" without measurements."""
-    if not course.layers:
+    if not run.layers:
         return ""
-    gradient = course.layers[-1].gradient
+    gradient = run.layers[-1].gradient
     name = max(gradient, key=gradient.__getitem__)
     total = math.hypot(*gradient.values()) or 1.0
     return f"; {name} has {gradient[name] ** 2 / total**2:.0%} of its square"
 
 
-def _ratios(course: Course) -> list[float]:
+def _ratios(run: ObservedRun) -> list[float]:
     """Return the median ratio of update to weight over the layers, for the newest measurements.
 
     Only those near the peak of the learning rate count, so that warm-up and decay do not look like
     a rate that is too low.
     """
-    rates = {step.step: step.learning_rate for step in course.steps}
-    near = [item for item in _newest(course) if _near_peak(rates, item.step, course.peak_rate)]
+    rates = {step.step: step.learning_rate for step in run.steps}
+    near = [item for item in _newest(run) if _near_peak(rates, item.step, run.peak_rate)]
     return [_ratio(item) for item in near] if len(near) == _MEASURED else []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import correlation, linear_regression, mean
 from typing import Final
 
-from steadytrain.components.observe.diagnosis.rule import Course, Rule
+from steadytrain.components.observe.diagnosis.rule import ObservedRun, Rule
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.left_out import much_left_out
 from steadytrain.components.shared.log import (
@@ -25,9 +25,9 @@ _STEADY: Final = 0.95
 """Correlation of memory and steps above which it grows steadily."""
 
 
-def memory_leak(course: Course) -> str:
+def memory_leak(run: ObservedRun) -> str:
     """The memory of rank 0 grows steadily with the steps."""
-    own = course.own
+    own = run.own
     # Memory grows by itself until caches and the allocator have settled.
     settled = own[len(own) // 3 :]
     if len(settled) < _MEMORY_REPORTS:
@@ -48,9 +48,9 @@ def _growth(kind: str, steps: list[TrainingStep], used: list[int]) -> str:
     return f"the {kind} memory of rank 0 is {size(used[-1])} and grows by {more} in 1,000 steps"
 
 
-def duplicate_data(course: Course) -> str:
+def duplicate_data(run: ObservedRun) -> str:
     """Much of the source was left out because of other records."""
-    data = course.data
+    data = run.data
     if data is None:
         return ""
     return much_left_out(data.duplicates, data.near_duplicate_threshold, data.records)
@@ -92,26 +92,26 @@ _UTILIZED_SECONDS: Final = 60.0
 _PADDING: Final = 0.3
 
 
-def data_bound(course: Course) -> str:
+def data_bound(run: ObservedRun) -> str:
     """Steps wait for their data."""
-    share = _mean(course, lambda step: step.data_wait)
+    share = _mean(run, lambda step: step.data_wait)
     return f"steps wait for data {share:.0%} of the time" if share > _DATA else ""
 
 
-def communication_bound(course: Course) -> str:
+def communication_bound(run: ObservedRun) -> str:
     """Even the rank that waits least waits for the others' gradients."""
-    share = _mean(course, lambda step: step.slowest_rank_wait)
+    share = _mean(run, lambda step: step.slowest_rank_wait)
     return f"every rank waits {share:.0%} of the time or more" if share > _COMMUNICATION else ""
 
 
-def stragglers(course: Course) -> str:
+def stragglers(run: ObservedRun) -> str:
     """One rank keeps the others waiting."""
-    slowest = [step.slowest_rank for step in course.recent if step.slowest_rank is not None]
+    slowest = [step.slowest_rank for step in run.recent if step.slowest_rank is not None]
     if len(slowest) < _TIME_REPORTS:
         return ""
     (rank, times), *_ = Counter(slowest).most_common(1)
-    least = _mean(course, lambda step: step.slowest_rank_wait)
-    average = _mean(course, lambda step: step.communication_wait)
+    least = _mean(run, lambda step: step.slowest_rank_wait)
+    average = _mean(run, lambda step: step.communication_wait)
     if times < _SAME * len(slowest) or average - least <= _UNEVEN:
         return ""
     return (
@@ -120,9 +120,9 @@ def stragglers(course: Course) -> str:
     )
 
 
-def checkpoint_bound(course: Course) -> str:
+def checkpoint_bound(run: ObservedRun) -> str:
     """Training stops for checkpoints for much of the time."""
-    saved, ready = course.checkpoints, course.ready
+    saved, ready = run.checkpoints, run.ready
     if ready is None or len(saved) < _CHECKPOINTS:
         return ""
     passed = saved[-1].time - ready.time
@@ -132,13 +132,13 @@ def checkpoint_bound(course: Course) -> str:
     return f"checkpoints stopped training for {duration(seconds)} of {duration(passed)}"
 
 
-def gpu_idle(course: Course) -> str:
+def gpu_idle(run: ObservedRun) -> str:
     """The GPU is busy for less than half of the time."""
     known = [
         (step.time, step.gpu_utilization)
-        for step in course.own
+        for step in run.own
         if step.gpu_utilization is not None
-        and step.time > course.steps[-1].time - LOW_UTILIZATION_SECONDS
+        and step.time > run.steps[-1].time - LOW_UTILIZATION_SECONDS
     ]
     if len(known) < _TIME_REPORTS or known[-1][0] - known[0][0] < _UTILIZED_SECONDS:
         return ""
@@ -146,15 +146,15 @@ def gpu_idle(course: Course) -> str:
     return f"rank 0's GPU is busy {share:.0%} of the time" if share < LOW_UTILIZATION else ""
 
 
-def padding(course: Course) -> str:
+def padding(run: ObservedRun) -> str:
     """Much of what is computed is padding."""
-    share = _mean(course, lambda step: step.padding)
+    share = _mean(run, lambda step: step.padding)
     return f"{share:.0%} of the token positions are padding" if share > _PADDING else ""
 
 
-def _mean(course: Course, of: Callable[[TrainingStep], float | None]) -> float:
+def _mean(run: ObservedRun, of: Callable[[TrainingStep], float | None]) -> float:
     """Return the mean over the newest reports; 0 if there are too few."""
-    found = [value for value in map(of, course.recent) if value is not None]
+    found = [value for value in map(of, run.recent) if value is not None]
     return mean(found) if len(found) >= _TIME_REPORTS else 0.0
 
 

@@ -33,7 +33,7 @@ RECENT: Final = 20
 """How many reported steps the rules about speed look at."""
 
 
-class Course:
+class ObservedRun:
     """What happened in training, without steps that a resumed attempt repeats. Bounded memory.
 
     attempt: the newest attempt.
@@ -63,12 +63,12 @@ class Course:
         self._supervisor: SupervisorStarted | None = None
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> Course:
-        """Return the course that events describe."""
-        course = cls()
+    def of(cls, events: Iterable[Event]) -> ObservedRun:
+        """Return the run that events describe."""
+        run = cls()
         for event in events:
-            course.add(event)
-        return course
+            run.add(event)
+        return run
 
     @property
     def recent(self) -> list[TrainingStep]:
@@ -164,7 +164,7 @@ class Course:
 class Rule:
     """One problem that the diagnosis looks for.
 
-    check: returns the evidence in a course, as a clause with numbers; "" if there is no problem or
+    check: returns the evidence in a run, as a clause with numbers; "" if there is no problem or
         the events do not show it.
     meaning: what is wrong.
     remedy: what to do.
@@ -172,7 +172,7 @@ class Rule:
     """
 
     name: str
-    check: Callable[[Course], str]
+    check: Callable[[ObservedRun], str]
     meaning: str
     remedy: str
     source: str

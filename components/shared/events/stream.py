@@ -232,7 +232,7 @@ class JsonLines:
             self.emit(Warned(stage=path.stem, message=message))
 
     def emit(self, event: Event) -> None:
-        self.append(self.placed(event))
+        self.append(self.by_run_clock(event))
 
     def now(self) -> float:
         """Return the time by the run's clock."""
@@ -244,7 +244,7 @@ class JsonLines:
         self._clock, self._ticks = now, ticks
         return now + self._ahead
 
-    def placed(self, event: Event) -> Event:
+    def by_run_clock(self, event: Event) -> Event:
         """Return the event with its time by the run's clock instead of this machine's."""
         before = self._ahead
         self.now()
@@ -266,7 +266,7 @@ class JsonLines:
                 self._write(self._waiting[0])
                 self._waiting.popleft()
             if self._refusal:
-                self._write(self._line(self.placed(self._warning())))
+                self._write(self._line(self.by_run_clock(self._warning())))
         except OSError as error:
             self._refusal = error.strerror or repr(error)
         else:

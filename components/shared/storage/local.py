@@ -90,11 +90,11 @@ class Awaited:
         if now < self._again and not surely:
             return False
         self._again = now + _ASK_SECONDS
-        _ask_server(self.path.parent)
+        _revalidate(self.path.parent)
         return self.path.is_file()
 
 
-def _ask_server(folder: Path) -> None:
+def _revalidate(folder: Path) -> None:
     """Open a folder. If it is missing too, ask for it in its own folder first."""
     for place in (folder, folder.parent, folder):
         with contextlib.suppress(FileNotFoundError):

@@ -63,7 +63,7 @@ Pointed = Curved | RankUsage
 """Events with points."""
 
 
-def place(event: Pointed) -> int:
+def axis_position(event: Pointed) -> int:
     """Return where an event's points are on the axis of their curve."""
     return event.sample if isinstance(event, RankUsage) else event.step
 

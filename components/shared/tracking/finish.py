@@ -65,7 +65,7 @@ def finish_run(
             tracking.client.log_artifact(run_id, str(path), folder)
         log_lineage(tracking, run_id, config, workspace)
 
-    def tell() -> None:
+    def send() -> None:
         tracking = open_tracking(config, workspace)
         run_id = continue_run(tracking, config, workspace)
         with tracking_errors(tracking.uri):
@@ -73,7 +73,7 @@ def finish_run(
 
     with short_timeouts():
         # A store that sends a byte now and then never hits the timeout of a single request.
-        failure = error_with_timeout(FINISH_SECONDS, tell)
+        failure = error_with_timeout(FINISH_SECONDS, send)
     if failure is None:
         return True
     if isinstance(failure, TimeoutError):

@@ -59,7 +59,7 @@ def stated_experiment(client: Any, configured: str, store: str) -> str:
     number = os.environ.get("MLFLOW_EXPERIMENT_ID")
     if configured != default or name or not number:
         return configured if configured != default else name or default
-    with _found(f"MLFLOW_EXPERIMENT_ID = {number!r}", "experiment", store):
+    with _missing_as_bad_input(f"MLFLOW_EXPERIMENT_ID = {number!r}", "experiment", store):
         return str(client.get_experiment(number).name)
 
 
@@ -79,7 +79,7 @@ def is_of_another(run: Any, owner: str, params: Mapping[str, str]) -> bool:
 
 
 def _run(client: Any, run_id: str, what: str, store: str) -> Any:
-    with _found(what, "run", store):
+    with _missing_as_bad_input(what, "run", store):
         run = client.get_run(run_id)
     if run.info.lifecycle_stage == "deleted":
         raise BadInput(
@@ -90,7 +90,7 @@ def _run(client: Any, run_id: str, what: str, store: str) -> Any:
 
 
 @contextlib.contextmanager
-def _found(what: str, kind: str, store: str) -> Iterator[None]:
+def _missing_as_bad_input(what: str, kind: str, store: str) -> Iterator[None]:
     """Turn MLflow's error about something that does not exist, or cannot, into BadInput."""
     from mlflow.exceptions import MlflowException
 

@@ -28,9 +28,9 @@ from steadytrain.components.shared.tracking.batches import (
     Batches,
     Curved,
     Pointed,
+    axis_position,
     flatten,
     key,
-    place,
     points,
     value,
 )
@@ -129,7 +129,7 @@ class Delivery:
         filled = [Param(name, text) for event in events for name, text in _filled(event)]
         self.batches.send(self.parent, params=filled)
         metrics = [
-            Metric(key(name), number, _milliseconds(event.time), place(event))
+            Metric(key(name), number, _milliseconds(event.time), axis_position(event))
             for event in events
             if isinstance(event, Pointed)
             for name, number in points(event)

@@ -104,7 +104,7 @@ def follow(uri: str, workspace: Workspace) -> str:
         return ""
     address = f"{path.as_uri()}?mode=rw"
     with contextlib.closing(sqlite3.connect(address, _BUSY_SECONDS, uri=True)) as store, store:
-        old, new = _place_of(store), artifacts.as_uri()
+        old, new = _artifacts_of(store), artifacts.as_uri()
         if old in ("", new):
             return ""
         before = Path(url2pathname(urlsplit(old).path))
@@ -122,7 +122,7 @@ def follow(uri: str, workspace: Workspace) -> str:
     return str(before)
 
 
-def _place_of(store: sqlite3.Connection) -> str:
+def _artifacts_of(store: sqlite3.Connection) -> str:
     """Return the address of a store's artifacts; "" if they are not in a folder of ours.
 
     The first experiment is as old as the store.

@@ -13,7 +13,7 @@ from steadytrain.components.train.checkpoint.checkpoint import Checkpoint, of_an
 from steadytrain.components.train.checkpoint.region import Region, whole
 
 Tensors = dict[str, torch.Tensor]
-Place = Callable[[torch.Tensor], Region]
+RegionOf = Callable[[torch.Tensor], Region]
 
 
 def model_tensors(model: torch.nn.Module) -> Tensors:
@@ -30,7 +30,7 @@ def model_tensors(model: torch.nn.Module) -> Tensors:
     return {**held, **buffers}
 
 
-def restore_model(model: torch.nn.Module, checkpoint: Checkpoint, region: Place = whole) -> None:
+def restore_model(model: torch.nn.Module, checkpoint: Checkpoint, region: RegionOf = whole) -> None:
     """Copy a checkpoint's weights into a model that has the same names and sizes.
 
     Args:
@@ -145,7 +145,7 @@ def restore_optimizer(
     spec: OptimizerSpec,
     checkpoint: Checkpoint,
     settings: list[dict[str, Any]],
-    region: Place = whole,
+    region: RegionOf = whole,
 ) -> None:
     """Copy a checkpoint's `optimizer_tensors` into an optimizer, with `optimizer_settings`.
 

@@ -55,7 +55,7 @@ class JobFollower(threading.Thread):
     allowed before gets time to recover.
 
     Args:
-        tell: receives what the pods wait for, each time that the reason changes.
+        notify: receives what the pods wait for, each time that the reason changes.
         note: receives how long each pod waited, once it has started or is lost.
     """
 
@@ -64,12 +64,12 @@ class JobFollower(threading.Thread):
         cluster: Cluster,
         job: Job,
         folder: AttemptFolder,
-        tell: Callable[[PodsPending], object],
+        notify: Callable[[PodsPending], object],
         note: Callable[[PodWaited], object] = lambda _: None,
     ) -> None:
         super().__init__(name=f"job-{job.name}", daemon=True)
         self.cluster, self.job, self.folder = cluster, job, folder
-        self.tell, self.note = tell, note
+        self.notify, self.note = notify, note
         self.gone: set[int] = set()
         """Nodes that are lost, have ended, or will never start."""
         self.succeeded: set[int] = set()
@@ -117,7 +117,7 @@ class JobFollower(threading.Thread):
         for node in (self.gone | self.started) - self._noted:
             self._note(node)
         if self._reported and self.started.issuperset(self._nodes()):
-            self._tell("")
+            self._report_pending("")
 
     def _judge(self, node: int, pod: Manifest | None) -> None:
         before = self._seen.get(node)
@@ -280,12 +280,12 @@ class JobFollower(threading.Thread):
         others = [text for other, text in self._reasons.items() if other != node]
         self._reasons[node] = reason
         if not any(same_wait(reason, text) for text in others):
-            self._tell(reason)
+            self._report_pending(reason)
 
-    def _tell(self, reason: str) -> None:
+    def _report_pending(self, reason: str) -> None:
         self._reported = reason
         attempt = int(self.job.labels[ATTEMPT])
-        self.tell(PodsPending(attempt=attempt, job=self.job.name, reason=redact(reason)))
+        self.notify(PodsPending(attempt=attempt, job=self.job.name, reason=redact(reason)))
 
     def _pause(self, seconds: float) -> None:
         if self.ending.wait(seconds):

@@ -79,7 +79,7 @@ class PodsLauncher:
             self.cluster,
             job,
             folder,
-            tell=stream.emit,
+            notify=stream.emit,
             note=stream.emit,
         )
         follower.start()

@@ -25,7 +25,7 @@ from steadytrain.components.shared.cluster import (
     this_pod_name,
 )
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.lease import Generations, held
+from steadytrain.components.shared.lease import Generations, is_held
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.storage import LocalStorage, Storage
 from steadytrain.components.shared.workspace import Workspace
@@ -126,7 +126,7 @@ def _remove(
     asked, awaited = set[tuple[Kind, str]](), (*kinds, POD) if pods else kinds
     deadline = float("inf")
     while True:
-        left = retry(lambda: _found(cluster, labels, belongs, awaited), wait=wait)
+        left = retry(lambda: _objects(cluster, labels, belongs, awaited), wait=wait)
         new = [item for item in left if item[0] in kinds and item not in asked]
         _suspend(cluster, [item for item in new if item[0].suspendable], wait)
         for kind, name in new:
@@ -162,8 +162,8 @@ def _suspend(
 
 def _is_settled(job: Manifest | None) -> bool:
     conditions = (job or {}).get("status", {}).get("conditions") or []
-    held = {item["type"] for item in conditions if item["status"] == "True"}
-    return job is None or bool(_SETTLED & held)
+    true = {item["type"] for item in conditions if item["status"] == "True"}
+    return job is None or bool(_SETTLED & true)
 
 
 def remove_unfinished(config: RunConfig, job: str = "") -> list[str]:
@@ -261,14 +261,14 @@ def works_in(lease: Storage, job: str) -> bool:
 def _lapses(lease: Storage, seconds: float) -> bool:
     """Return whether a lease is free, or expires within one lease period."""
     deadline = time.monotonic() + seconds
-    while held(lease):
+    while is_held(lease):
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_SECONDS)
     return True
 
 
-def _found(
+def _objects(
     cluster: Cluster,
     labels: Mapping[str, str],
     belongs: Callable[[Manifest], bool],

@@ -21,7 +21,7 @@ from steadytrain.components.shared.errors import BadInput, ServerError, StorageE
 from steadytrain.components.shared.events.types import Event, Resubmitted, Warned
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
-from steadytrain.components.shared.lease import held
+from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.lock import lock
 from steadytrain.components.shared.pagination import named, pages
 from steadytrain.components.shared.retry import retry
@@ -54,7 +54,7 @@ def resubmit(config: RunConfig, job: str, last_step: int) -> Event | None:
         active elsewhere, or this exit handler already resubmitted it.
     """
     workspace = Workspace.of(config)
-    if held(LocalStorage(workspace.lease)):
+    if is_held(LocalStorage(workspace.lease)):
         return None
     try:
         server = retry(connect_to_kubeflow)

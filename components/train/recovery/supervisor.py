@@ -52,12 +52,12 @@ from steadytrain.components.train.recovery.sizing import Sizing
 from steadytrain.components.train.recovery.takeover import (
     accepted,
     end_lost_attempts,
+    hold_run,
     inputs_digest,
     last_folder,
     left_to_wait,
     other_inputs,
     other_strategy_code,
-    owned,
     refused,
     settings,
     undecided,
@@ -124,7 +124,7 @@ class Supervisor:
             Unkillable: a rank on this machine, maybe of an earlier supervisor, does not end.
         """
         self.workspace.create()
-        lease = contextlib.nullcontext(self.held) if self.held else owned(self.config)
+        lease = contextlib.nullcontext(self.held) if self.held else hold_run(self.config)
         with lease as self.lease, stop_requests() as request:
             self.ledger.lease = self.lease
             self._prepare()
@@ -195,7 +195,7 @@ class Supervisor:
     def _emit(self, event: Event) -> None:
         """Record an event while no attempt is running."""
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:
-            self.ledger.emit(stream.placed(event), stream)
+            self.ledger.emit(stream.by_run_clock(event), stream)
 
     def _now(self) -> float:
         with contextlib.closing(self.workspace.lines("supervisor")) as stream:
@@ -219,12 +219,14 @@ class Supervisor:
         )
         folder = AttemptFolder(self.workspace.attempts / f"{number:04d}")
         resume_from, resumed_step, skipped = retry_storage(
-            lambda: _newest_checkpoint(self.config, history), AWAY_SECONDS, report=self._tell_wait
+            lambda: _newest_checkpoint(self.config, history),
+            AWAY_SECONDS,
+            report=self._warn_of_wait,
         )
         watch, began = Watch(self, folder, request, step=resumed_step or 0), time.monotonic()
         with contextlib.closing(watch):
             for step, reason in skipped.items():
-                watch.tell(
+                watch.record(
                     CheckpointSkipped(
                         attempt=number,
                         step=step,
@@ -233,7 +235,7 @@ class Supervisor:
                     )
                 )
             if self._changed:
-                watch.tell(Warned(stage="train", message=self._changed))
+                watch.record(Warned(stage="train", message=self._changed))
                 self._changed = ""
             plan = self._plan(watch)
             spec = AttemptSpec(
@@ -272,7 +274,7 @@ class Supervisor:
                 decisions=[asdict(item) for item in self.sizing.decisions(history)],
                 code=code_origin(),
             )
-            watch.tell(started)
+            watch.record(started)
             retry_storage(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
@@ -293,7 +295,7 @@ class Supervisor:
                 step = _last_step(ending, watch)
                 waited = watch.waited(started)
                 took = time.monotonic() - began
-                watch.tell(
+                watch.record(
                     AttemptEnded(
                         attempt=number,
                         outcome=ending.outcome,
@@ -306,7 +308,7 @@ class Supervisor:
             self._remember(ending, watch)
             return ending, step, self._decide(ending.failure, watch) if ending.failure else None
 
-    def _tell_wait(self, why: str) -> None:
+    def _warn_of_wait(self, why: str) -> None:
         wait = duration(AWAY_SECONDS)
         message = f"waiting up to {wait} for the storage of the checkpoints: {why}"
         with contextlib.closing(self.workspace.stream("supervisor")) as stream:
@@ -316,11 +318,11 @@ class Supervisor:
         if not self.ledger.history().attempts:
             planned = self.sizing.planned()
             if planned is not None:
-                watch.tell(planned)
+                watch.record(planned)
             learned = self.sizing.learned()
             if learned is not None:
-                watch.tell(learned)
-                watch.tell(Warned(stage="train", message=learned.reason))
+                watch.record(learned)
+                watch.record(Warned(stage="train", message=learned.reason))
         return self.sizing.plan(self.ledger.history())
 
     def _between_failures(self, history: History) -> float:
@@ -336,13 +338,13 @@ class Supervisor:
             try:
                 self.sizing.remember(history)
             except StorageError as error:
-                watch.tell(Warned(stage="train", message=f"not kept for later runs: {error}"))
+                watch.record(Warned(stage="train", message=f"not kept for later runs: {error}"))
 
     def _decide(self, failure: Failure, watch: Watch) -> RecoveryDecision:
         history = self.ledger.history()
         decision = self._policy(history, failure)
         attempt = history.attempts[-1].started.attempt
-        watch.tell(DecisionMade.after(attempt, failure, decision))
+        watch.record(DecisionMade.after(attempt, failure, decision))
         return decision
 
     def _policy(self, history: History, failure: Failure) -> RecoveryDecision:

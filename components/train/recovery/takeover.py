@@ -195,7 +195,7 @@ class Held:
 
 
 @contextlib.contextmanager
-def owned(config: RunConfig) -> Iterator[Lease]:
+def hold_run(config: RunConfig) -> Iterator[Lease]:
     """Hold a run for this process.
 
     Raises:
@@ -209,12 +209,12 @@ def owned(config: RunConfig) -> Iterator[Lease]:
         run_id=workspace.run_id,
         seconds=config.recovery.lease_seconds,
         after=Ledger(workspace).generation(),
-        tell=partial(_tell, workspace),
+        notify=partial(_warn, workspace),
     ) as lease:
         yield lease
 
 
-def _tell(workspace: Workspace, message: str) -> None:
+def _warn(workspace: Workspace, message: str) -> None:
     """Report a wait, in a file that no other supervisor writes."""
     with contextlib.closing(workspace.stream(f"lease-{os.getpid()}")) as stream:
         stream.emit(Warned(stage="train", message=message))

@@ -72,7 +72,7 @@ class Watch:
         """The requested outcome, or None."""
         return self.request.outcome or ("pruned" if self.pruned else None)
 
-    def tell(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Record one of the supervisor's own events, after pending events from the ranks.
 
         Raises:
@@ -82,7 +82,7 @@ class Watch:
         while self._unrecorded:
             self.supervisor.ledger.record(self._unrecorded[0], seconds=REJECTED_SECONDS)
             self._unrecorded.popleft()
-        self.supervisor.ledger.emit(self.stream.placed(event), self.stream)
+        self.supervisor.ledger.emit(self.stream.by_run_clock(event), self.stream)
         self._relay()
 
     def follow(self, ranks: RunningAttempt) -> None:

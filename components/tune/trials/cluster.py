@@ -27,13 +27,13 @@ STUDY: Final = "steadytrain.io/study"
 """Label of the jobs of a study's trials, with the study's name."""
 
 
-def trials_for(study: Path, config: RunConfig, tell: Callable[[str], object]) -> Trials:
+def trials_for(study: Path, config: RunConfig, notify: Callable[[str], object]) -> Trials:
     """Return the trials of a study: in pods if `compute.launcher` says so, or on this machine.
 
     Args:
         study: the study's folder. In pods, it must be on the volume that they share.
         config: of the study.
-        tell: receives lines for people, such as why a trial on a cluster waits.
+        notify: receives lines for people, such as why a trial on a cluster waits.
 
     Raises:
         Unreachable: the cluster's API server does not answer.
@@ -42,7 +42,7 @@ def trials_for(study: Path, config: RunConfig, tell: Callable[[str], object]) ->
     if found is None:
         return local_trials(study, parallel=parallel)
     seconds = config.recovery.stop_grace_seconds + 2 * SLACK_SECONDS
-    return ClusterTrials(study, parallel, *found, seconds, tell)
+    return ClusterTrials(study, parallel, *found, seconds, notify)
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class ClusterTrials:
         cluster: Cluster,
         job: type[Job],
         seconds: float,
-        tell: Callable[[str], object],
+        notify: Callable[[str], object],
     ) -> None:
         self.study = Path(os.path.abspath(study))  # noqa: PTH100  links stay as they are
-        self.cluster, self.job, self.seconds, self.tell = cluster, job, seconds, tell
+        self.cluster, self.job, self.seconds, self.notify = cluster, job, seconds, notify
         self._supervised = LocalTrials(
-            self.study, parallel, LINGER_SECONDS, RanksInPods(parallel), tell
+            self.study, parallel, LINGER_SECONDS, RanksInPods(parallel), notify
         )
 
     def train(self, number: int, config: RunConfig, until: int) -> None:
@@ -123,7 +123,7 @@ class ClusterTrials:
             left = [error.message]
         if left:
             # Their agents end with the lease. The exit handler or the next driver removes them.
-            self.tell(f"not removed within {duration(self.seconds)}: {', '.join(left)}")
+            self.notify(f"not removed within {duration(self.seconds)}: {', '.join(left)}")
 
 
 def _labeled(config: RunConfig, study: str) -> RunConfig:

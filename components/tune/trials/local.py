@@ -80,7 +80,7 @@ class _Trial:
     """
 
     events: Cursor
-    tell: Callable[[str], object]
+    notify: Callable[[str], object]
     until: int = 0
     cut: bool = True
     slot: Slot | None = None
@@ -116,21 +116,21 @@ class _Trial:
 
     def state(self) -> TrialState:
         """Return the trial's state by its newest events, and report its remarks."""
-        self._read(self.tell)
+        self._read(self.notify)
         return self.curve.state(running=True)
 
-    def _read(self, tell: Callable[[str], object]) -> None:
+    def _read(self, notify: Callable[[str], object]) -> None:
         for event in self.events.new():
             self.curve.add(event)
             if isinstance(event, Remark):
-                tell(event.message)
+                notify(event.message)
 
 
 class LocalTrials:
     """Implements `Trials` with a process for each trial (process.py). See `local_trials`.
 
     ranks: where the ranks of trials run.
-    tell: receives the warnings of running trials, as lines for people.
+    notify: receives the warnings of running trials, as lines for people.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class LocalTrials:
         parallel: int,
         linger_seconds: float,
         ranks: Ranks,
-        tell: Callable[[str], object] = lambda _: None,
+        notify: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.study, self.parallel, self.linger_seconds = study, parallel, linger_seconds
-        self.ranks, self.tell = ranks, tell
+        self.ranks, self.notify = ranks, notify
         self._template: ForkServer | None = None
         self._failed_starts = 0
         self._free: list[Slot] | None = None
@@ -232,7 +232,7 @@ class LocalTrials:
 
     def _new(self, number: int) -> _Trial:
         events = Cursor(self._folder(number).workspace.events)
-        return _Trial(events, lambda message: self.tell(f"trial {number}: {message}"))
+        return _Trial(events, lambda message: self.notify(f"trial {number}: {message}"))
 
     def _slots(self, number: int) -> list[Slot]:
         return self.ranks.slots(load(self._folder(number).config).compute)

@@ -128,9 +128,9 @@ def _train(config: RunConfig) -> TrainRecord:
     # Each step imports its libraries only when it is reached: bad input shows at once.
     from steadytrain.components.preprocess.step import run as preprocess
     from steadytrain.components.shared.stage import start_run
-    from steadytrain.components.train.recovery.takeover import owned
+    from steadytrain.components.train.recovery.takeover import hold_run
     from steadytrain.components.train.step import run_stage
 
-    with owned(config):
+    with hold_run(config):
         start_run(config)
     return run_stage(config, preprocess(config))

@@ -14,7 +14,7 @@ import torch
 
 from steadytrain.components.observe.diagnosis import RULES, findings
 from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
-from steadytrain.components.observe.diagnosis.rule import Course
+from steadytrain.components.observe.diagnosis.rule import ObservedRun
 from steadytrain.components.preprocess import step as preprocess
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
@@ -281,7 +281,7 @@ def test_straggler_that_changes_is_none(healthy):
 
 def test_repeated_steps_count_once(healthy):
     events = read_events(healthy.workspace.events)
-    course = Course.of(events)
+    run = ObservedRun.of(events)
     again = AttemptStarted(
         attempt=2,
         world_size=1,
@@ -289,9 +289,9 @@ def test_repeated_steps_count_once(healthy):
         gradient_accumulation_steps=1,
         resumed_from_step=60,
     )
-    course.add(again)
-    assert course.steps[-1].step == 60
-    assert course.validations[-1].step == 60
+    run.add(again)
+    assert run.steps[-1].step == 60
+    assert run.validations[-1].step == 60
 
 
 @pytest.mark.slow
@@ -315,4 +315,4 @@ def test_rule_names_fields_that_exist_and_its_source(rule):
     assert rule.source
     assert rule.meaning.endswith(".")
     assert rule.remedy.endswith(".")
-    assert rule.check(Course()) == ""
+    assert rule.check(ObservedRun()) == ""

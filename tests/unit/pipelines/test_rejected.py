@@ -9,7 +9,7 @@ from steadytrain.components.preprocess import artifacts
 from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.train import step
-from steadytrain.components.train.recovery.takeover import owned
+from steadytrain.components.train.recovery.takeover import hold_run
 from steadytrain.pipelines import runs
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.runs import run_lock
@@ -99,6 +99,6 @@ def test_takeover_is_reported_by_the_new_supervisor(make_run, monkeypatch):
 
     told = run.workspace.events / "train.jsonl"
     monkeypatch.setattr(step, "load_trainer", refused)
-    with owned(run.config), pytest.raises(RunBusy):
+    with hold_run(run.config), pytest.raises(RunBusy):
         step.run_stage(run.config)
     assert "step_failed" not in told.read_text()

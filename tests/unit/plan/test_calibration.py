@@ -65,7 +65,7 @@ def plan_here():
         for state in (AcceleratorState, GradientState):
             state._reset_state()
         told = []
-        timed = partial(calibrate, tell=told.append)
+        timed = partial(calibrate, notify=told.append)
         return plan_training(config, TABLE, this_cpu(config), timed=timed), told
 
     yield make
@@ -197,7 +197,7 @@ def test_timed_rows_have_the_lengths_of_the_prepared_ones(tiny, tmp_path, task):
     ],
 )
 def test_settings_that_one_device_cannot_time_are_rejected(configure, gpu, fields, message):
-    timed = partial(calibrate, tell=print)
+    timed = partial(calibrate, notify=print)
     with pytest.raises(BadInput, match=message) as error:
         plan_training(configure(**fields), TABLE, find_gpu(gpu), timed=timed)
     assert "leave --calibrate out" in error.value.remedy

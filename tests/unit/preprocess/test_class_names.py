@@ -14,7 +14,7 @@ from steadytrain.components.preprocess.inputs import read_dataset
 from steadytrain.components.preprocess.inspection import inspect, task_of
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.tables import COLUMNAR
-from steadytrain.components.shared.class_names import in_order, listed, places_of
+from steadytrain.components.shared.class_names import in_order, indices_of, listed
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, class_of
 from steadytrain.pipelines.sources import find_task
@@ -204,8 +204,8 @@ def test_columns_of_classes_of_any_width(tmp_path, kind):
 def test_order_and_comparison_of_names():
     assert in_order(["10", "9", "-1", "+2"]) == ["-1", "+2", "9", "10"]
     assert in_order(["10", "9", "a"]) == ["10", "9", "a"]
-    assert places_of(["a", "b"], ["b", "a"]) == [1, 0]
-    assert places_of(["a", "b"], ["b", "c"]) is None
-    assert places_of(["1", "0"], ["LABEL_0", "LABEL_1"]) == [1, 0]
-    assert places_of(["ﬁne", "bad"], ["Bad", "FINE "]) == [1, 0]
+    assert indices_of(["a", "b"], ["b", "a"]) == [1, 0]
+    assert indices_of(["a", "b"], ["b", "c"]) is None
+    assert indices_of(["1", "0"], ["LABEL_0", "LABEL_1"]) == [1, 0]
+    assert indices_of(["ﬁne", "bad"], ["Bad", "FINE "]) == [1, 0]
     assert listed([str(n) for n in range(1000)]).endswith("10, 11 and 988 more")

@@ -52,7 +52,7 @@ def compiled():
         },
     }
 
-    def compile_pipeline(path, tell, pipeline, shape):
+    def compile_pipeline(path, notify, pipeline, shape):
         named = {"pipelineInfo": {"name": f"steadytrain-{pipeline}"}}
         path.write_text(yaml.safe_dump(content | named))
         return path

@@ -422,7 +422,7 @@ def test_pod_that_no_node_can_hold_is_refused_before_anything_is_sent(
         monkeypatch.setattr(submission, "_HERE", (host,))
         told, sets = [], [PLACE, "compute.pods.memory=200Gi"]
         with pytest.raises(BadInput, match="none of the 1 nodes") if refused else nullcontext():
-            steadytrain.pipelines.submit("causal-lm", sets, host=kfp.address, tell=told.append)
+            steadytrain.pipelines.submit("causal-lm", sets, host=kfp.address, notify=told.append)
     assert bool(kfp.all("runs")) != refused
     assert refused or "none of the 1 nodes" in told[-1]
 
@@ -510,7 +510,7 @@ def test_invisible_pods_are_reported_once(kfp, cluster, submitted):
     cluster.denial = (403, {"message": "pods is forbidden", "reason": "Forbidden"})
     told = []
     kfp.script = [[("train", "RUNNING")], [("run", "SUCCEEDED")]]
-    assert submitted.wait(tell=told.append).succeeded
+    assert submitted.wait(notify=told.append).succeeded
     (line,) = told
     assert "pods is forbidden" in line
 

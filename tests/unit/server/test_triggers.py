@@ -294,7 +294,12 @@ class Clock:
 
     def watch(self, server, what):
         return watch(
-            server, what, every_seconds=10, quiet_seconds=30, tell=self.told.append, wait=self.wait
+            server,
+            what,
+            every_seconds=10,
+            quiet_seconds=30,
+            notify=self.told.append,
+            wait=self.wait,
         )
 
 
@@ -340,7 +345,7 @@ def test_for_programs_a_watcher_ends_with_the_runs_that_it_started(
     kfp, what, tmp_path, monkeypatch, capsys
 ):
     answer = triggers.Answer("started", "bot-1", "id-1", "")
-    monkeypatch.setattr(triggers, "watch", lambda *_, tell, **__: tell("text") or [answer])
+    monkeypatch.setattr(triggers, "watch", lambda *_, notify, **__: notify("text") or [answer])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     watched = [
         "watch",

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
-from steadytrain.components.shared.lease import Generations, Holder, Renewal, held, hold
+from steadytrain.components.shared.lease import Generations, Holder, Renewal, hold, is_held
 from steadytrain.components.shared.storage import LocalStorage, S3Storage
 
 from support.holding import holding
@@ -120,7 +120,7 @@ def test_silent_remote_holder_is_superseded_by_the_observers_clock(storage):
 def test_wait_for_a_lease_is_reported_once_with_what_it_waits_for(folder):
     folder.write("generation-00000007", b"garbage")
     told = []
-    with hold(folder, run_id="tiny", seconds=0.3, tell=told.append) as lease:
+    with hold(folder, run_id="tiny", seconds=0.3, notify=told.append) as lease:
         assert lease.generation == 8
     (line,) = told
     assert line.startswith("waiting up to 0.3 s, because another process may still use run 'tiny'")
@@ -159,19 +159,19 @@ def test_holder_renews_and_notices_a_loss(folder, wait_for):
 
 
 def test_held_lease_is_reported_at_once(folder, other):
-    assert held(folder)
+    assert is_held(folder)
     other.kill()
     other.wait()
-    assert not held(folder)
+    assert not is_held(folder)
     name, content = elsewhere(folder, 2)
-    assert not held(folder)
+    assert not is_held(folder)
     soon = content.model_copy(update={"until": time.time() + 60})
     folder.write(name, soon.model_dump_json().encode())
-    assert held(folder)
+    assert is_held(folder)
 
 
 def test_missing_lease_has_no_holder(folder):
-    assert not held(folder)
+    assert not is_held(folder)
 
 
 def test_agent_gives_up_after_half_the_lease(folder, wait_for):
