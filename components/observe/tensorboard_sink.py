@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Final, Unpack, cast
 
 from pydantic import BaseModel, Field
 
@@ -14,7 +14,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.tracking.batches import Curved, points
-from steadytrain.components.shared.tracking.mlflow_sink import BATCH_SECONDS, PullSink
+from steadytrain.components.shared.tracking.mlflow_sink import PullSink, SinkTiming
 from steadytrain.components.shared.tracking.notes import (
     BATCH_EVENTS,
     by_attempt,
@@ -104,7 +104,7 @@ class TensorBoardSink(PullSink):
     Args:
         config: the run's configuration.
         workspace: the run's workspace.
-        batch_seconds: as for `PullSink`.
+        timing: as for `PullSink`.
 
     Raises:
         BadInput: TensorBoard is not installed.
@@ -114,12 +114,11 @@ class TensorBoardSink(PullSink):
         self,
         config: RunConfig,  # noqa: ARG002  as for every sink
         workspace: Workspace,
-        *,
-        batch_seconds: float = BATCH_SECONDS,
+        **timing: Unpack[SinkTiming],
     ) -> None:
         check_package("tensorboard")
         delivery = TensorBoardDelivery(workspace)
-        super().__init__("TensorBoard", workspace, lambda: delivery, batch_seconds=batch_seconds)
+        super().__init__("TensorBoard", workspace, lambda: delivery, **timing)
 
 
 def _has_points(event: Event) -> bool:

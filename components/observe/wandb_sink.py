@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
@@ -26,9 +26,8 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.tracking.batches import Curved, flatten, points
 from steadytrain.components.shared.tracking.mlflow_sink import (
-    BATCH_SECONDS,
-    CLOSE_SECONDS,
     PullSink,
+    SinkTiming,
 )
 from steadytrain.components.shared.tracking.notes import Spool, by_attempt, identity
 from steadytrain.components.shared.tracking.parallel import check_package
@@ -136,7 +135,7 @@ class WandbSink(PullSink):
     Args:
         config: the run's configuration.
         workspace: the run's workspace.
-        batch_seconds, close_seconds: as for `PullSink`.
+        timing: as for `PullSink`.
 
     Raises:
         BadInput: wandb is not installed.
@@ -146,9 +145,7 @@ class WandbSink(PullSink):
         self,
         config: RunConfig,
         workspace: Workspace,
-        *,
-        batch_seconds: float = BATCH_SECONDS,
-        close_seconds: float = CLOSE_SECONDS,
+        **timing: Unpack[SinkTiming],
     ) -> None:
         check_package("wandb")
         delivery = WandbDelivery(config, workspace)
@@ -157,8 +154,7 @@ class WandbSink(PullSink):
             workspace,
             lambda: delivery,
             around=lambda: contextlib.closing(delivery),
-            batch_seconds=batch_seconds,
-            close_seconds=close_seconds,
+            **timing,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import islice
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar, Unpack
 
 from steadytrain.components.observe.otlp.collector import Collector, Rejected
 from steadytrain.components.observe.otlp.exports import Snapshot, SnapshotReader, SpanReader
@@ -16,9 +16,8 @@ from steadytrain.components.observe.run_metrics import add_present
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.tracking.mlflow_sink import (
-    BATCH_SECONDS,
-    CLOSE_SECONDS,
     PullSink,
+    SinkTiming,
 )
 from steadytrain.components.shared.tracking.notes import exclusive, numbers_in, remember, warn
 from steadytrain.components.shared.tracking.parallel import check_package
@@ -155,7 +154,7 @@ class OtlpSink(PullSink):
     Args:
         config: the run's configuration.
         workspace: the run's workspace.
-        batch_seconds, close_seconds: as for `PullSink`.
+        timing: as for `PullSink`.
 
     Raises:
         BadInput: OpenTelemetry is not installed.
@@ -165,9 +164,7 @@ class OtlpSink(PullSink):
         self,
         config: RunConfig,
         workspace: Workspace,
-        *,
-        batch_seconds: float = BATCH_SECONDS,
-        close_seconds: float = CLOSE_SECONDS,
+        **timing: Unpack[SinkTiming],
     ) -> None:
         check_package(NAME)
         delivery = OtlpDelivery(config, workspace)
@@ -175,6 +172,5 @@ class OtlpSink(PullSink):
             "OpenTelemetry",
             workspace,
             lambda: delivery,
-            batch_seconds=batch_seconds,
-            close_seconds=close_seconds,
+            **timing,
         )

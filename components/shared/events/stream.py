@@ -208,7 +208,7 @@ class JsonLines:
 
     If the clock is behind the events in the folder (it was set back, or another node wrote them),
     event times are moved forward by the difference, so that events stay in the order in which they
-    happened. This is the run's clock: `placed` reads it, for whoever stores an event elsewhere too.
+    happened. This is the run's clock. `by_run_clock` reads it for events that are stored elsewhere.
     """
 
     def __init__(self, path: Path, *, job_id: str) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict, Unpack, cast
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.decision import Decision
@@ -266,6 +266,13 @@ class Delivers(Protocol):
         """
 
 
+class SinkTiming(TypedDict, total=False):
+    """How long a sink may take, as arguments of `PullSink`."""
+
+    batch_seconds: float
+    close_seconds: float
+
+
 class PullSink:
     """A sink that never slows down or blocks training.
 
@@ -344,16 +351,14 @@ class MlflowSink(PullSink):
     Args:
         config: the run's configuration.
         workspace: the run's workspace.
-        batch_seconds, close_seconds: as for `PullSink`.
+        timing: as for `PullSink`.
     """
 
     def __init__(
         self,
         config: RunConfig,
         workspace: Workspace,
-        *,
-        batch_seconds: float = BATCH_SECONDS,
-        close_seconds: float = CLOSE_SECONDS,
+        **timing: Unpack[SinkTiming],
     ) -> None:
         def deliver() -> Delivery:
             tracking = open_tracking(config, workspace)
@@ -364,6 +369,5 @@ class MlflowSink(PullSink):
             workspace,
             deliver,
             around=short_timeouts,
-            batch_seconds=batch_seconds,
-            close_seconds=close_seconds,
+            **timing,
         )
