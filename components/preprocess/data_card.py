@@ -253,12 +253,12 @@ def side_card(
     )
 
 
-def card_html(card: DataCard, record: DataRecord, told: str) -> str:
+def card_html(card: DataCard, record: DataRecord, records_line: str) -> str:
     """Return the card as one self-contained page.
 
     Args:
         record: of the same data.
-        told: what became of the records, in one line.
+        records_line: what became of the records, in one line.
     """
     tokens = "none"
     if card.sequence_length:
@@ -268,7 +268,7 @@ def card_html(card: DataCard, record: DataRecord, told: str) -> str:
         "task": card.task,
         "files left out": _counted(card.left_out),
         "detected": _counted(card.detected),
-        "records": told,
+        "records": records_line,
         "warnings": "; ".join(card.warnings) or "none",
         "records of other layouts": _counted(card.layouts),
         "columns not used": _counted(card.unused),

@@ -86,7 +86,7 @@ class Design:
         self._ablation, self._seed = config.ablation, config.training.seed
         self.variants = variants(config.ablation)
 
-    def suggest(self, number: int, given: Params, fits: Fits) -> Params:  # noqa: ARG002
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params:  # noqa: ARG002
         place, index = divmod(number, len(self.variants))
         return {**merged(self._ablation, self.variants[index]), SEED: self._seed + place}
 
@@ -179,7 +179,7 @@ class FoldDesign:
         self._folds, self._configurations = config.cross_validation.folds, configurations(config)
         self._names = list(self._configurations)
 
-    def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:  # noqa: ARG002
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:  # noqa: ARG002
         fold, index = divmod(number, len(self._names))
         if fold == self._folds:
             return None

@@ -168,12 +168,12 @@ def range_test(
         trials = open_trials(folder)
         trials.attach()
         try:
-            found = _trained(range_config(config), folder, trials, check)
-            storage.write(RESULT, f"{found.model_dump_json(indent=2)}\n".encode())
+            result = _trained(range_config(config), folder, trials, check)
+            storage.write(RESULT, f"{result.model_dump_json(indent=2)}\n".encode())
             trials.discard(_TRIAL)
         finally:
             trials.close()
-    return found
+    return result
 
 
 def _known(storage: LocalStorage) -> RangeResult | None:
@@ -227,51 +227,51 @@ class Losses:
         return [self._losses[step] for step in sorted(self._losses)]
 
 
-def render(found: RangeResult, name: str) -> str:
+def render(result: RangeResult, name: str) -> str:
     """Return the report of a range test as HTML."""
     return html(
         "lr_range",
         kind="range test",
         name=name,
-        found=found,
-        sentence=sentence(found),
-        chart=_chart(found),
-        setting=setting(found),
+        found=result,
+        sentence=sentence(result),
+        chart=_chart(result),
+        setting=setting(result),
     )
 
 
-def sentence(found: RangeResult) -> str:
+def sentence(result: RangeResult) -> str:
     """Return the result in one or two sentences."""
-    if found.low is None:
+    if result.low is None:
         return "The loss did not fall at any learning rate, so there is no range to suggest."
     ending = (
-        f"At {number(found.exploded)} it explodes."
-        if found.exploded is not None
+        f"At {number(result.exploded)} it explodes."
+        if result.exploded is not None
         else "It never explodes."
     )
     return (
-        f"The loss falls at learning rates from {number(found.low)} to {number(found.high)}, "
-        f"fastest at {number(found.steepest)}. {ending}"
+        f"The loss falls at learning rates from {number(result.low)} to {number(result.high)}, "
+        f"fastest at {number(result.steepest)}. {ending}"
     )
 
 
-def setting(found: RangeResult) -> str:
+def setting(result: RangeResult) -> str:
     """Return the option that makes a study search the range; "" without one."""
-    if found.low is None:
+    if result.low is None:
         return ""
     return (
-        f"--set 'tune.space={{training.learning_rate: {{low: {found.low:.2g}, "
-        f"high: {found.high:.2g}, log: true}}}}'"
+        f"--set 'tune.space={{training.learning_rate: {{low: {result.low:.2g}, "
+        f"high: {result.high:.2g}, log: true}}}}'"
     )
 
 
-def _chart(found: RangeResult) -> Markup:
+def _chart(result: RangeResult) -> Markup:
     # What explodes would press all other losses into one line.
-    first = found.points[0].smoothed if found.points else 0.0
-    shown = [item for item in found.points if item.loss < 2 * first]
+    first = result.points[0].smoothed if result.points else 0.0
+    shown = [item for item in result.points if item.loss < 2 * first]
     dots = [((item.rate, item.loss), f"{number(item.rate)}: {number(item.loss)}") for item in shown]
     smoothed = [(item.rate, item.smoothed) for item in shown]
-    ends = [end for end in (found.low, found.high) if end is not None]
+    ends = [end for end in (result.low, result.high) if end is not None]
     steps = [Series("trial stopped", dots=dots)]
     return scatter(
         "Loss", steps, "learning rate", log=True, through=smoothed, marks=ends, width=WIDE

@@ -54,11 +54,11 @@ _LARGEST_GRID: Final = 100_000
 class Suggester(Protocol):
     """Suggests the parameters of trials."""
 
-    def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:
         """Return the parameters of a trial; None if the space has no more.
 
         Args:
-            given: values of some fields that are set already.
+            fixed: values of some fields that are set already.
 
         Raises:
             BadInput: nothing was found that fits.
@@ -103,7 +103,7 @@ class Sampler:
                 self._study.put(trial)
         return self._study
 
-    def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:
         from steadytrain.components.tune.optuna_storage import sampler_of
 
         study = self._compared()
@@ -111,7 +111,7 @@ class Sampler:
             seed = seed_of(self._tune.seed, number, attempt)
             with warnings.catch_warnings(action="ignore"):
                 sampler = sampler_of(self._tune, seed, random=attempt >= _OWN_TRIES)
-                params = self._suggest(study.ask(number, sampler), given)
+                params = self._suggest(study.ask(number, sampler), fixed)
             if fits(params):
                 return params
         raise nothing_fits(number)
@@ -122,14 +122,14 @@ class Sampler:
         if self._study is not None:
             self._study.put(frozen(self._tune, self._history, trial, self._rung))
 
-    def _suggest(self, trial: optuna.Trial, given: Params) -> Params:
+    def _suggest(self, trial: optuna.Trial, fixed: Params) -> Params:
         from steadytrain.components.tune.optuna_storage import sampled
 
         space, params = self._tune.space, dict[str, Any]()
         for field in self._fields:
             if varies(space, field, params):
-                known = field in given
-                params[field] = given[field] if known else sampled(trial, field, space[field])
+                known = field in fixed
+                params[field] = fixed[field] if known else sampled(trial, field, space[field])
         return params
 
 
@@ -139,7 +139,7 @@ class Grid:
     def __init__(self, tune: TuneConfig) -> None:
         self._combinations = list(itertools.islice(_combinations(tune.space), _LARGEST_GRID))
 
-    def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:  # noqa: ARG002
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:  # noqa: ARG002
         fitting = (params for params in self._combinations if fits(params))
         return next(itertools.islice(fitting, number, None), None)
 
@@ -153,7 +153,7 @@ class Sobol:
     def __init__(self, tune: TuneConfig) -> None:
         self._tune, self._fields = tune, in_order(tune.space)
 
-    def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:
         from scipy.stats.qmc import Sobol as Sequence_
 
         for attempt in range(TRIES):
@@ -166,7 +166,7 @@ class Sobol:
             for field, share in zip(self._fields, point, strict=True):
                 if varies(self._tune.space, field, params):
                     dimension = self._tune.space[field]
-                    params[field] = given.get(field, value_at(field, dimension, float(share)))
+                    params[field] = fixed.get(field, value_at(field, dimension, float(share)))
             if fits(params):
                 return params
         raise nothing_fits(number)
@@ -207,7 +207,7 @@ class Evolution:
         self._fields = in_order(tune.space)
         self._searched = tune.ranges
 
-    def suggest(self, number: int, given: Params, fits: Fits) -> Params | None:
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:
         space, scored = self._tune.space, self._scored()
         for attempt in range(TRIES):
             seed = seed_of(self._tune.seed, number, attempt)
@@ -216,7 +216,7 @@ class Evolution:
             for field in self._fields:
                 share = min(float(point.get(field, chance.random())), 1 - 1e-9)
                 if varies(space, field, params):
-                    params[field] = given.get(field, value_at(field, space[field], share))
+                    params[field] = fixed.get(field, value_at(field, space[field], share))
             if fits(params):
                 return params
         raise nothing_fits(number)

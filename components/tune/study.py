@@ -164,8 +164,8 @@ class Study:
         if found.number < len(self.history.trials):
             self._record(kind="promoted", number=found.number, until=found.until)
             return found
-        given = self._queued_values(found.number)
-        params = self._suggester.suggest(found.number, given, self._fits)
+        fixed = self._queued_values(found.number)
+        params = self._suggester.suggest(found.number, fixed, self._fits)
         if params is None or not self._affordable(params, 0, found.until):
             self._exhausted = True
             return self.next()
