@@ -12,9 +12,9 @@ import pytest
 _PROGRAM = """
 import sys, tempfile
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines.unexpected import told
+from steadytrain.pipelines.unexpected import exit_with_status
 
-with told():
+with exit_with_status():
     {body}
 """
 TOKEN = "hf_" + "q" * 34

@@ -77,10 +77,10 @@ def test_cut_lifeline_kills_only_running_processes():
     """A process that leaves because the lifeline was cut must still have time to clean up."""
     code = """
 import signal, sys, threading, time
-from steadytrain.components.shared import lifeline, stopping
+from steadytrain.components.shared import stopping
 
 entered, left = threading.Event(), threading.Event()
-watch = lifeline.Tether.watch
+watch = stopping.Tether.watch
 
 def watch_late(self, act):
     def late():
@@ -89,7 +89,7 @@ def watch_late(self, act):
         act()
     watch(self, late)
 
-lifeline.Tether.watch = watch_late
+stopping.Tether.watch = watch_late
 try:
     with stopping.stoppable() as current:
         print("at work", flush=True)

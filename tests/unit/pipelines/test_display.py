@@ -18,10 +18,10 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.local import Display
 from steadytrain.pipelines.local import LocalRun
 from steadytrain.pipelines.outline import print_ending
-from steadytrain.pipelines.unexpected import told
+from steadytrain.pipelines.unexpected import exit_with_status
 
 output, *steps = sys.argv[1:]
-with told():
+with exit_with_status():
     display = Display(ProgressDisplay())
     for step in steps:
         display.emit(StepStarted(stage=step))

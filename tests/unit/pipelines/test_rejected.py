@@ -22,8 +22,8 @@ TRAIN = """
 import sys
 from pathlib import Path
 from steadytrain.components.shared.config import load
-from steadytrain.components.train.recovery.takeover import owned
-with owned(load(Path(sys.argv[1]))):
+from steadytrain.components.train.recovery.takeover import hold_run
+with hold_run(load(Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()
 """
