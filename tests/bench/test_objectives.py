@@ -21,8 +21,6 @@ from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.techniques import companion_of, run_companion
 from steadytrain.components.shared.chunks import answer_bytes
 from steadytrain.components.shared.config import (
-    ContrastiveConfig,
-    DistillationConfig,
     RunConfig,
     from_mapping,
 )
@@ -30,7 +28,9 @@ from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_answers
 from steadytrain.components.tasks.fused_head import Contrast, fuse_head
 from steadytrain.components.tasks.preference import document_likelihoods
+from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
+from steadytrain.components.techniques.distillation import DistillationConfig
 from steadytrain.components.techniques.distillation.hidden_states import (
     attach_comparison,
     comparing_part,
