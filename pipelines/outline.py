@@ -13,6 +13,7 @@ from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.tracking.connect import resolve_uri, shown
@@ -44,7 +45,9 @@ def outline(config: RunConfig) -> list[str]:
         f"train       {config.model.base or config.model.config['model_type'] + ' from scratch'}, "
         f"{length} at {rate_text}, on {ranks} "
         f"rank{'s' if ranks > 1 else ''}",
-        f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
+        "batch       all records of the training side in each step"
+        if config.data.task in TABLES
+        else f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
         f"{batch.gradient_accumulation_steps} (accumulation) x {ranks} (world size)",
         f"evaluate    on the test side, and against the champion of {config.model_name} if "
         "there is one",

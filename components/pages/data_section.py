@@ -20,6 +20,9 @@ _COLUMNS = (
     *("In the loss", "Targets", "Filled", "Cut", "In windows"),
 )
 
+_MOST_COLUMNS = 200
+"""Columns of a table that a page shows."""
+
 
 class SampleCard(BaseModel):
     """A record: the beginning of its content, and its first row as the model sees it."""
@@ -75,6 +78,7 @@ class DataCard(BaseModel):
     unread_keys: number of messages with each key that nothing reads.
     unprinted_keys: number of messages with each key that the chat template does not print.
     warnings: what was noticed about the data.
+    columns: what the columns of a table are, as `tabular.columns.Column`; empty for other data.
     """
 
     fingerprint: str = ""
@@ -94,6 +98,7 @@ class DataCard(BaseModel):
     unread_keys: dict[str, int] = {}
     unprinted_keys: dict[str, int] = {}
     warnings: list[str] = []
+    columns: list[dict[str, Any]] = []
     sides: dict[str, SideCard] = {}
 
 
@@ -127,6 +132,19 @@ def data_section(
             )
             for reason, count in card.quarantine.items()
         ],
+        "table": [
+            (
+                column["name"],
+                [
+                    column["kind"] or f"not learned from: {column['reason']}",
+                    percent(column["missing"]),
+                    number(column["distinct"]),
+                    ", ".join(column["examples"]),
+                ],
+            )
+            for column in card.columns[:_MOST_COLUMNS]
+        ],
+        "table_columns": len(card.columns),
         "lengths": list(_lengths(card)),
         "labels": [
             (

@@ -163,9 +163,14 @@ def plan_training(
         timed: returns the speed of the final choice; all other choices use the table.
 
     Raises:
-        BadInput: the architecture is unknown, the model is too large for steadytrain, or the batch
-            can't be split over that many ranks.
+        BadInput: PyTorch does not train the model, its architecture is unknown, it is too large for
+            steadytrain, or the batch can't be split over that many ranks.
     """
+    if config.model.framework != "pytorch":
+        raise BadInput(
+            f"model.framework = {config.model.framework!r}: plans are for PyTorch models",
+            remedy="see what a run would do with `steadytrain run FILE --dry-run`",
+        )
     nodes, per_node = config.compute.nodes, config.compute.nproc_per_node
     hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
     job = Workload(config, model_name(config), any_model_shape(config), machine, hosts)

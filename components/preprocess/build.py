@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import pyarrow.compute as pc
@@ -42,6 +42,7 @@ from steadytrain.components.preprocess.survey import check_sides, survey
 from steadytrain.components.shared.arrow_files import added_columns, join_files
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
@@ -49,6 +50,7 @@ from steadytrain.components.shared.left_out import LEFT_OUT, LONG, in_one_line, 
 from steadytrain.components.shared.records import DataRecord, FoldRecord, Side, SideRecord
 from steadytrain.components.shared.stage import Stage
 from steadytrain.components.tasks.encoding.base import (
+    COLUMNS,
     Encoder,
     Fitted,
     RowEncoder,
@@ -134,6 +136,7 @@ class _Builder:
             self.spool.close()
             self.quarantine.close()
         numbers = self._numbers(names)
+        described = self._describe(names)
         folds = self._divide(names) if self.folds else []
         whole = [side for side in SIDES if side != "train" or not folds]
         sides = {side: self._pack(side, names) for side in whole}
@@ -147,7 +150,7 @@ class _Builder:
                 f"tokens of model.added_tokens that the training side does not have, so that "
                 f"they stay as they begin: {listed(absent)}"
             )
-        self._write_card(record, reading, numbers)
+        self._write_card(record, reading, numbers, described)
         return record
 
     def _make_tokenizer(self) -> Path | None:
@@ -205,6 +208,20 @@ class _Builder:
             found = pc.unique(pc.list_flatten(read_table(part)["input_ids"])).to_pylist()
             absent = {token: name for token, name in absent.items() if token not in {*found}}
         return [*absent.values()]
+
+    def _describe(self, names: list[str]) -> list[dict[str, Any]]:
+        """Write what the columns of a table are, and return it; nothing for other data."""
+        describe = getattr(self.encoder, "describe", None)
+        if describe is None:
+            return []
+        sides = {side: map(read_table, self._parts(side, names)) for side in SIDES}
+        table = describe(sides)
+        content = table.model_dump_json(indent=1)
+        (self.folder / COLUMNS).write_text(content, encoding="utf-8")
+        for remark in table.remarks():
+            self._warn(remark)
+        columns: list[dict[str, Any]] = table.model_dump()["columns"]
+        return [{**each, "examples": [*map(redact, each["examples"])]} for each in columns]
 
     def _numbers(self, names: list[str]) -> dict[Side, dict[str, float]]:
         """Return how the numbers to predict are distributed on each side, if records have them.
@@ -278,6 +295,7 @@ class _Builder:
             *(name for fold in folds for name in (fold.side.index, fold.records)),
             TEST_RECORDS,
             *(f"{TOKENIZER}/{path.name}" for path in tokenizer),
+            *(name for name in (COLUMNS,) if (self.folder / name).is_file()),
         ]
         content = {name: file_digest(self.folder / name) for name in prepared}
         return DataRecord(
@@ -300,6 +318,7 @@ class _Builder:
         record: DataRecord,
         reading: Reading,
         numbers: Mapping[Side, Mapping[str, float]],
+        described: list[dict[str, Any]],
     ) -> None:
         settings, names = self.encoder.tokenizer, set(self.encoder.schema.names)
         threshold = self.data.near_duplicate_threshold if settings else None
@@ -334,6 +353,7 @@ class _Builder:
             unread_keys=dict(reading.unread),
             unprinted_keys=dict(unprinted),
             warnings=self.warnings,
+            columns=described,
             sides={
                 side: side_card(record, side, counts[side], numbers, documents, marked=marked)
                 for side in get_args(Side)

@@ -69,6 +69,7 @@ def find_duplicates(
     threshold: float | None,
     bands: int,
     conflicts: bool,
+    keeps_copies: bool = False,
     groups: NDArray[np.uint64] | None = None,
     sign_again: Callable[[NDArray[np.uint32]], OwnSignatures],
     progress: Callable[[int, int], None],
@@ -82,12 +83,14 @@ def find_duplicates(
         bands: number of stored bands per signature.
         sign_again: signs what is the own of the records with these numbers, which are sorted.
         conflicts: whether to set aside equal content with different labels.
+        keeps_copies: whether equal records of one side are all kept.
         groups: of the records, if the given sides may divide one: only its records on the first of
             its sides are kept. The group of a record without one is its content.
         progress: called with the number of finished bands, and of all: each is looked at twice.
     """
     findings = Findings(np.zeros(spool.count, np.uint8), np.zeros(spool.count, np.uint32), sides)
-    ranks = _mark_exact(spool, sides, findings, conflicts=conflicts)
+    kept = KEPT if keeps_copies else _EXACT
+    ranks = _mark_exact(spool, sides, findings, copies_are=kept, conflicts=conflicts)
     if groups is not None:
         _mark_divided(groups, sides, findings)
     if threshold is not None:
@@ -140,7 +143,12 @@ def band_name(band: int) -> str:
 
 
 def _mark_exact(
-    spool: Spool, sides: NDArray[np.uint8], findings: Findings, *, conflicts: bool
+    spool: Spool,
+    sides: NDArray[np.uint8],
+    findings: Findings,
+    *,
+    copies_are: int,
+    conflicts: bool,
 ) -> NDArray[np.uint32]:
     """Mark records with equal content, and return each record's rank."""
     order, same = _sorted_by_content(spool, sides)
@@ -148,7 +156,7 @@ def _mark_exact(
     first = np.maximum.accumulate(np.where(same, 0, np.arange(spool.count)))
     copies, originals = order[same], order[first[same]]
     leaks = sides[copies] != sides[originals]
-    findings.codes[copies] = np.where(leaks, _LEAKAGE, _EXACT)
+    findings.codes[copies] = np.where(leaks, _LEAKAGE, copies_are)
     findings.partners[copies] = originals
     if conflicts:
         labels = spool.array("labels")

@@ -123,6 +123,7 @@ def survey(
         threshold=threshold,
         bands=PERMUTATIONS // rows if rows else 0,
         conflicts=encoder.labeled,
+        keeps_copies=getattr(encoder, "keeps_copies", False),
         groups=places if fixed else None,
         sign_again=lambda numbers: sign_unshared(
             spool,

@@ -29,11 +29,15 @@ class Length:
     source: str
 
 
-def total_steps(training: TrainingConfig, rows: int) -> int:
-    """Return the number of optimizer steps of the full training run."""
+def total_steps(training: TrainingConfig, rows: int, batch: int | None = None) -> int:
+    """Return the number of optimizer steps of the full training run.
+
+    Args:
+        batch: rows of a step; None means `training.global_batch_size`.
+    """
     if training.max_steps > 0:
         return training.max_steps
-    return math.ceil(training.num_train_epochs * rows / training.global_batch_size)
+    return math.ceil(training.num_train_epochs * rows / (batch or training.global_batch_size))
 
 
 def length_of(config: RunConfig, global_batch: int) -> Length:

@@ -260,6 +260,7 @@ class Task:
     targets: share of the tokens of a sequence that have a target, from the configuration; None if
         the data decide. Only of tasks whose loss skips the logits of all others.
     regresses: whether the targets are numbers, one for each row.
+    frameworks: the values of `model.framework` that train it; empty if any may.
     contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
         micro-batch, whose number is `training.batch_contrastive.rows`.
     """
@@ -278,6 +279,7 @@ class Task:
     regresses: bool = False
     grades: bool = False
     cuttable: bool = False
+    frameworks: frozenset[str] = frozenset()
     targets: Callable[[TrainingConfig], float] | None = None
 
     def metrics(self, config: RunConfig) -> Sequence[str] | None:

@@ -8,12 +8,12 @@ from itertools import islice, product
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import MULTI_LABEL
+from steadytrain.components.shared.config.data import MULTI_LABEL, TABLES
 from steadytrain.components.shared.config.plain import assign, shortened
 from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import ConfigError, Problem
-from steadytrain.components.shared.plugins import METRICS, is_ours
+from steadytrain.components.shared.plugins import METRICS, TRAINERS, is_ours
 from steadytrain.components.tasks.best_metric import chosen_metric, metric_problem
 from steadytrain.components.tasks.encoding.base import has_label_sets
 from steadytrain.components.tasks.model_fields import ineffective_fields, refusal, unknown_fields
@@ -45,6 +45,7 @@ def check_task(config: RunConfig) -> None:
         ConfigError: with every such setting.
     """
     found = [
+        *_framework(config),
         *_objectives(config),
         *_feedback(config),
         *_smoothing(config),
@@ -71,6 +72,27 @@ def _objectives(config: RunConfig) -> Iterator[Problem]:
             )
     if task not in _FROM_SCRATCH and load_task(task).contrasts:
         yield from config.training.batch_contrastive.task_problems(task)
+
+
+def _framework(config: RunConfig) -> Iterator[Problem]:
+    """Yield a framework of steadytrain that does not train the task."""
+    task, framework = config.data.task, config.model.framework
+    default = type(config.model).model_fields["framework"].default
+    if task not in TABLES and (framework == default or not is_ours(TRAINERS, framework)):
+        return
+    training = config.training
+    size = type(training).model_fields["global_batch_size"].default
+    if task in TABLES and training.global_batch_size != size:
+        yield Problem(
+            "training.global_batch_size",
+            repr(training.global_batch_size),
+            f"each step of data.task {task} learns from all records",
+            "leave it out",
+        )
+    known = load_task(task).frameworks or {default}
+    if framework not in known:
+        why, remedy = f"it does not train data.task {task}", f"use {' or '.join(sorted(known))}"
+        yield Problem("model.framework", framework, why, remedy)
 
 
 def _feedback(config: RunConfig) -> Iterator[Problem]:
@@ -100,9 +122,8 @@ def _smoothing(config: RunConfig) -> Iterator[Problem]:
 
 def _best_metric(config: RunConfig) -> Iterator[Problem]:
     """Yield why the metric cannot select the best model, if the task declares its metrics."""
-    # Another framework has validation metrics of its own.
-    default = type(config.model).model_fields["framework"].default
-    if config.model.framework != default:
+    # The framework of a package has validation metrics of its own.
+    if not is_ours(TRAINERS, config.model.framework):
         return
     training = config.training
     if chosen_metric(training) is None and training.greater_is_better is None:

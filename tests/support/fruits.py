@@ -19,7 +19,7 @@ SCIKIT_LEARN: dict[str, Any] = {
         "source": ["unused"],
     },
     "model": {
-        "framework": "sklearn",
+        "framework": "token_counts",
         "vocab_size": 400,
         "config": {"model_type": "token_counts"},
     },

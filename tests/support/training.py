@@ -19,7 +19,7 @@ from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
-from steadytrain.components.shared.config.data import MULTI_TASK
+from steadytrain.components.shared.config.data import MULTI_TASK, TABLES
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import TrainingStep
@@ -207,6 +207,9 @@ def data_sections(task: str, labels: Sequence[str] = ()) -> dict[str, Any]:
     Args:
         labels: those of several parts, which the data names.
     """
+    if task in TABLES:
+        model = {"framework": "lightgbm", "config": {"model_type": "lightgbm"}}
+        return {"data": {"source": ["unused"], "task": task, "target": "y"}, "model": model}
     if task != MULTI_TASK:
         return {"data": {"source": ["unused"], "task": task}}
     parts = {part_of(label): {"source": ["unused"]} for label in labels}

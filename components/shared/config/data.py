@@ -36,6 +36,9 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
 MULTI_LABEL: Final = "multi_label_classification"
 """The task whose records have any number of labels."""
 
+TABLES: Final = ("tabular_classification", "tabular_regression")
+"""The tasks that learn from the columns of a table."""
+
 MULTI_TASK: Final = "multi_task"
 """The task that learns several data sets."""
 
@@ -230,7 +233,8 @@ class DataConfig(Section):
         "causal_lm",
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
         "denoising, text_embedding, sequence_classification, multi_label_classification, "
-        "sequence_regression, multi_task, the name of an installed package's task, or module:NAME "
+        "sequence_regression, multi_task, tabular_classification, tabular_regression, the name of "
+        "an installed package's task, or module:NAME "
         "for your own task.",
     )
     task_options: Annotated[PlainJson, Effect.ROWS] = Field(
@@ -272,6 +276,22 @@ class DataConfig(Section):
         default=[], description="Globs of files to leave out, relative to the source."
     )
     columns: Columns = Columns()
+    target: Annotated[str | None, IfSet()] = Field(
+        None,
+        min_length=1,
+        description="For tabular_classification and tabular_regression: the column to predict.",
+    )
+    features: Annotated[list[str], IfSet()] = Field(
+        [],
+        description="Only for tables: the columns to learn from. Empty: all columns but the "
+        "target, data.columns.group and data.columns.slice. Columns that identify a record or "
+        "that have one value are left out and reported.",
+    )
+    allow_leaks: Annotated[list[str], IfSet()] = Field(
+        [],
+        description="Only for tables: columns to learn from although they identify a record, or "
+        "give the target of every record away.",
+    )
     labels: Labels | None = Field(
         None, description="Labels that may occur. None means the labels in the training data."
     )
@@ -391,6 +411,36 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _columns_are_of_a_table(self) -> DataConfig:
+        if not plugins.is_ours(plugins.TASKS, self.task):
+            return self
+        if self.task in TABLES:
+            if self.target is None:
+                raise at_odds(
+                    "data.target",
+                    None,
+                    f"{self.task} predicts a column",
+                    "name it, such as data.target=price",
+                )
+            if self.target in self.features:
+                raise at_odds(
+                    "data.features",
+                    self.features,
+                    f"{self.target!r} is data.target, which is predicted",
+                    "leave it out",
+                )
+            return self
+        for name in ("target", "features", "allow_leaks"):
+            if value := getattr(self, name):
+                raise at_odds(
+                    f"data.{name}",
+                    value,
+                    f"{self.task} does not learn from the columns of a table",
+                    f"leave it out, or use data.task {' or '.join(TABLES)}",
+                )
+        return self
+
+    @model_validator(mode="after")
     def _prompts_group(self) -> DataConfig:
         if not self.group_by_prompt:
             ours = plugins.is_ours(plugins.TASKS, self.task)
@@ -469,7 +519,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _numbers_have_no_labels(self) -> DataConfig:
-        if self.labels and self.task == "sequence_regression":
+        if self.labels and self.task in ("sequence_regression", "tabular_regression"):
             raise at_odds(
                 "data.labels",
                 self.labels,

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from steadytrain.components.tasks.encoding.fields import Defect
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+COLUMNS: Final = "columns.json"
+"""File of the prepared data with what `Encoder.describe` returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,11 @@ class Encoder(Protocol):
     labeled: whether each record has a class. The labels are then counted, and duplicates with
         different labels are set aside. If a record has any number of classes instead, a method
         `classes_in(label)` returns those in `Content.label`.
+    keeps_copies: whether equal records are all kept, as in a table with few columns. They are on
+        one side of the split. Optional; without it, one of them is kept.
+    describe: takes the rows of each side, in tables, and returns a `BaseModel` of what those of the
+        training side have in common, with a method `remarks` for what users should know. It is
+        stored as `COLUMNS`. Optional.
     tokenizer: how to make the tokenizer. None means that records are not text: there is no
         tokenizer, and neither near duplicates nor words are looked at.
     """

@@ -33,7 +33,7 @@ class Learned:
 
 
 class Learner(Protocol):
-    """A model that learns a global batch at a time, in one process.
+    """A model that learns a global batch at a time, or all rows, in one process.
 
     The loop around it follows `training`: the order of the rows, the number of steps, reports,
     validation, checkpoints, early stopping and the best model. Training resumes exactly if `learn`
@@ -42,6 +42,8 @@ class Learner(Protocol):
     metric: the validation metric that selects the best model, for example "loss".
     greater_is_better: whether a higher metric is better.
     parameters: number of trained parameters.
+    learns_all: whether each step learns from all rows of the training side, which the learner reads
+        itself: `learn` and `validate` then get no rows. Optional.
     """
 
     metric: str

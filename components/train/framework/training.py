@@ -104,7 +104,10 @@ class LearnerTraining:
         self.training, self.progress = config.training, Progress()
         self.rows, self.validation = _rows(data, "train"), _rows(data, "validation")
         self.order = RowOrder(len(self.rows), self.training.seed)
-        self.steps = total_steps(self.training, len(self.rows))
+        self.learns_all = getattr(learner, "learns_all", False)
+        # The rows of a step.
+        self.size = len(self.rows) if self.learns_all else self.training.global_batch_size
+        self.steps = total_steps(self.training, len(self.rows), self.size)
         requests.cut_at(spec.until, eval_steps=self.training.eval_steps, steps=self.steps)
         self.metric, self.greater_is_better = best_metric(
             self.training, learner, lambda: list(learner.validate([self.rows[0]]))
@@ -143,7 +146,8 @@ class LearnerTraining:
     def _train(self) -> AttemptOutcome:
         training, progress = self.training, self.progress
         self._report_start()
-        for remark in without_effect(training, len(self.rows), self.steps):
+        rows = None if self.learns_all else len(self.rows)
+        for remark in without_effect(training, rows, self.steps):
             self.reporter.warn(remark)
         while progress.step < self.steps:
             if progress.out_of_patience(training):
@@ -167,19 +171,25 @@ class LearnerTraining:
 
     def _step(self) -> None:
         progress, began = self.progress, time.monotonic()
-        size = self.training.global_batch_size
-        position = batch_at(progress.step, self.spec.skipped_batches) * size
-        rows = [self.rows[index] for index in self.order.take(position, size)]
+        size = self.size
+        rows = self._batch()
         learned = self.learner.learn(rows, learning_rate_scale=self.spec.learning_rate_scale)
         self._check(learned)
         progress.step += 1
         progress.note_loss(learned.loss, keep=self.config.recovery.spike_window)
         progress.window_loss += learned.loss * size
         progress.window_weight += size
-        self._tokens += sum(len(row.get("input_ids", [0])) for row in rows)
+        self._tokens += sum(len(row.get("input_ids", [0])) for row in rows) or size
         self._seconds += time.monotonic() - began
         if progress.step % self.training.logging_steps == 0 or progress.step == self.steps:
             self._report_step(learned)
+
+    def _batch(self) -> list[Row]:
+        """Return the rows of the next step; none for a learner that has them all."""
+        if self.learns_all:
+            return []
+        position = batch_at(self.progress.step, self.spec.skipped_batches) * self.size
+        return [self.rows[index] for index in self.order.take(position, self.size)]
 
     def _check(self, learned: Learned) -> None:
         recovery, progress = self.config.recovery, self.progress
@@ -201,7 +211,8 @@ class LearnerTraining:
         """Validate. Return whether the model is the best so far."""
         if not len(self.validation):
             return False
-        metrics, progress = dict(self.learner.validate(self._alive())), self.progress
+        rows = iter(()) if self.learns_all else self._alive()
+        metrics, progress = dict(self.learner.validate(rows)), self.progress
         if self.metric not in metrics:
             raise BadInput(
                 f"{type(self.learner).__name__}.validate returned no {self.metric!r}, which "
@@ -279,7 +290,7 @@ class LearnerTraining:
 
     @property
     def _epoch(self) -> float:
-        return self.progress.step * self.training.global_batch_size / len(self.rows)
+        return self.progress.step * self.size / len(self.rows)
 
     def _report_start(self) -> None:
         self.reporter.emit(

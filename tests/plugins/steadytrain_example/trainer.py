@@ -1,4 +1,4 @@
-"""A trainer for `model.framework: sklearn`: stochastic gradient descent on token counts."""
+"""A trainer for `model.framework: token_counts`: stochastic gradient descent on token counts."""
 
 from __future__ import annotations
 
@@ -77,4 +77,4 @@ def _losses(model, features, labels):
     return -log_chances(model, features)[np.arange(len(labels)), labels]
 
 
-SKLEARN = LearnerTrainer(TokenCountsLearner)
+TOKEN_COUNTS = LearnerTrainer(TokenCountsLearner)

@@ -6,6 +6,7 @@ import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.best_metric import greater_is_better
@@ -49,7 +50,7 @@ SETTINGS = {"text_embedding": {"batch_contrastive": {"rows": 4}}}
 @pytest.mark.parametrize(
     ("name", "training"),
     [
-        *((name, SETTINGS.get(name, {})) for name in BUILT_IN),
+        *((name, SETTINGS.get(name, {})) for name in BUILT_IN if name not in TABLES),
         ("multi_task", {"multi_task": {"loss_weighting": "uncertainty"}}),
     ],
 )

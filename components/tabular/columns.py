@@ -1,0 +1,258 @@
+"""What the columns of a table are: numbers, categories, dates, or nothing to learn from.
+
+The kinds are inferred from the training side alone. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from steadytrain.components.shared.left_out import readable
+from steadytrain.components.tabular.model import is_missing, plain_number
+
+Kind = Literal["number", "category", "date"]
+Values = Sequence[Any]
+
+_FEW: Final = 20
+"""Values below which a column is not judged to be an identifier, text or a leak."""
+_STRAY: Final = 0.05
+"""Share of values up to which those that are not numbers are errors in a column of numbers."""
+_WORDS: Final = 4.0
+"""Mean number of words from which a column of different texts is text."""
+_SHOWN: Final = 3
+_SAME: Final = 1 - 1e-9
+"""Correlation from which one number is a copy of another, or a multiple."""
+
+
+class Column(BaseModel):
+    """A column of the training side.
+
+    kind: None if it is not learned from.
+    reason: why it is not; "" if it is.
+    note: what is odd about its values; "" if nothing is.
+    missing: share of the records without a value.
+    distinct: number of different values.
+    examples: the most frequent ones.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    kind: Kind | None
+    reason: str = ""
+    note: str = ""
+    missing: float = 0.0
+    distinct: int = 0
+    examples: list[str] = []
+    low: float | None = None
+    high: float | None = None
+
+
+class Table(BaseModel):
+    """The columns of a table, in the order of their names.
+
+    unread_elsewhere: what was found by `unread` on the other sides.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str
+    columns: list[Column]
+    unread_elsewhere: list[str] = []
+
+    @property
+    def features(self) -> dict[str, Kind]:
+        """The kinds of the columns that are learned from."""
+        return {column.name: column.kind for column in self.columns if column.kind}
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a sentence for each column that is not learned from, or whose values are odd."""
+        for column in self.columns:
+            name = f"the column {readable(column.name)!r}"
+            if column.reason:
+                yield f"{name} is not learned from: {column.reason}"
+            elif column.note:
+                yield f"{name} {column.note}"
+        yield from self.unread_elsewhere
+
+    def unread(self, records: Sequence[Mapping[str, Any]], side: str) -> Iterator[str]:
+        """Yield a sentence for each column with values of another kind on a held-out side."""
+        for name, kind in self.features.items():
+            if kind == "category":
+                continue
+            values = [record.get(name) for record in records]
+            wrong = [value for value in values if not is_missing(value) and not _is(value, kind)]
+            if wrong:
+                yield (
+                    f"the column {readable(name)!r} of the {side} side has {len(wrong):,} values "
+                    f"that are not a {kind}, such as {str(wrong[0])[:40]!r}; they count as missing"
+                )
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted: for each record, its class or number.
+
+    numbers: whether it is a number.
+    """
+
+    name: str
+    values: NDArray[Any]
+    numbers: bool
+
+
+def inferred(
+    columns: Mapping[str, Values], target: Target, *, allowed: Sequence[str] = ()
+) -> Table:
+    """Return what the columns of the training side are.
+
+    Args:
+        columns: values by column, as JSON has them; None where there is none.
+        allowed: columns to learn from although they identify a record or give the target away.
+    """
+    found = [
+        _column(name, values, target, allowed=name in allowed)
+        for name, values in sorted(columns.items())
+    ]
+    return Table(target=target.name, columns=found)
+
+
+def _column(name: str, values: Values, target: Target, *, allowed: bool) -> Column:
+    present = [value for value in values if not is_missing(value)]
+    counts: dict[str, int] = {}
+    for value in present:
+        counts[str(value)] = counts.get(str(value), 0) + 1
+    kind, reason, note = _kind(name, present, counts, allowed=allowed)
+    numbers = [plain_number(value) for value in present] if kind == "number" else []
+    numbers = [number for number in numbers if not math.isnan(number)]
+    if kind and not allowed and (evidence := _leak(values, kind, target)):
+        kind, reason = None, f"{evidence}; name it in data.allow_leaks to learn from it"
+    return Column(
+        name=name,
+        kind=kind,
+        reason=reason,
+        note=note,
+        missing=round(1 - len(present) / max(1, len(values)), 6),
+        distinct=len(counts),
+        examples=[
+            f"{value[:40]} ({count})"
+            for value, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        ][:_SHOWN],
+        low=min(numbers, default=None),
+        high=max(numbers, default=None),
+    )
+
+
+def _kind(
+    name: str, present: Values, counts: Mapping[str, int], *, allowed: bool
+) -> tuple[Kind | None, str, str]:
+    """Return the kind of a column, or None and why it is not learned from, and what is odd."""
+    if not present:
+        return None, "every value is missing", ""
+    if any(isinstance(value, list | dict) for value in present):
+        return None, "it has lists or mappings", ""
+    if len(counts) == 1:
+        return None, f"every value is {next(iter(counts))[:40]!r}", ""
+    different = len(counts) == len(present) >= _FEW
+    numbers = [plain_number(value) for value in present]
+    other = [value for value, number in zip(present, numbers, strict=True) if math.isnan(number)]
+    if not other:
+        if different and not allowed and _numbers_records(name, numbers):
+            why = "it numbers the records; name it in data.allow_leaks to learn from it"
+            return None, why, ""
+        return "number", "", ""
+    return _other_kind(present, counts, other, different=different and not allowed)
+
+
+def _other_kind(
+    present: Values, counts: Mapping[str, int], other: Values, *, different: bool
+) -> tuple[Kind | None, str, str]:
+    """Return the same of a column with values that are not numbers, which are `other`."""
+    odd = ""
+    if len(other) < len(present) / 2:
+        odd = f"has {len(other):,} values that are not numbers, such as {str(other[0])[:40]!r}"
+    if len(other) <= _STRAY * len(present) and len(counts) > _FEW:
+        return "number", "", f"{odd}; they count as missing"
+    if all(isinstance(value, str) and is_date(value) for value in present):
+        return "date", "", ""
+    words = sum(len(str(value).split()) for value in present) / len(present)
+    if words >= _WORDS and len(counts) > len(present) / 2:
+        return None, "it is text, which models of tables do not read", ""
+    if different:
+        why = "every value is different, so it identifies a record; name it in data.allow_leaks to "
+        return None, f"{why}learn from it", ""
+    return "category", "", odd and f"{odd}; all its values are learned as categories"
+
+
+def _is(value: Any, kind: Kind) -> bool:
+    """Return whether a value is a number or a date."""
+    if kind == "date":
+        return isinstance(value, str) and is_date(value)
+    return not math.isnan(plain_number(value))
+
+
+def _numbers_records(name: str, numbers: Sequence[float]) -> bool:
+    """Return whether different whole numbers are those of records, such as a row number."""
+    if not all(number.is_integer() for number in numbers):
+        return False
+    dense = max(numbers) - min(numbers) < 1.5 * len(numbers)
+    named = re.search(r"(^|[_\W])(id|index|key|uuid|nr|no|row_?(names?|number|id)?)$", name.lower())
+    return named is not None or (dense and min(numbers) in (0, 1) and len(numbers) >= 10 * _FEW)
+
+
+def is_date(text: str) -> bool:
+    """Return whether text is a date in ISO 8601, such as 2024-05-31 or 2024-05-31T12:00:00."""
+    if not re.match(r"\s*\d{4}-\d{2}-\d{2}", text):
+        return False
+    try:
+        datetime.fromisoformat(text.strip())
+    except ValueError:
+        return False
+    return True
+
+
+def _leak(values: Values, kind: Kind, target: Target) -> str:
+    """Return how a column alone gives the target of every record away, or ""."""
+    rows = np.array([not is_missing(value) for value in values])
+    truth = target.values[rows]
+    if len(truth) < max(_FEW, 0.5 * len(values)):
+        return ""
+    present = [value for value in values if not is_missing(value)]
+    if kind != "number":
+        return "" if target.numbers else _one_to_one([str(value) for value in present], truth)
+    numbers = np.array([plain_number(value) for value in present])
+    numbers, truth = numbers[~np.isnan(numbers)], truth[~np.isnan(numbers)]
+    if target.numbers:
+        spread = numbers.std() > 0 and truth.std() > 0
+        fit = abs(float(np.corrcoef(numbers, truth)[0, 1])) if spread else 0.0
+        return f"it is a linear function of the target (correlation {fit:.6f})" * (fit > _SAME)
+    return _intervals(numbers, truth) if len(np.unique(truth)) > 1 else ""
+
+
+def _one_to_one(values: Sequence[str], truth: NDArray[Any]) -> str:
+    pairs = {*zip(values, truth.tolist(), strict=True)}
+    classes = len(np.unique(truth))
+    if len(pairs) == classes == len({value for value, _ in pairs}) > 1:
+        return f"each of its {classes} values belongs to one class of the target"
+    return ""
+
+
+def _intervals(numbers: NDArray[np.float64], truth: NDArray[Any]) -> str:
+    """Return whether each class has an interval of numbers of its own."""
+    order = np.argsort(numbers, kind="stable")
+    sorted_truth, sorted_numbers = truth[order], numbers[order]
+    changes = np.flatnonzero(sorted_truth[1:] != sorted_truth[:-1])
+    classes = len(np.unique(truth))
+    apart = (sorted_numbers[changes] < sorted_numbers[changes + 1]).all()
+    if len(changes) == classes - 1 and apart:
+        return f"its numbers separate the {classes} classes of the target without an error"
+    return ""

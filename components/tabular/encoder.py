@@ -1,0 +1,191 @@
+"""Read the records of a table. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.records import Side
+from steadytrain.components.tabular.columns import Table, Target, inferred
+from steadytrain.components.tasks.encoding.base import Content, EncodedRecord, EncodedRow, Fitted
+from steadytrain.components.tasks.encoding.fields import Defect, class_of, number_of
+from steadytrain.components.tasks.encoding.labeled_text import ClassIndex
+
+FEATURES: Final = "features"
+"""Column of rows and of test records: the record without its target, as JSON."""
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """Records whose columns all describe them, but for the target."""
+
+    data: DataConfig
+
+    packed = False
+    tokenizer = None
+    keeps_copies = True
+    labeled: ClassVar[bool]
+    label: ClassVar[pa.DataType]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema({FEATURES: pa.string(), "label": self.label})
+
+    @property
+    def target(self) -> str:
+        target = self.data.target
+        if target is None:
+            raise BadInput(
+                f"data.target is missing: data.task {self.data.task} predicts a column",
+                remedy="name the column to predict, such as --set data.target=price",
+            )
+        return target
+
+    def columns(self) -> Sequence[Sequence[str]]:
+        return [[self.target, *self.data.features]]
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        label = self.label_of(row)
+        columns = self.data.columns
+        names = self.data.features or [
+            name for name in row if name not in (self.target, columns.group, columns.slice)
+        ]
+        values = {name: _plain(name, row.get(name)) for name in names}
+        text = json.dumps(values, sort_keys=True, ensure_ascii=False)
+        # Records that differ in the target alone are on one side of the split.
+        return Content(text, label, prompt=text, identity=f"{label} {text}")
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        raise NotImplementedError
+
+    def targets_of(self, labels: Any) -> Any:
+        """Return the column `label` of test records."""
+        raise NotImplementedError
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        return {FEATURES: records["content"], "label": self.targets_of(records["label"])}
+
+    def describe(self, sides: Mapping[Side, Iterable[pa.Table]]) -> Table:
+        """Return what the columns of the training side are.
+
+        Args:
+            sides: the rows of each side, in tables with the columns of `schema`.
+
+        Raises:
+            DataError: no column can be learned from.
+        """
+        records, labels = list[Mapping[str, Any]](), list[Any]()
+        for table in sides["train"]:
+            records += parsed(table)
+            labels += table["label"].to_pylist()
+        names = {name: None for record in records for name in record}
+        columns = {name: [record.get(name) for record in records] for name in names}
+        target = Target(self.target, np.array(labels), numbers=not self.labeled)
+        found = inferred(columns, target, allowed=self.data.allow_leaks)
+        if unknown := sorted({*self.data.allow_leaks} - names.keys()):
+            raise DataError(
+                f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
+                remedy=f"leave it out; the columns are {', '.join(sorted(names))[:500]}",
+            )
+        if not found.features:
+            raise DataError(
+                "no column can be learned from: " + "; ".join(found.remarks()),
+                remedy="give more columns, or check data.target and data.features",
+            )
+        unread = [
+            remark
+            for side in ("validation", "test")
+            for table in sides[side]
+            for remark in found.unread(parsed(table), side)
+        ]
+        return found.model_copy(update={"unread_elsewhere": unread})
+
+
+class ClassTableEncoder(TableEncoder):
+    """Records with a class."""
+
+    labeled = True
+    label = pa.int32()
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        return class_of(row, self.target, self.data.labels)
+
+    def targets_of(self, labels: Any) -> Any:
+        return labels
+
+    def row_encoder(self, fitted: Fitted) -> TableRows:
+        indices = {label: index for index, label in enumerate(fitted.labels)}
+        return TableRows(
+            ClassIndex({name: indices[name] for name in indices if name in fitted.trained})
+        )
+
+
+class NumberTableEncoder(TableEncoder):
+    """Records with a number to predict."""
+
+    labeled = False
+    label = pa.float64()
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        return repr(number_of(row, self.target))
+
+    def targets_of(self, labels: Any) -> Any:
+        return labels.cast(pa.float64())
+
+    def row_encoder(self, fitted: Fitted) -> TableRows:
+        del fitted
+        return TableRows(_number)
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Encodes records. `target_of` returns the value of the column `label`, or a Defect."""
+
+    target_of: Any
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        return [self._encoded(record) for record in records]
+
+    def _encoded(self, record: Content) -> EncodedRecord | Defect:
+        target = self.target_of(record)
+        if isinstance(target, Defect):
+            return target
+        row = EncodedRow({FEATURES: record.text, "label": target}, tokens=1, targets=1)
+        return EncodedRecord(1, [row])
+
+
+def parsed(rows: Any) -> list[Mapping[str, Any]]:
+    """Return the records of rows, or of test records, without their targets."""
+    return [json.loads(text) for text in rows[FEATURES].to_pylist()]
+
+
+def _number(record: Content) -> float:
+    return float(str(record.label))
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value as JSON has it.
+
+    Raises:
+        Defect: JSON has none like it.
+    """
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, list | dict):
+        return value
+    raise Defect("wrong_type", f"{name[:80]} is {type(value).__name__}, which no column holds")

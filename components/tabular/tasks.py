@@ -1,0 +1,58 @@
+"""The tasks of tables. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tabular.encoder import ClassTableEncoder, NumberTableEncoder
+from steadytrain.components.tasks.base import Task, late
+
+_PARTS: Final = "steadytrain.components.tabular.scoring"
+_NO_MODULE: Final = "steadytrain.components.tabular.tasks:no_module"
+FRAMEWORKS: Final = frozenset({"lightgbm", "sklearn"})
+
+
+def no_module(config: RunConfig, data: DataRecord) -> Any:
+    """Raise BadInput: PyTorch trains no table."""
+    del data
+    raise BadInput(
+        f"model.framework = {config.model.framework!r}: it does not train tables",
+        remedy=f"use {' or '.join(sorted(FRAMEWORKS))}",
+    )
+
+
+def _class_validation(_: RunConfig) -> Sequence[str]:
+    return "loss", "accuracy"
+
+
+def _number_validation(_: RunConfig) -> Sequence[str]:
+    return "loss", "rmse", "mae"
+
+
+def _class_metrics(_: RunConfig) -> Sequence[str]:
+    return "accuracy", "auroc", "ece", "loss", "macro_f1"
+
+
+def _number_metrics(_: RunConfig) -> Sequence[str]:
+    return "loss", "mae", "mse", "pearson", "r2", "rmse", "spearman"
+
+
+TABULAR_CLASSIFICATION: Final = Task(
+    encoder=ClassTableEncoder,
+    training=late(_NO_MODULE, metrics=_class_validation),
+    scorer=late(f"{_PARTS}:TableClassScorer", metrics=_class_metrics),
+    packager=late(f"{_PARTS}:TablePackager"),
+    frameworks=FRAMEWORKS,
+)
+TABULAR_REGRESSION: Final = Task(
+    encoder=NumberTableEncoder,
+    training=late(_NO_MODULE, metrics=_number_validation),
+    scorer=late(f"{_PARTS}:TableNumberScorer", metrics=_number_metrics),
+    packager=late(f"{_PARTS}:TablePackager"),
+    regresses=True,
+    frameworks=FRAMEWORKS,
+)

@@ -1,0 +1,111 @@
+"""A table from a CSV file to a registered model: killed, resumed, gated, and served elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.heartbeat import Beat
+
+from support.command import wait_for
+from support.tables import LINEAR, REGRESSION, shipped, write_csv
+from support.training import events_of
+
+SERVE = """
+import json, sys
+
+class WithoutSteadytrain:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "steadytrain":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, WithoutSteadytrain())
+import mlflow, pandas
+mlflow.set_tracking_uri(sys.argv[1])
+frame = pandas.read_csv(sys.argv[3])
+found = mlflow.pyfunc.load_model(sys.argv[2]).predict(frame.drop(columns="target"))
+print(json.dumps({"prediction": found["prediction"].tolist(), "target": frame["target"].tolist()}))
+"""
+
+
+@pytest.fixture
+def start(steadytrain):
+    """Return a function that starts a run on a table."""
+
+    def started(source, run, *overrides):
+        fields = (f"data.source=[{source}]", "data.target=target", f"run={run}", *overrides)
+        line = steadytrain.line("run", "tabular", "--output", steadytrain.output, sets=fields)
+        return subprocess.Popen(
+            line,
+            env=steadytrain.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return started
+
+
+def finish(program):
+    out, err = program.communicate(timeout=600)
+    assert program.returncode == 0, out + err
+
+
+def served(steadytrain, uri, source):
+    store = f"sqlite:///{steadytrain.output / 'mlflow.db'}"
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, store, uri, str(source)],
+        env=steadytrain.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_table_is_trained_killed_resumed_gated_registered_and_served(start, steadytrain, tmp_path):
+    source = write_csv(tmp_path, shipped("breast_cancer"))
+    settings = ["training.early_stopping_patience=50", "training.max_steps=40"]
+    killed = start(source, "killed", *settings, "training.save_steps=1")
+    workspace = Workspace(steadytrain.output, "killed")
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
+    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    finish(killed)
+    finish(start(source, "quiet", *settings))
+    records = [
+        TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
+        for run in ("killed", "quiet")
+    ]
+    assert [record.attempts for record in records] == [2, 1]
+    assert records[0].weights_digest == records[1].weights_digest
+    evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    assert evaluation.metrics["accuracy"].value > 0.9 > evaluation.baselines["accuracy"]
+    registered = RegistrationRecord.load(workspace.record("promote"))
+    assert registered.champion
+    found = served(steadytrain, registered.model_uri, source)
+    hits = [a == b for a, b in zip(found["prediction"], found["target"], strict=True)]
+    assert sum(hits) / len(hits) > 0.95
+
+
+@pytest.mark.slow
+def test_number_is_predicted_by_a_linear_model(start, steadytrain, tmp_path):
+    source = write_csv(tmp_path, shipped("diabetes"))
+    finish(start(source, "numbers", REGRESSION, *LINEAR))
+    workspace = Workspace(steadytrain.output, "numbers")
+    evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    assert evaluation.metrics["mse"].value < evaluation.baselines["mse"]
+    registered = RegistrationRecord.load(workspace.record("promote"))
+    found = served(steadytrain, registered.model_uri, source)
+    errors = [(a - b) ** 2 for a, b in zip(found["prediction"], found["target"], strict=True)]
+    assert sum(errors) / len(errors) < 3500

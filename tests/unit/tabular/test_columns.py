@@ -1,0 +1,115 @@
+"""What the columns of a table are, and which of them are not learned from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steadytrain.components.tabular.columns import Target, inferred
+
+ROWS = 60
+CLASSES = Target("y", np.arange(ROWS) % 2, numbers=False)
+NUMBERS = Target("y", np.linspace(1, 9, ROWS) ** 2, numbers=True)
+WORDS = ("red", "green", "blue")
+
+
+def column(values, target=CLASSES, **how):
+    """Return what the only column `x` is."""
+    (found,) = inferred({"x": list(values)}, target, **how).columns
+    return found
+
+
+def cycled(*values):
+    return [values[row % len(values)] for row in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (cycled(1, 2.5, None), "number"),
+        (cycled("1", " -2.5", "1e3", "NA", ""), "number"),
+        (cycled("red", "green", "?"), "category"),
+        (cycled(True, False, True), "category"),
+        (cycled("01234", "99999", "00001"), "category"),
+        (cycled("3", "four", 5), "category"),
+        (cycled("2024-01-31", "2023-12-01T10:30:00", None), "date"),
+        (cycled("31/01/2024", "01/12/2023", "05/05/2020"), "category"),
+        ([row * 7 % 61 for row in range(ROWS)], "number"),
+    ],
+)
+def test_kind_is_that_of_all_values(values, kind):
+    found = column(values)
+    assert (found.kind, found.reason) == (kind, "")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([None, "", float("nan")] * 20, "every value is missing"),
+        (["same"] * ROWS, "every value is 'same'"),
+        ([f"u-{row:x}" for row in range(ROWS)], "identifies a record"),
+        ([f"a text of many words number {row}" for row in range(ROWS)], "it is text"),
+        ([{"a": 1}, [2]] * 30, "lists or mappings"),
+    ],
+)
+def test_column_is_left_out_with_a_reason(values, reason):
+    found = column(values)
+    assert found.kind is None
+    assert reason in found.reason
+
+
+def test_row_numbers_are_left_out_unless_allowed():
+    rows = range(1, 10_001)
+    target = Target("y", np.arange(10_000) % 2, numbers=False)
+    values = np.random.default_rng(0).permutation(rows).tolist()
+    assert "numbers the records" in column(values, target).reason
+    assert column(values, target, allowed=["x"]).kind == "number"
+    assert column([value * 100 for value in values], target).kind == "number"
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "evidence"),
+    [
+        (cycled("no", "yes"), CLASSES, "each of its 2 values belongs to one class"),
+        ([row % 2 + row / 1000 for row in range(ROWS)], CLASSES, "separate the 2 classes"),
+        ((3 - 2 * NUMBERS.values).tolist(), NUMBERS, "linear function of the target"),
+    ],
+)
+def test_column_that_gives_the_target_away_is_left_out_with_evidence(values, target, evidence):
+    found = column(values, target)
+    assert found.kind is None
+    assert evidence in found.reason
+    assert column(values, target, allowed=["x"]).kind is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "target"),
+    [
+        (cycled("no", "yes", "yes"), CLASSES),
+        ([row % 2 + row / 50 for row in range(ROWS)], CLASSES),
+        (np.sqrt(NUMBERS.values).tolist(), NUMBERS),
+    ],
+)
+def test_column_that_only_predicts_well_is_learned_from(values, target):
+    assert column(values, target).reason == ""
+
+
+def test_stray_texts_among_numbers_count_as_missing_and_are_named():
+    values = [*range(100, 100 + ROWS - 2), "n.n.", "inf"]
+    found = column(values, allowed=["x"])
+    assert found.kind == "number"
+    assert "2 values that are not numbers, such as 'n.n.'; they count as missing" in found.note
+    assert (found.low, found.high) == (100, 100 + ROWS - 3)
+
+
+def test_many_texts_among_numbers_are_categories_and_named():
+    found = column(cycled("1", "2", "two"))
+    assert found.kind == "category"
+    assert "20 values that are not numbers, such as 'two'; all its values" in found.note
+
+
+def test_statistics_are_those_of_the_values():
+    found = column(cycled("1", "2", "2", None))
+    assert (found.missing, found.distinct) == (0.25, 2)
+    assert (found.low, found.high) == (1, 2)
+    assert found.examples == ["2 (30)", "1 (15)"]

@@ -1,0 +1,69 @@
+"""Records become a matrix, and what the model cannot read is an error."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from steadytrain.components.tabular.model import Preparation
+
+KINDS = {"size": "number", "color": "category", "when": "date"}
+RECORDS = [
+    {"size": "1.5", "color": "red", "when": "2024-01-31"},
+    {"size": None, "color": "red", "when": None},
+    {"size": 3, "color": "blue", "when": "1970-01-02T06:30:00"},
+]
+
+
+@pytest.fixture
+def fitted():
+    preparation = Preparation(KINDS)
+    preparation.fit(RECORDS)
+    return preparation
+
+
+def test_matrix_holds_numbers_places_of_categories_and_parts_of_dates(fitted):
+    matrix = fitted.matrix(RECORDS)
+    names = ["size", "color", *(f"when ({part})" for part in ("day", "month", "weekday", "hour"))]
+    assert fitted.columns == names
+    assert fitted.categories == [1]
+    expected = [
+        [1.5, 0, 19753, 1, 2, 0],
+        [math.nan, 0, *[math.nan] * 4],
+        [3, 1, 1 + 6.5 / 24, 1, 4, 6.5],
+    ]
+    np.testing.assert_allclose(matrix, expected)
+
+
+def test_category_that_training_did_not_see_has_no_value(fitted):
+    row = {"size": 1, "color": "green", "when": None}
+    assert np.isnan(fitted.matrix([row])[0, 1])
+    dense = fitted.one_hot(fitted.matrix([*RECORDS, row]))
+    np.testing.assert_array_equal(dense[:, 1:4], [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+
+
+def test_rare_categories_share_a_column_of_a_linear_model(fitted):
+    dense = fitted.one_hot(fitted.matrix(RECORDS), width=1)
+    np.testing.assert_array_equal(dense[:, 1:3], [[1, 0], [1, 0], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ({"size": "large", "color": "red", "when": None}, ["'size'", "'large'", "number"]),
+        ({"size": 1, "color": "red", "when": "yesterday"}, ["'when'", "'yesterday'", "date"]),
+        ({"size": 1, "when": None}, ["'color'"]),
+    ],
+)
+def test_record_that_the_model_cannot_read_is_an_error(fitted, record, named):
+    with pytest.raises(ValueError, match="column") as error:
+        fitted.matrix([record])
+    for name in named:
+        assert name in str(error.value)
+    assert fitted.matrix([record], strict=False).shape == (1, 6)
+
+
+def test_no_records_are_an_empty_matrix(fitted):
+    assert fitted.matrix([]).shape == (0, 6)

@@ -1,0 +1,137 @@
+"""Tables through preprocessing: what is kept, what is split, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steadytrain.components.preprocess.step import run as preprocess
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import ConfigError, DataError
+from steadytrain.components.tabular.learners import read_side, read_table
+from steadytrain.components.tasks.checks import check_task
+
+from support.tables import LINEAR, REGRESSION, prepared, table_config, write_csv
+
+
+def test_equal_records_are_all_kept_and_on_one_side(tmp_path):
+    records = [
+        {"a": f"v{row % 40}", "b": row % 5, "target": ("no", "yes")[row // 40 % 2]}
+        for row in range(400)
+    ]
+    _, data = prepared(tmp_path, records)
+    sides = {
+        side: [json.dumps(record, sort_keys=True) for record in read_side(data, side)[0]]
+        for side in ("train", "validation")
+    }
+    test = 400 - sum(map(len, sides.values()))
+    assert data.sides["test"].documents == test > 0
+    assert not {*sides["train"]} & {*sides["validation"]}
+    assert len(sides["train"]) > len({*sides["train"]})
+
+
+def test_columns_and_their_reasons_are_stored_and_in_the_card(tmp_path):
+    records = [
+        {"id": f"r{row}", "copy": row % 2, "size": (row * 7) % 31, "target": row % 2}
+        for row in range(300)
+    ]
+    _, data = prepared(tmp_path, records)
+    table = read_table(data)
+    assert table.features == {"size": "number"}
+    card = json.loads(data.path("card.json").read_text())
+    assert {item["name"] for item in card["columns"]} == {"id", "copy", "size"}
+    page = data.path("card.html").read_text()
+    assert "not learned from: every value is different" in page
+    text = " ".join(card["warnings"])
+    assert "'id' is not learned from: every value is different" in text
+    assert "'copy' is not learned from: its numbers separate the 2 classes" in text
+
+
+def test_leak_is_learned_from_if_it_is_allowed(tmp_path):
+    records = [{"copy": row % 2, "size": (row * 7) % 31, "target": row % 2} for row in range(300)]
+    _, data = prepared(tmp_path, records, "data.allow_leaks=[copy]")
+    assert read_table(data).features == {"copy": "number", "size": "number"}
+
+
+def test_values_of_another_kind_on_a_held_out_side_are_counted(tmp_path):
+    tests = tmp_path / "test"
+    tests.mkdir()
+    held = write_csv(tests, [{"x": ("odd", 3)[row % 2], "target": row % 2} for row in range(20)])
+    records = [{"x": row % 30, "target": row % 2} for row in range(300)]
+    _, data = prepared(tmp_path, records, f"data.test_source=[{held}]")
+    (warning,) = [
+        text for text in json.loads(data.path("card.json").read_text())["warnings"] if "'x'" in text
+    ]
+    assert "test side has" in warning
+    assert "not a number, such as 'odd'; they count as missing" in warning
+
+
+def test_named_features_are_the_only_ones(tmp_path):
+    records = [{"a": row % 7, "b": row % 5, "target": row % 2} for row in range(300)]
+    _, data = prepared(tmp_path, records, "data.features=[b]")
+    assert {*read_side(data, "train")[0][0]} == {"b"}
+
+
+def test_target_with_spaces_and_a_group(tmp_path):
+    records = [{"x": row % 7, "who": f"p{row // 3}", "sale price": row * 1.5} for row in range(300)]
+    source = write_csv(tmp_path, records)
+    overrides = [REGRESSION, "data.columns.group=who"]
+    config = table_config(source, *overrides, target="sale price")
+    data = preprocess(config)
+    assert {*read_side(data, "train")[0][0]} == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("records", "overrides", "message"),
+    [
+        ([{"x": row, "target": "a"} for row in range(100)], [], "1 different labels"),
+        ([{"x": row % 3, "y": row % 2} for row in range(100)], [], "'target'"),
+        (
+            [{"x": f"id{row}", "target": row % 2} for row in range(100)],
+            [],
+            "no column can be learned from",
+        ),
+        (
+            [{"x": row % 3, "target": row % 2} for row in range(100)],
+            ["data.allow_leaks=[z]"],
+            "data.allow_leaks names 'z'",
+        ),
+        ([{"x": row, "target": 1.5} for row in range(100)], [REGRESSION], "nothing to learn"),
+        (
+            [{"x": row % 3, "target": ("", 1)[row % 2]} for row in range(100)],
+            [],
+            "defective",
+        ),
+    ],
+)
+def test_table_that_teaches_nothing_is_refused(tmp_path, records, overrides, message):
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, records, *overrides)
+
+
+def test_target_is_required():
+    with pytest.raises(ConfigError, match=r"data\.target"):
+        load("tabular", ["data.target=null"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        (["model.framework=pytorch"], "model.framework"),
+        (["data.features=[target]"], "data.features"),
+        (["training.global_batch_size=8"], "training.global_batch_size"),
+        ([REGRESSION, "data.labels=[a, b]"], "data.labels"),
+    ],
+)
+def test_setting_that_does_not_go_with_a_table_is_refused(tmp_path, overrides, field):
+    with pytest.raises(ConfigError, match=field):
+        check_task(table_config(tmp_path / "table.csv", *overrides))
+
+
+def test_tables_frameworks_train_no_text():
+    config = load("causal-lm", [*LINEAR])
+    with pytest.raises(ConfigError, match=r"does not train data\.task causal_lm"):
+        check_task(config)
+    with pytest.raises(ConfigError, match=r"data\.target"):
+        load("causal-lm", ["data.target=price"])
