@@ -53,7 +53,7 @@ class Background(ABC):
         """Work for the last time."""
         self.work()
 
-    def emit(self, *events: Event) -> None:
+    def add_events(self, *events: Event) -> None:
         """Add events to the run."""
         stream = self.workspace.stream(self.name)
         for event in events:
@@ -62,7 +62,7 @@ class Background(ABC):
 
     def warn(self, message: str) -> None:
         """Add a warning to the run's events."""
-        self.emit(Warned(stage="train", message=redact(message)))
+        self.add_events(Warned(stage="train", message=redact(message)))
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

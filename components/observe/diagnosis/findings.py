@@ -100,4 +100,4 @@ class DiagnosisSink(Background):
             for problem in problems:
                 # Its own file is read in the next round.
                 self._run.add(problem)
-            self.emit(*problems)
+            self.add_events(*problems)
