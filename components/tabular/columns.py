@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -127,15 +128,19 @@ def inferred(
 
 
 def _column(name: str, values: Values, target: Target, *, allowed: bool) -> Column:
-    present = [value for value in values if not is_missing(value)]
-    counts: dict[str, int] = {}
-    for value in present:
-        counts[str(value)] = counts.get(str(value), 0) + 1
-    kind, reason, note = _kind(name, present, counts, allowed=allowed)
-    numbers = [plain_number(value) for value in present] if kind == "number" else []
-    numbers = [number for number in numbers if not math.isnan(number)]
-    if kind and not allowed and (evidence := _leak(values, kind, target)):
-        kind, reason = None, f"{evidence}; name it in data.allow_leaks to learn from it"
+    rows = np.array([not is_missing(value) for value in values], dtype=bool)
+    present = [value for value, there in zip(values, rows, strict=True) if there]
+    # Of each value, NaN if it is not a number. It is parsed once, for tables with many rows.
+    numbers = np.array([plain_number(value) for value in present], dtype=np.float64)
+    counts = Counter(map(str, present))
+    kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed)
+    if kind and not allowed:
+        clues = numbers if kind == "number" else np.array([str(value) for value in present])
+        if len(present) >= max(_FEW, 0.5 * len(values)) and (
+            evidence := _leak(clues, kind, target.values[rows], numbers=target.numbers)
+        ):
+            kind, reason = None, f"{evidence}; name it in data.allow_leaks to learn from it"
+    finite = numbers[~np.isnan(numbers)] if kind == "number" else np.zeros(0)
     return Column(
         name=name,
         kind=kind,
@@ -147,13 +152,18 @@ def _column(name: str, values: Values, target: Target, *, allowed: bool) -> Colu
             f"{value[:40]} ({count})"
             for value, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         ][:_SHOWN],
-        low=min(numbers, default=None),
-        high=max(numbers, default=None),
+        low=float(finite.min()) if len(finite) else None,
+        high=float(finite.max()) if len(finite) else None,
     )
 
 
 def _kind(
-    name: str, present: Values, counts: Mapping[str, int], *, allowed: bool
+    name: str,
+    present: Values,
+    numbers: NDArray[np.float64],
+    counts: Mapping[str, int],
+    *,
+    allowed: bool,
 ) -> tuple[Kind | None, str, str]:
     """Return the kind of a column, or None and why it is not learned from, and what is odd."""
     if not present:
@@ -163,8 +173,7 @@ def _kind(
     if len(counts) == 1:
         return None, f"every value is {next(iter(counts))[:40]!r}", ""
     different = len(counts) == len(present) >= _FEW
-    numbers = [plain_number(value) for value in present]
-    other = [value for value, number in zip(present, numbers, strict=True) if math.isnan(number)]
+    other = [present[place] for place in np.flatnonzero(np.isnan(numbers)).tolist()]
     if not other:
         if different and not allowed and _numbers_records(name, numbers):
             why = "it numbers the records; name it in data.allow_leaks to learn from it"
@@ -200,13 +209,13 @@ def _is(value: Any, kind: Kind) -> bool:
     return not math.isnan(plain_number(value))
 
 
-def _numbers_records(name: str, numbers: Sequence[float]) -> bool:
+def _numbers_records(name: str, numbers: NDArray[np.float64]) -> bool:
     """Return whether different whole numbers are those of records, such as a row number."""
-    if not all(number.is_integer() for number in numbers):
+    if (numbers % 1).any():
         return False
-    dense = max(numbers) - min(numbers) < 1.5 * len(numbers)
+    dense = numbers.max() - numbers.min() < 1.5 * len(numbers)
     named = re.search(r"(^|[_\W])(id|index|key|uuid|nr|no|row_?(names?|number|id)?)$", name.lower())
-    return named is not None or (dense and min(numbers) in (0, 1) and len(numbers) >= 10 * _FEW)
+    return named is not None or (dense and numbers.min() in (0, 1) and len(numbers) >= 10 * _FEW)
 
 
 def is_date(text: str) -> bool:
@@ -220,22 +229,22 @@ def is_date(text: str) -> bool:
     return True
 
 
-def _leak(values: Values, kind: Kind, target: Target) -> str:
-    """Return how a column alone gives the target of every record away, or ""."""
-    rows = np.array([not is_missing(value) for value in values])
-    truth = target.values[rows]
-    if len(truth) < max(_FEW, 0.5 * len(values)):
-        return ""
-    present = [value for value in values if not is_missing(value)]
+def _leak(clues: NDArray[Any], kind: Kind, truth: NDArray[Any], *, numbers: bool) -> str:
+    """Return how a column alone gives the target of every record away, or "".
+
+    Args:
+        clues: its values: numbers, with NaN for what is not one, or texts.
+        numbers: whether the target is a number.
+    """
     if kind != "number":
-        return "" if target.numbers else _one_to_one([str(value) for value in present], truth)
-    numbers = np.array([plain_number(value) for value in present])
-    numbers, truth = numbers[~np.isnan(numbers)], truth[~np.isnan(numbers)]
-    if target.numbers:
-        spread = numbers.std() > 0 and truth.std() > 0
-        fit = abs(float(np.corrcoef(numbers, truth)[0, 1])) if spread else 0.0
+        return "" if numbers else _one_to_one(clues.tolist(), truth)
+    there = ~np.isnan(clues)
+    clues, truth = clues[there], truth[there]
+    if numbers:
+        spread = clues.std() > 0 and truth.std() > 0
+        fit = abs(float(np.corrcoef(clues, truth)[0, 1])) if spread else 0.0
         return f"it is a linear function of the target (correlation {fit:.6f})" * (fit > _SAME)
-    return _intervals(numbers, truth) if len(np.unique(truth)) > 1 else ""
+    return _intervals(clues, truth) if len(np.unique(truth)) > 1 else ""
 
 
 def _one_to_one(values: Sequence[str], truth: NDArray[Any]) -> str:
