@@ -14,6 +14,20 @@ from steadytrain.components.tasks.base import Task, late
 _PARTS: Final = "steadytrain.components.tabular.scoring"
 _NO_MODULE: Final = "steadytrain.components.tabular.tasks:no_module"
 FRAMEWORKS: Final = frozenset({"lightgbm", "sklearn"})
+_READS: Final = frozenset(
+    f"{section}.{field}"
+    for section, fields in {
+        "model": "framework config",
+        "training": "seed max_steps num_train_epochs learning_rate load_best_model_at_end "
+        "logging_steps eval_steps save_steps save_total_limit save_keep_every "
+        "metric_for_best_model greater_is_better early_stopping_patience early_stopping_threshold",
+        "data": "task source validation_source test_source splits format csv suffixes exclude "
+        "columns target features allow_leaks labels parts max_record_bytes max_bad_share "
+        "validation_share test_share split_salt",
+        "data.columns": "group slice",
+    }.items()
+    for field in fields.split()
+)
 
 
 def no_module(config: RunConfig, data: DataRecord) -> Any:
@@ -47,6 +61,7 @@ TABULAR_CLASSIFICATION: Final = Task(
     scorer=late(f"{_PARTS}:TableClassScorer", metrics=_class_metrics),
     packager=late(f"{_PARTS}:TablePackager"),
     frameworks=FRAMEWORKS,
+    reads=_READS,
 )
 TABULAR_REGRESSION: Final = Task(
     encoder=NumberTableEncoder,
@@ -55,4 +70,5 @@ TABULAR_REGRESSION: Final = Task(
     packager=late(f"{_PARTS}:TablePackager"),
     regresses=True,
     frameworks=FRAMEWORKS,
+    reads=_READS,
 )

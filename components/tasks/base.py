@@ -261,6 +261,8 @@ class Task:
         the data decide. Only of tasks whose loss skips the logits of all others.
     regresses: whether the targets are numbers, one for each row.
     frameworks: the values of `model.framework` that train it; empty if any may.
+    reads: the fields of `training`, `model` and so on that it reads, for sections of which it does
+        not read all. Another field of these sections is an error.
     contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
         micro-batch, whose number is `training.batch_contrastive.rows`.
     """
@@ -280,6 +282,7 @@ class Task:
     grades: bool = False
     cuttable: bool = False
     frameworks: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()
     targets: Callable[[TrainingConfig], float] | None = None
 
     def metrics(self, config: RunConfig) -> Sequence[str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from itertools import islice, product
+from operator import attrgetter
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
@@ -80,19 +81,25 @@ def _framework(config: RunConfig) -> Iterator[Problem]:
     default = type(config.model).model_fields["framework"].default
     if task not in TABLES and (framework == default or not is_ours(TRAINERS, framework)):
         return
-    training = config.training
-    size = type(training).model_fields["global_batch_size"].default
-    if task in TABLES and training.global_batch_size != size:
-        yield Problem(
-            "training.global_batch_size",
-            repr(training.global_batch_size),
-            f"each step of data.task {task} learns from all records",
-            "leave it out",
-        )
-    known = load_task(task).frameworks or {default}
+    trained = load_task(task)
+    known = trained.frameworks or {default}
     if framework not in known:
         why, remedy = f"it does not train data.task {task}", f"use {' or '.join(sorted(known))}"
         yield Problem("model.framework", framework, why, remedy)
+    for field, value in _unread(config, trained.reads):
+        yield Problem(
+            field, shortened(repr(value)), f"data.task {task} does not read it", "leave it out"
+        )
+
+
+def _unread(config: RunConfig, reads: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields with a value of their own that are not among those that are read."""
+    for name in sorted({field.rpartition(".")[0] for field in reads}):
+        section = attrgetter(name)(config)
+        for field, info in type(section).model_fields.items():
+            value, path = getattr(section, field), f"{name}.{field}"
+            if path not in reads and value != info.get_default(call_default_factory=True):
+                yield path, value
 
 
 def _feedback(config: RunConfig) -> Iterator[Problem]:

@@ -121,6 +121,11 @@ def test_target_is_required():
         (["model.framework=pytorch"], "model.framework"),
         (["data.features=[target]"], "data.features"),
         (["training.global_batch_size=8"], "training.global_batch_size"),
+        (["training.weight_decay=0.1"], "training.weight_decay"),
+        (["training.bf16=true"], "training.bf16"),
+        (["data.columns.label=price"], "data.columns.label"),
+        (["data.sequence_length=64"], "data.sequence_length"),
+        (["model.vocab_size=500"], "model.vocab_size"),
         ([REGRESSION, "data.labels=[a, b]"], "data.labels"),
     ],
 )

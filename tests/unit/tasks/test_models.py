@@ -342,7 +342,8 @@ def test_known_fields_are_found_in_the_source_of_transformers(monkeypatch):
     monkeypatch.setattr(AutoConfig, "for_model", None)
     for name in preset_names():
         model = load(name).model
-        assert model.base or not [*unknown_fields(model.config)]
+        own = model.framework != "pytorch"
+        assert own or model.base or not [*unknown_fields(model.config)]
 
 
 def test_roberta_takes_fewer_tokens_than_it_has_positions(classes):

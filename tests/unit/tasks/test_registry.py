@@ -8,7 +8,7 @@ import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, from_mapping
-from steadytrain.components.shared.config.data import MULTI_TASK
+from steadytrain.components.shared.config.data import MULTI_TASK, TABLES
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.tasks.checks import check_task
@@ -60,7 +60,7 @@ def test_each_name_has_its_encoder():
 def data_for(task):
     """Return the fields of `data`."""
     if task != MULTI_TASK:
-        return {"source": ["x"], "task": task}
+        return {"source": ["x"], "task": task} | ({"target": "y"} if task in TABLES else {})
     return {"task": task, "parts": {name: {"source": ["x"]} for name in ("mood", "topic")}}
 
 
