@@ -26,6 +26,7 @@ from steadytrain.components.tabular.model import (
     LinearModel,
     Preparation,
     TableModel,
+    log_probabilities,
     standardized,
 )
 from steadytrain.components.tasks.base import Row
@@ -39,6 +40,7 @@ MODULE: Final = "model.py"
 _ROUNDS: Final = 10
 _RATE: Final = 0.1
 _PENALTY: Final = 1.0
+_ITERATIONS: Final = 1000
 _LARGE: Final = 1_000_000
 """Values of a matrix from which LightGBM uses all cores."""
 
@@ -63,19 +65,6 @@ def read_side(data: DataRecord, side: Side) -> tuple[list[Mapping[str, Any]], Ar
     return records, np.concatenate(labels)
 
 
-def losses(model_outputs: Array, targets: Array) -> Array:
-    """Return the loss of each row: (rows,).
-
-    Args:
-        model_outputs: log-probabilities (rows, classes), in nats; or numbers (rows,), whose loss is
-            the squared error.
-    """
-    if model_outputs.ndim == 1:
-        return np.square(model_outputs - targets)
-    found: Array = -model_outputs[np.arange(len(targets)), targets.astype(int)]
-    return found
-
-
 class TableLearner:
     """Learns all records of the training side in each step."""
 
@@ -92,11 +81,11 @@ class TableLearner:
         self._check_settings()
         self.seed = config.training.seed
         records, self.targets = read_side(data, "train")
-        held_out, self.held_targets = read_side(data, "validation")
+        validation, self.held_out_targets = read_side(data, "validation")
         self.preparation = Preparation(read_table(data).features)
         self.preparation.fit(records)
         self.matrix = self.preparation.matrix(records, strict=False)
-        self.held = self.preparation.matrix(held_out, strict=False)
+        self.held_out_matrix = self.preparation.matrix(validation, strict=False)
         # Threads that wait for each other are slower than one on a small table.
         self.threads = len(os.sched_getaffinity(0)) if self.matrix.size > _LARGE else 1
 
@@ -131,25 +120,26 @@ class TableLearner:
         logs = np.log(counts / counts.sum())
         return [float(logs[1] - logs[0])] if len(logs) == 2 else logs.tolist()
 
+    def losses(self, raw: Array, targets: Array) -> Array:
+        """Return the loss of each row: (rows,), in nats, or the squared error of a number."""
+        if not self.labels:
+            return np.square(raw[:, 0] - targets)
+        found: Array = -log_probabilities(raw)[np.arange(len(targets)), targets.astype(int)]
+        return found
+
     def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
         del rows
-        model = self.model()
+        raw, targets = self.held_out(), self.held_out_targets
+        loss = float(self.losses(raw, targets).mean())
         if not self.labels:
-            found = model.raw(self.held)[:, 0]
-            loss = float(losses(found, self.held_targets).mean())
-            absolute = float(np.abs(found - self.held_targets).mean())
+            absolute = float(np.abs(raw[:, 0] - targets).mean())
             return {"loss": loss, "rmse": math.sqrt(loss), "mae": absolute}
-        chances = model.log_probabilities(self.held)
-        hits = chances.argmax(axis=1) == self.held_targets
-        loss = float(losses(chances, self.held_targets).mean())
+        hits = log_probabilities(raw).argmax(axis=1) == targets
         return {"loss": loss, "accuracy": float(hits.mean())}
 
-    def training_loss(self, model: TableModel) -> float:
-        """Return the mean loss on the training side."""
-        found = (
-            model.log_probabilities(self.matrix) if self.labels else model.raw(self.matrix)[:, 0]
-        )
-        return float(losses(found, self.targets).mean())
+    @abstractmethod
+    def held_out(self) -> Array:
+        """Return the raw outputs for the validation side: (rows, outputs)."""
 
     @abstractmethod
     def model(self) -> TableModel:
@@ -177,12 +167,16 @@ class LightGBMLearner(TableLearner):
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         super().__init__(config, data)
-        self.rounds = int(self.given.pop("rounds_per_step", _ROUNDS))
+        self.rounds = self.given.pop("rounds_per_step", _ROUNDS)
+        if type(self.rounds) is not int or self.rounds < 1:
+            raise BadInput(
+                f"model.config.rounds_per_step = {self.rounds!r}: it is not a whole number above 0",
+                remedy=f"use a number of trees such as {_ROUNDS}",
+            )
         self.rate = config.training.learning_rate or _RATE
         self.texts: list[str] = []
         self.raw = np.tile(self.base(), (len(self.targets), 1))
-        self.raw_held = np.tile(self.base(), (len(self.held_targets), 1))
-        self.last: Any = None
+        self.raw_held_out = np.tile(self.base(), (len(self.held_out_targets), 1))
 
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         import lightgbm
@@ -206,7 +200,7 @@ class LightGBMLearner(TableLearner):
             self.targets,
             init_score=self.raw.ravel(order="F"),
             categorical_feature=self.preparation.categories,
-            params={"verbosity": -1, "min_data_in_bin": 1 if len(self.targets) < 100 else 3},
+            params={"verbosity": -1},
         )
         try:
             booster = lightgbm.train({**self.given, **fixed}, train, num_boost_round=self.rounds)
@@ -216,7 +210,7 @@ class LightGBMLearner(TableLearner):
                 remedy="fix the setting that it names",
             ) from error
         self._add(booster.model_to_string())
-        return Learned(self._loss(), rate)
+        return Learned(float(self.losses(self.raw, self.targets).mean()), rate)
 
     def _objective(self) -> str:
         if not self.labels:
@@ -232,14 +226,14 @@ class LightGBMLearner(TableLearner):
         self.texts.append(text)
         self.parameters += sum(map(int, re.findall(r"^num_leaves=(\d+)$", text, re.MULTILINE)))
         self.raw = self.raw + _raw(booster, self.matrix, self.threads)
-        self.raw_held = self.raw_held + _raw(booster, self.held, self.threads)
+        self.raw_held_out = self.raw_held_out + _raw(booster, self.held_out_matrix, self.threads)
 
-    def _loss(self) -> float:
-        model = _Known(self.preparation, self.labels, self.base(), self.raw)
-        return self.training_loss(model)
+    def held_out(self) -> Array:
+        return self.raw_held_out
 
     def model(self) -> TableModel:
-        return _Known(self.preparation, self.labels, self.base(), self.raw_held)
+        shared = self.preparation, self.labels, self.base()
+        return BoostedModel(*shared, booster=merged(self.texts))
 
     def state(self) -> State:
         content = json.dumps(self.texts).encode()
@@ -249,26 +243,9 @@ class LightGBMLearner(TableLearner):
         texts = json.loads(state["trees"].tobytes())
         self.texts, self.parameters = [], 0
         self.raw = np.tile(self.base(), (len(self.targets), 1))
-        self.raw_held = np.tile(self.base(), (len(self.held_targets), 1))
+        self.raw_held_out = np.tile(self.base(), (len(self.held_out_targets), 1))
         for text in texts:
             self._add(text)
-
-    def export(self, folder: Path) -> None:
-        shared = self.preparation, self.labels, self.base()
-        BoostedModel(*shared, booster=merged(self.texts)).save(folder)
-        shutil.copyfile(exported.__file__, folder / MODULE)
-
-
-class _Known(TableModel):
-    """Raw outputs that are known already."""
-
-    def __init__(self, *shared: Any) -> None:
-        *rest, self.known = shared
-        super().__init__(*rest)
-
-    def raw(self, matrix: Any) -> Any:
-        assert len(matrix) == len(self.known)
-        return self.known
 
 
 def _raw(booster: Any, matrix: Array, threads: int) -> Array:
@@ -301,15 +278,10 @@ class LinearLearner(TableLearner):
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         super().__init__(config, data)
-        self.penalty = float(self.given.get("penalty", _PENALTY))
-        if not (math.isfinite(self.penalty) and self.penalty > 0):
-            raise BadInput(
-                f"model.config.penalty = {self.penalty}: it is not above 0",
-                remedy="use a number such as 1.0",
-            )
+        self.penalty = self.given.get("penalty", _PENALTY)
+        self._check(config)
         dense = self.preparation.one_hot(self.matrix)
-        with np.errstate(all="ignore"):
-            medians = np.array([_median(column) for column in dense.T])
+        medians = np.array([_median(column) for column in dense.T])
         filled = np.where(np.isnan(dense), medians, dense)
         deviation = filled.std(axis=0)
         self.scaling = {
@@ -321,20 +293,52 @@ class LinearLearner(TableLearner):
         self.intercept = np.array(self.base())
         self.parameters = self.weights.size + self.intercept.size
 
+    def _check(self, config: RunConfig) -> None:
+        penalty, rate = self.penalty, config.training.learning_rate
+        number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
+        if not number or not 0 < penalty < math.inf:
+            raise BadInput(
+                f"model.config.penalty = {penalty!r}: it is not a number above 0",
+                remedy="use a number such as 1.0",
+            )
+        if rate is not None:
+            raise BadInput(
+                f"training.learning_rate = {rate:g}: a linear model is fitted in one step without "
+                "one",
+                remedy="leave it out",
+            )
+        seen = {*self.targets.astype(int).tolist()} if self.labels else set[int]()
+        if absent := [name for place, name in enumerate(self.labels) if place not in seen]:
+            raise BadInput(
+                f"no training record has the class {absent[0]!r}, so no linear model learns it",
+                remedy="leave it out of data.labels, or give more data",
+            )
+
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         from sklearn.linear_model import LogisticRegression, Ridge
 
         del rows
         inputs = standardized(self.preparation.one_hot(self.matrix), *self.scaling.values())
         if self.labels:
-            fitted = LogisticRegression(C=1 / self.penalty, max_iter=1000)
+            fitted = LogisticRegression(C=1 / self.penalty, max_iter=_ITERATIONS)
             fitted.fit(inputs, self.targets.astype(int))
+            if max(fitted.n_iter_) >= _ITERATIONS:
+                raise BadInput(
+                    f"model.config.penalty = {self.penalty:g}: the linear model has not converged "
+                    f"after {_ITERATIONS} iterations",
+                    remedy="raise the penalty",
+                )
         else:
             fitted = Ridge(alpha=self.penalty)
             fitted.fit(inputs, self.targets)
         self.weights = np.asarray(fitted.coef_, np.float64).reshape(self.outputs, -1).T
         self.intercept = np.asarray(fitted.intercept_, np.float64).reshape(-1)
-        return Learned(self.training_loss(self.model()), learning_rate_scale)
+        raw = self.model().raw(self.matrix)
+        return Learned(float(self.losses(raw, self.targets).mean()), learning_rate_scale)
+
+    def held_out(self) -> Array:
+        found: Array = self.model().raw(self.held_out_matrix)
+        return found
 
     def model(self) -> TableModel:
         shared = self.preparation, self.labels, self.intercept.tolist()

@@ -158,6 +158,18 @@ def date_parts(value: Any) -> list[float]:
     return [days, float(moment.month), float(moment.weekday()), moment.hour + moment.minute / 60]
 
 
+def log_probabilities(raw: Any) -> Any:
+    """Return the logarithms of the classes' probabilities: (rows, classes), in nats.
+
+    Args:
+        raw: (rows, classes), or (rows, 1) for the second of two classes.
+    """
+    if raw.shape[1] == 1:
+        raw = np.concatenate([np.zeros_like(raw), raw], axis=1)
+    raw = raw - raw.max(axis=1, keepdims=True)
+    return raw - np.log(np.exp(raw).sum(axis=1, keepdims=True))
+
+
 class TableModel:
     """A model with its preparation.
 
@@ -175,18 +187,10 @@ class TableModel:
         """Return the outputs for rows of the preparation's matrix: (rows, outputs)."""
         raise NotImplementedError
 
-    def log_probabilities(self, matrix: Any) -> Any:
-        """Return the logarithms of the classes' probabilities: (rows, classes)."""
-        raw = self.raw(matrix)
-        if raw.shape[1] == 1:
-            raw = np.concatenate([np.zeros_like(raw), raw], axis=1)
-        raw = raw - raw.max(axis=1, keepdims=True)
-        return raw - np.log(np.exp(raw).sum(axis=1, keepdims=True))
-
     def outputs(self, records: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Any:
         """Return log-probabilities (records, classes), or numbers (records,)."""
-        matrix = self.preparation.matrix(records, strict=strict)
-        return self.log_probabilities(matrix) if self.labels else self.raw(matrix)[:, 0]
+        raw = self.raw(self.preparation.matrix(records, strict=strict))
+        return log_probabilities(raw) if self.labels else raw[:, 0]
 
     def rows(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return, for each record, its `prediction`, and `probability_CLASS` for each class.

@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tabular import learners
 from steadytrain.components.tabular.learners import LightGBMLearner, LinearLearner, read_side
 from steadytrain.components.tabular.model import load
 from steadytrain.components.tasks.registry import load_task
@@ -133,12 +134,36 @@ def test_linear_model_is_that_of_scikit_learn(tables, tmp_path, name):
     [
         ({"leaves": 3}, "model.config.leaves = 3"),
         ({"model_type": "xgboost"}, "model.config.model_type = 'xgboost'"),
+        ({"rounds_per_step": 2.5}, "model.config.rounds_per_step = 2.5"),
+        ({"rounds_per_step": 0}, "model.config.rounds_per_step = 0"),
     ],
 )
 def test_setting_that_nothing_reads_is_refused(tables, settings, message):
     config, data = tables("cancer")
     with pytest.raises(BadInput, match=re.escape(message)):
         LightGBMLearner(changed(config, **settings), data)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.config={model_type: linear, penalty: 0}"], "model.config.penalty = 0"),
+        (["model.config={model_type: linear, penalty: much}"], "model.config.penalty = 'much'"),
+        (["training.learning_rate=0.1"], "training.learning_rate = 0.1"),
+        (["data.labels=[class_0, class_1, class_2, class_3]"], "no training record has the class"),
+    ],
+)
+def test_linear_model_refuses_what_it_cannot_fit(tmp_path, overrides, message):
+    config, data = prepared(tmp_path, shipped("wine"), *LINEAR, *overrides)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        LinearLearner(config, data).learn([], learning_rate_scale=1.0)
+
+
+def test_linear_model_that_has_not_converged_is_an_error(tmp_path, monkeypatch):
+    config, data = prepared(tmp_path, shipped("wine"), *LINEAR)
+    monkeypatch.setattr(learners, "_ITERATIONS", 2)
+    with pytest.raises(BadInput, match="has not converged after 2 iterations"):
+        LinearLearner(config, data).learn([], learning_rate_scale=1.0)
 
 
 def test_setting_that_lightgbm_refuses_is_named(tables):
