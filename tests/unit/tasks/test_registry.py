@@ -9,6 +9,7 @@ import pytest
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.config.data import MULTI_TASK, TABLES
+from steadytrain.components.shared.digest import DATA_CODE, JUDGING_CODE, TRAINING_CODE
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.tasks.checks import check_task
@@ -163,3 +164,25 @@ def test_settings_of_causal_language_models_are_rejected_for_others(name):
 def test_built_in_tasks_have_no_options():
     with pytest.raises(ValueError, match="causal_lm has no options"):
         DataConfig(source=["x"], task_options={"features": ["a"]})
+
+
+def counts(module, folders):
+    """Return whether a change of a module's code prevents the reuse of a step's outputs."""
+    inside = "steadytrain.components.{}."
+    return any(f"{module}.".startswith(inside.format(at.replace("/", "."))) for at in folders)
+
+
+@pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
+def test_code_of_a_built_in_task_counts_for_the_reuse_of_each_step(name):
+    task = load_task(name)
+    assert counts(task.encoder.__module__, DATA_CODE)
+    for part, folders in ((task.training, TRAINING_CODE), (task.scorer, JUDGING_CODE)):
+        assert counts(part.address.partition(":")[0], folders)
+    packager = task.packager.address.partition(":")[0]
+    assert counts(packager, TRAINING_CODE)
+    assert counts(packager, JUDGING_CODE)
+
+
+@pytest.mark.parametrize("name", plugins.names(plugins.TRAINERS))
+def test_code_of_a_built_in_trainer_counts_for_the_reuse_of_training(name):
+    assert counts(plugins.address(plugins.TRAINERS, name).partition(":")[0], TRAINING_CODE)
