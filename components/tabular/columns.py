@@ -30,6 +30,7 @@ _STRAY: Final = 0.05
 _WORDS: Final = 4.0
 """Mean number of words from which a column of different texts is text."""
 _SHOWN: Final = 3
+_ALLOW: Final = "name it in data.allow_leaks to learn from it"
 _SAME: Final = 1 - 1e-9
 """Correlation from which one number is a copy of another, or a multiple."""
 
@@ -139,7 +140,7 @@ def _column(name: str, values: Values, target: Target, *, allowed: bool) -> Colu
         if len(present) >= max(_FEW, 0.5 * len(values)) and (
             evidence := _leak(clues, kind, target.values[rows], numbers=target.numbers)
         ):
-            kind, reason = None, f"{evidence}; name it in data.allow_leaks to learn from it"
+            kind, reason = None, f"{evidence}; {_ALLOW}"
     finite = numbers[~np.isnan(numbers)] if kind == "number" else np.zeros(0)
     return Column(
         name=name,
@@ -176,8 +177,7 @@ def _kind(
     other = [present[place] for place in np.flatnonzero(np.isnan(numbers)).tolist()]
     if not other:
         if different and not allowed and _numbers_records(name, numbers):
-            why = "it numbers the records; name it in data.allow_leaks to learn from it"
-            return None, why, ""
+            return None, f"it numbers the records; {_ALLOW}", ""
         return "number", "", ""
     return _other_kind(present, counts, other, different=different and not allowed)
 
@@ -197,8 +197,7 @@ def _other_kind(
     if words >= _WORDS and len(counts) > len(present) / 2:
         return None, "it is text, which models of tables do not read", ""
     if different:
-        why = "every value is different, so it identifies a record; name it in data.allow_leaks to "
-        return None, f"{why}learn from it", ""
+        return None, f"every value is different, so it identifies a record; {_ALLOW}", ""
     return "category", "", odd and f"{odd}; all its values are learned as categories"
 
 

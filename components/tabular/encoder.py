@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,7 +20,12 @@ from steadytrain.components.shared.records import Side
 from steadytrain.components.tabular.columns import Table, Target, inferred
 from steadytrain.components.tasks.encoding.base import Content, EncodedRecord, EncodedRow, Fitted
 from steadytrain.components.tasks.encoding.fields import Defect, class_of, number_of
-from steadytrain.components.tasks.encoding.labeled_text import ClassIndex
+from steadytrain.components.tasks.encoding.labeled_text import (
+    ClassIndex,
+    number_target,
+    trained_indices,
+)
+from steadytrain.components.tasks.encoding.labeled_text import Target as LabelTarget
 
 FEATURES: Final = "features"
 """Column of rows and of test records: the record without its target, as JSON."""
@@ -104,8 +111,7 @@ class TableEncoder:
         unread = [
             remark
             for side in ("validation", "test")
-            for table in sides[side]
-            for remark in found.unread(parsed(table), side)
+            for remark in found.unread([*chain.from_iterable(map(parsed, sides[side]))], side)
         ]
         return found.model_copy(update={"unread_elsewhere": unread})
 
@@ -123,10 +129,7 @@ class ClassTableEncoder(TableEncoder):
         return labels
 
     def row_encoder(self, fitted: Fitted) -> TableRows:
-        indices = {label: index for index, label in enumerate(fitted.labels)}
-        return TableRows(
-            ClassIndex({name: indices[name] for name in indices if name in fitted.trained})
-        )
+        return TableRows(ClassIndex(trained_indices(fitted)))
 
 
 class NumberTableEncoder(TableEncoder):
@@ -143,14 +146,17 @@ class NumberTableEncoder(TableEncoder):
 
     def row_encoder(self, fitted: Fitted) -> TableRows:
         del fitted
-        return TableRows(_number)
+        return TableRows(number_target)
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """Encodes records. `target_of` returns the value of the column `label`, or a Defect."""
+    """Encodes records.
 
-    target_of: Any
+    target_of: returns the value of the column `label`.
+    """
+
+    target_of: LabelTarget
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
         return [self._encoded(record) for record in records]
@@ -168,10 +174,6 @@ def parsed(rows: Any) -> list[Mapping[str, Any]]:
     return [json.loads(text) for text in rows[FEATURES].to_pylist()]
 
 
-def _number(record: Content) -> float:
-    return float(str(record.label))
-
-
 def _plain(name: str, value: Any) -> Any:
     """Return a value as JSON has it.
 
@@ -179,7 +181,7 @@ def _plain(name: str, value: Any) -> Any:
         Defect: JSON has none like it.
     """
     if isinstance(value, float):
-        return value if np.isfinite(value) else None
+        return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Decimal):

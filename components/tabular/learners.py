@@ -174,7 +174,12 @@ class LightGBMLearner(TableLearner):
                 remedy=f"use a number of trees such as {_ROUNDS}",
             )
         self.rate = config.training.learning_rate or _RATE
-        self.texts: list[str] = []
+        self.binned: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have no trees."""
+        self.texts, self.parameters = list[str](), 0
         self.raw = np.tile(self.base(), (len(self.targets), 1))
         self.raw_held_out = np.tile(self.base(), (len(self.held_out_targets), 1))
 
@@ -183,27 +188,32 @@ class LightGBMLearner(TableLearner):
 
         del rows
         rate = self.rate * learning_rate_scale
-        fixed = {
+        settings = {
+            **self.given,
             "objective": self._objective(),
             "learning_rate": rate,
             "num_threads": self.threads,
             "seed": self.seed + len(self.texts),
+            "data_random_seed": self.seed,
             "deterministic": True,
             "force_row_wise": True,
             "boost_from_average": False,
             "verbosity": -1,
         }
         if self.outputs > 1:
-            fixed["num_class"] = self.outputs
-        train = lightgbm.Dataset(
-            self.matrix,
-            self.targets,
-            init_score=self.raw.ravel(order="F"),
-            categorical_feature=self.preparation.categories,
-            params={"verbosity": -1},
-        )
+            settings["num_class"] = self.outputs
         try:
-            booster = lightgbm.train({**self.given, **fixed}, train, num_boost_round=self.rounds)
+            if self.binned is None:
+                # Once, because binning takes longer than the trees of a step.
+                self.binned = lightgbm.Dataset(
+                    self.matrix,
+                    self.targets,
+                    categorical_feature=self.preparation.categories,
+                    params=settings,
+                    free_raw_data=False,
+                ).construct()
+            self.binned.set_init_score(self.raw.ravel(order="F"))
+            booster = lightgbm.train(settings, self.binned, num_boost_round=self.rounds)
         except lightgbm.basic.LightGBMError as error:
             raise BadInput(
                 f"model.config: LightGBM refuses these settings: {error}",
@@ -240,11 +250,8 @@ class LightGBMLearner(TableLearner):
         return {"trees": np.frombuffer(content, np.uint8).copy()}
 
     def restore(self, state: State) -> None:
-        texts = json.loads(state["trees"].tobytes())
-        self.texts, self.parameters = [], 0
-        self.raw = np.tile(self.base(), (len(self.targets), 1))
-        self.raw_held_out = np.tile(self.base(), (len(self.held_out_targets), 1))
-        for text in texts:
+        self._begin()
+        for text in json.loads(state["trees"].tobytes()):
             self._add(text)
 
 
@@ -289,6 +296,7 @@ class LinearLearner(TableLearner):
             "mean": filled.mean(axis=0),
             "deviation": np.where(deviation > 0, deviation, 1.0),
         }
+        self.inputs = standardized(dense, **self.scaling)
         self.weights = np.zeros((dense.shape[1], self.outputs))
         self.intercept = np.array(self.base())
         self.parameters = self.weights.size + self.intercept.size
@@ -318,10 +326,9 @@ class LinearLearner(TableLearner):
         from sklearn.linear_model import LogisticRegression, Ridge
 
         del rows
-        inputs = standardized(self.preparation.one_hot(self.matrix), *self.scaling.values())
         if self.labels:
             fitted = LogisticRegression(C=1 / self.penalty, max_iter=_ITERATIONS)
-            fitted.fit(inputs, self.targets.astype(int))
+            fitted.fit(self.inputs, self.targets.astype(int))
             if max(fitted.n_iter_) >= _ITERATIONS:
                 raise BadInput(
                     f"model.config.penalty = {self.penalty:g}: the linear model has not converged "
@@ -330,10 +337,10 @@ class LinearLearner(TableLearner):
                 )
         else:
             fitted = Ridge(alpha=self.penalty)
-            fitted.fit(inputs, self.targets)
+            fitted.fit(self.inputs, self.targets)
         self.weights = np.asarray(fitted.coef_, np.float64).reshape(self.outputs, -1).T
         self.intercept = np.asarray(fitted.intercept_, np.float64).reshape(-1)
-        raw = self.model().raw(self.matrix)
+        raw = self.inputs @ self.weights + self.intercept
         return Learned(float(self.losses(raw, self.targets).mean()), learning_rate_scale)
 
     def held_out(self) -> Array:

@@ -113,8 +113,7 @@ class LabeledTextEncoder(TargetedTextEncoder):
         return class_of(row, self.data.columns.label, self.data.labels)
 
     def target_of(self, fitted: Fitted) -> Target:
-        indices = {label: index for index, label in enumerate(fitted.labels)}
-        return ClassIndex({label: indices[label] for label in indices if label in fitted.trained})
+        return ClassIndex(trained_indices(fitted))
 
 
 class NumberedTextEncoder(TargetedTextEncoder):
@@ -136,7 +135,7 @@ class NumberedTextEncoder(TargetedTextEncoder):
 
     def target_of(self, fitted: Fitted) -> Target:
         del fitted
-        return _number
+        return number_target
 
     def read(self, row: Mapping[str, Any]) -> Content:
         content = super().read(row)
@@ -154,8 +153,14 @@ def has_numbers(encoder: Encoder) -> bool:
     return "label" in schema.names and bool(pa.types.is_floating(schema.field("label").type))
 
 
-def _number(record: Content) -> float:
+def number_target(record: Content) -> float:
+    """Return the number to predict."""
     return float(str(record.label))
+
+
+def trained_indices(fitted: Fitted) -> Mapping[str, int]:
+    """Return the index of each label that occurs on the training side."""
+    return {name: index for index, name in enumerate(fitted.labels) if name in fitted.trained}
 
 
 Target = Callable[[Content], Any]
@@ -316,8 +321,7 @@ class MultiLabelEncoder(TargetedTextEncoder):
         return found
 
     def target_of(self, fitted: Fitted) -> Target:
-        indices = {label: index for index, label in enumerate(fitted.labels)}
-        return LabelIndices({label: indices[label] for label in indices if label in fitted.trained})
+        return LabelIndices(trained_indices(fitted))
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         labels: list[Any] = records["label"].to_pylist()

@@ -171,15 +171,15 @@ class LearnerTraining:
 
     def _step(self) -> None:
         progress, began = self.progress, time.monotonic()
-        size = self.size
-        rows = self._batch()
+        rows, size = self._batch(), self.size
         learned = self.learner.learn(rows, learning_rate_scale=self.spec.learning_rate_scale)
         self._check(learned)
         progress.step += 1
         progress.note_loss(learned.loss, keep=self.config.recovery.spike_window)
         progress.window_loss += learned.loss * size
         progress.window_weight += size
-        self._tokens += sum(len(row.get("input_ids", [0])) for row in rows) or size
+        tokens = sum(len(row.get("input_ids", [0])) for row in rows)
+        self._tokens += size if self.learns_all else tokens
         self._seconds += time.monotonic() - began
         if progress.step % self.training.logging_steps == 0 or progress.step == self.steps:
             self._report_step(learned)

@@ -76,6 +76,26 @@ def test_boosting_resumes_to_the_same_trees(tables, tmp_path, name):
     assert (left == right).all()
 
 
+def test_resume_bins_a_sample_of_the_values_as_before(tables):
+    """As LightGBM does from 200,000 rows."""
+    config, data = tables("cancer")
+
+    def learner():
+        made = LightGBMLearner(config, data)
+        made.given["bin_construct_sample_cnt"] = 40
+        return made
+
+    whole, first, second = learner(), learner(), learner()
+    for each in (whole, whole, first):
+        each.learn([], learning_rate_scale=1.0)
+    second.restore(first.state())
+    second.learn([], learning_rate_scale=1.0)
+    assert second.texts == whole.texts
+    full = LightGBMLearner(config, data)
+    full.learn([], learning_rate_scale=1.0)
+    assert full.texts[0] != whole.texts[0], "the sample makes a difference"
+
+
 @pytest.mark.parametrize("name", ["cancer", "wine", "diabetes"])
 def test_exported_trees_predict_what_was_validated(tables, tmp_path, name):
     config, data = tables(name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError
+from steadytrain.components.tabular.encoder import ClassTableEncoder
 from steadytrain.components.tabular.learners import read_side, read_table
 from steadytrain.components.tasks.checks import check_task
 
@@ -65,6 +68,18 @@ def test_values_of_another_kind_on_a_held_out_side_are_counted(tmp_path):
     ]
     assert "test side has" in warning
     assert "not a number, such as 'odd'; they count as missing" in warning
+
+
+def test_values_of_another_kind_are_counted_once_for_a_side_in_several_parts():
+    encoder = ClassTableEncoder(table_config(Path("table.csv")).data)
+
+    def rows(values):
+        texts = [json.dumps({"x": value}) for value in values]
+        return pa.table({"features": texts, "label": [row % 2 for row in range(len(texts))]})
+
+    sides = {"train": [rows(range(30))], "validation": [], "test": [rows(["a", 1]), rows(["b"])]}
+    (remark,) = encoder.describe(sides).remarks()
+    assert "the test side has 2 values" in remark
 
 
 def test_named_features_are_the_only_ones(tmp_path):
