@@ -109,7 +109,7 @@ class StepProcesses:
         """
         reading, writing = os.pipe()
         try:
-            served = self._template.ask(
+            served = self._template.request(
                 [name, str(self._config)],
                 {**os.environ, MARK: str(self._workspace.folder)},
                 descriptors={OUTPUT: writing, LIFELINE: line.descriptor},

@@ -206,7 +206,7 @@ class ForkServer:
     ) -> None:
         self.process, self.served, self._abandoned = process, False, False
         self._channel, self._received = channel, b""
-        self._asked = list[Served]()
+        self._processes = list[Served]()
 
     @classmethod
     def start(
@@ -256,7 +256,7 @@ class ForkServer:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def ask(
+    def request(
         self,
         arguments: Sequence[str],
         environment: Mapping[str, str],
@@ -266,22 +266,22 @@ class ForkServer:
         imports: Sequence[str] = (),
     ) -> Served:
         """Request a process; return at once, though the server may still be importing."""
-        given = descriptors or {}
-        request: dict[str, Any] = {
-            "number": len(self._asked),
+        sent = descriptors or {}
+        content: dict[str, Any] = {
+            "number": len(self._processes),
             "arguments": arguments,
             "environment": dict(environment),
             "log": str(log or ""),
             "imports": imports,
-            "descriptors": list(given),
+            "descriptors": list(sent),
         }
         served = Served(self)
-        self._asked.append(served)
+        self._processes.append(served)
         # If the server has just died, `Served` notices that.
         with contextlib.suppress(ConnectionError):
-            line = json.dumps(request).encode()
+            line = json.dumps(content).encode()
             length = f"{len(line):0{_DIGITS}}".encode()
-            socket.send_fds(self._channel, [length], list(given.values()))
+            socket.send_fds(self._channel, [length], list(sent.values()))
             self._channel.sendall(line)
         return served
 
@@ -302,7 +302,7 @@ class ForkServer:
             *lines, self._received = (self._received + more).split(b"\n")
             for line in lines:
                 kind, number, value = json.loads(line)
-                self._asked[number].note(kind, value)
+                self._processes[number].note(kind, value)
                 self.served = True
 
     def kill(self) -> None:

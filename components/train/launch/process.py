@@ -104,7 +104,7 @@ class ProcessLauncher:
         if self._agent is None or not self._agent.alive:
             self._agent = self._new_agent(node.log)
         agent = self._agent
-        served = agent.ask(
+        served = agent.request(
             self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log
         )
         try:

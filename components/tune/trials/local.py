@@ -266,7 +266,7 @@ class LocalTrials:
             self._check_starts()
             template = self._template = self._new_template(environment, slot.threads)
         arguments = [study, str(number), str(trial.until), str(self.linger_seconds)]
-        trial.fork = template.ask(arguments, {**environment, **slot.environment}, folder.log)
+        trial.fork = template.request(arguments, {**environment, **slot.environment}, folder.log)
 
     def _new_template(self, environment: Mapping[str, str], threads: int) -> ForkServer:
         with os.fdopen(open_log(template_log(self.study)), "ab") as log:

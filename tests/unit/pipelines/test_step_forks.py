@@ -168,7 +168,9 @@ def test_step_that_is_killed_before_it_says_so_has_ended(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     template = ForkServer.start("killed_at_once", environment=os.environ, output=1)
     try:
-        step = template.ask(["train", "config"], {}, descriptors={LIFELINE: Lifeline().descriptor})
+        step = template.request(
+            ["train", "config"], {}, descriptors={LIFELINE: Lifeline().descriptor}
+        )
         assert step.wait_for_start() is None
         assert step.wait(0) == -9
     finally:

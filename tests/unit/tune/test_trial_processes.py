@@ -62,7 +62,7 @@ class Template:
     def __init__(self, make=Fork):
         self.make, self.forks = make, []
 
-    def ask(self, arguments, environment, _):
+    def request(self, arguments, environment, _):
         self.forks.append(self.make(arguments, environment))
         return self.forks[-1]
 
