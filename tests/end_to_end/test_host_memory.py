@@ -38,14 +38,16 @@ LARGER = 8
 
 
 class Grouped(ProcessLauncher):
-    """A launcher that starts its processes in a control group."""
+    """A launcher whose agent, with all that it forks, is in a control group."""
 
     def __init__(self, compute, group):
         super().__init__(compute)
         self.group = group
 
-    def _command(self, *pipes):
-        return self.group.inside(super()._command(*pipes))
+    def _new_agent(self, log):
+        agent = super()._new_agent(log)
+        self.group.add(agent.pid)
+        return agent
 
 
 @pytest.fixture

@@ -48,6 +48,10 @@ class Group:
         assert found
         return int(found[1])
 
+    def add(self, pid: int) -> None:
+        """Move a process into the group, and with it what it starts from now on."""
+        (self.path / "cgroup.procs").write_text(str(pid))
+
     def inside(self, command: list[str]) -> list[str]:
         """Return a command line that runs the command and its children in the group."""
         enter = f'echo $$ > {self.path}/cgroup.procs && exec "$@"'
