@@ -158,6 +158,7 @@ class LightGBMLearner(TableLearner):
     """
 
     model_type = "lightgbm"
+    libraries = ("lightgbm",)
     settings = (
         *("rounds_per_step", "num_leaves", "max_depth", "min_data_in_leaf", "max_bin"),
         *("lambda_l1", "lambda_l2", "min_gain_to_split", "bagging_fraction", "bagging_freq"),
@@ -281,6 +282,7 @@ class LinearLearner(TableLearner):
     """
 
     model_type = "linear"
+    libraries = ("sklearn.linear_model",)
     settings = ("penalty",)
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:

@@ -35,6 +35,7 @@ from steadytrain.components.tune.study import (
 )
 from steadytrain.components.tune.study_page import render, write_page
 from steadytrain.components.tune.tracking import tracked
+from steadytrain.components.tune.trials.base import imports_of
 from steadytrain.components.tune.trials.cluster import trials_for
 from steadytrain.components.tune.trials.folder import known_data, prepare_data, share_data
 
@@ -212,7 +213,8 @@ def search(
     study = Study(config, log, first=first)
     if data is not None:
         share_data(folder, config, data)
-    trials = trials_for(folder, config, notify)
+    imports = imports_of(config, scored=is_cross_validation(config))
+    trials = trials_for(folder, config, notify, imports)
     try:
         with stoppable() as stopping, tracked(study, watcher) as watchers:
             drive(study, trials, watchers, stopping.check)

@@ -44,6 +44,8 @@ class Learner(Protocol):
     parameters: number of trained parameters.
     learns_all: whether each step learns from all rows of the training side, which the learner reads
         itself: `learn` and `validate` then get no rows. Optional.
+    libraries: the modules that it imports when it learns. Training runs that follow each other then
+        share them in memory. Optional.
     """
 
     metric: str

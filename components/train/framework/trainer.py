@@ -27,6 +27,12 @@ class LearnerTrainer:
 
     learner: type[Learner]
 
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The modules that a process imports before it trains."""
+        libraries = getattr(self.learner, "libraries", ())
+        return f"{_FRAMEWORK}.training", self.learner.__module__, *libraries
+
     def __call__(
         self,
         config: RunConfig,
@@ -53,9 +59,8 @@ class LearnerTrainer:
         )
         # The OOM fallbacks change settings that only PyTorch's loop has.
         policy = partial(decide, settings=config.recovery, run_id=config.run_id, fallbacks=False)
-        imports = (f"{_FRAMEWORK}.training", module)
         lease, agent = (held.lease, held.agent) if held else (None, None)
-        with launcher_for(config, program, imports, agent) as launcher:
+        with launcher_for(config, program, self.imports, agent) as launcher:
             return Supervisor(
                 config, data, launcher, on_validation, sinks, policy, until, lease
             ).run()

@@ -6,14 +6,17 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Record
 from steadytrain.components.sizing.hardware import CPU, device_name
+from steadytrain.components.tasks.base import Late
+from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.launch.process import RANK_IMPORTS
+from steadytrain.components.train.step import load_trainer
 
 Condition = Literal["new", "running", "paused", "finished", "failed"]
 """new: never started. paused: stopped at its cut or killed, with a checkpoint, perhaps that of its
@@ -130,7 +133,8 @@ class Ranks(Protocol):
     imports: the modules that the processes of trials share.
     """
 
-    imports: ClassVar[Sequence[str]]
+    @property
+    def imports(self) -> Sequence[str]: ...
 
     def threads(self, compute: ComputeConfig) -> int | None:
         """Return the CPU threads of each rank; None if ranks are not on this machine."""
@@ -148,13 +152,26 @@ class RanksHere:
     """Ranks on this machine, which `parallel` trials divide among them."""
 
     parallel: int
-    imports: ClassVar[Sequence[str]] = RANK_IMPORTS
+    imports: Sequence[str] = RANK_IMPORTS
 
     def threads(self, compute: ComputeConfig) -> int:
         return threads_of_rank(compute, self.parallel)
 
     def slots(self, compute: ComputeConfig) -> list[Slot]:
         return divide(compute, self.parallel)
+
+
+def imports_of(config: RunConfig, *, scored: bool) -> list[str]:
+    """Return the modules that the trials of a study on this machine share.
+
+    Args:
+        scored: whether trials score a fold.
+    """
+    found = [*getattr(load_trainer(config.model.framework), "imports", RANK_IMPORTS)]
+    scorer = load_task(config.data.task).scorer
+    if scored and isinstance(scorer, Late):
+        found += ["steadytrain.components.evaluate.scoring", scorer.address.partition(":")[0]]
+    return found
 
 
 def threads_of_rank(compute: ComputeConfig, parallel: int) -> int:

@@ -27,20 +27,23 @@ STUDY: Final = "steadytrain.io/study"
 """Label of the jobs of a study's trials, with the study's name."""
 
 
-def trials_for(study: Path, config: RunConfig, notify: Callable[[str], object]) -> Trials:
+def trials_for(
+    study: Path, config: RunConfig, notify: Callable[[str], object], imports: Sequence[str]
+) -> Trials:
     """Return the trials of a study: in pods if `compute.launcher` says so, or on this machine.
 
     Args:
         study: the study's folder. In pods, it must be on the volume that they share.
         config: of the study.
         notify: receives lines for people, such as why a trial on a cluster waits.
+        imports: the modules that all trials on this machine share (`imports_of`).
 
     Raises:
         Unreachable: the cluster's API server does not answer.
     """
     found, parallel = jobs_for(config.compute), config.tune.budget.parallel
     if found is None:
-        return local_trials(study, parallel=parallel)
+        return local_trials(study, parallel=parallel, imports=imports)
     seconds = config.recovery.stop_grace_seconds + 2 * SLACK_SECONDS
     return ClusterTrials(study, parallel, *found, seconds, notify)
 

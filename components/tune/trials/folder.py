@@ -22,6 +22,7 @@ from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.retry import FOREVER
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.encoding.base import COLUMNS
 from steadytrain.components.train.launch.job import SLACK_SECONDS
 from steadytrain.components.tune.trials.base import TrialState
 
@@ -245,6 +246,8 @@ def linked(data: DataRecord, folder: Path) -> DataRecord:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(data.path(name), target)
+    if data.path(COLUMNS).is_file():
+        os.link(data.path(COLUMNS), folder / COLUMNS)
     if data.tokenizer:
         source, target = data.path(data.tokenizer), folder / data.tokenizer
         shutil.copytree(source, target, copy_function=os.link)

@@ -23,6 +23,7 @@ from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.fork_server import ForkServer, Served
 from steadytrain.components.train.agent.processes import MARK, alive, end_processes
 from steadytrain.components.train.failures import FailureClass
+from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.tune.trials.base import Ranks, RanksHere, Slot, TrialState
 from steadytrain.components.tune.trials.curve import Curve, read_curve
 from steadytrain.components.tune.trials.folder import (
@@ -44,7 +45,11 @@ _DEATHS = 3
 
 
 def local_trials(
-    study: Path, *, parallel: int = 1, linger_seconds: float = LINGER_SECONDS
+    study: Path,
+    *,
+    parallel: int = 1,
+    linger_seconds: float = LINGER_SECONDS,
+    imports: Sequence[str] = RANK_IMPORTS,
 ) -> LocalTrials:
     """Return the trials of a study on this machine.
 
@@ -60,9 +65,10 @@ def local_trials(
 
     Args:
         study: the study's folder. Only one driver may use it at a time.
+        imports: the modules that all trials share (`imports_of`).
     """
     place = Path(os.path.abspath(study))  # noqa: PTH100  links stay as they are
-    return LocalTrials(place, parallel, linger_seconds, RanksHere(parallel))
+    return LocalTrials(place, parallel, linger_seconds, RanksHere(parallel, imports))
 
 
 @dataclass

@@ -147,7 +147,7 @@ def test_trials_are_where_the_configuration_says(api, study, config, monkeypatch
     monkeypatch.setattr(launcher, "this_pod_name", lambda: "tune-1" if in_pod else "")
     monkeypatch.setattr(launcher, "connect", lambda: api[1])
     monkeypatch.setattr(api[1], "offers", lambda found: found == TRAIN_JOB)
-    made = trials_for(study, config, print)
+    made = trials_for(study, config, print, ())
     assert isinstance(made, kind)
     if in_pod:
         assert made.seconds == 95

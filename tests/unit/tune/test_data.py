@@ -22,7 +22,14 @@ def whole(tmp_path):
     """Return prepared data with three sides."""
     folder = tmp_path / "whole"
     names = ("train", "validation", "test")
-    for name in (*names, "index/train", "index/test", "tokenizer/tokenizer.json", "records"):
+    for name in (
+        *names,
+        "index/train",
+        "index/test",
+        "tokenizer/tokenizer.json",
+        "records",
+        "columns.json",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     return DataRecord(
@@ -49,7 +56,7 @@ def test_neither_the_record_nor_its_folder_leads_to_the_test_side(whole, tmp_pat
     assert closed.fingerprint == whole.fingerprint
     assert closed.sides.keys() == {"train", "validation"}
     files = {path.name for path in (tmp_path / "closed").rglob("*") if path.is_file()}
-    assert files == {"train", "validation", "tokenizer.json"}
+    assert files == {"train", "validation", "tokenizer.json", "columns.json"}
     for name in ("train", "validation", "index/train", "tokenizer/tokenizer.json"):
         assert closed.path(name).samefile(whole.path(name))
     with pytest.raises(UnsafeName):

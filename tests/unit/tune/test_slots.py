@@ -7,9 +7,9 @@ import stat
 
 import pytest
 
-from steadytrain.components.shared.config import ComputeConfig
+from steadytrain.components.shared.config import ComputeConfig, load
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tune.trials.base import divide
+from steadytrain.components.tune.trials.base import divide, imports_of
 
 
 @pytest.fixture
@@ -31,6 +31,14 @@ def test_cores_are_divided_among_trials_and_their_ranks(cores):
     slots = divide(ComputeConfig(device="cpu", nproc_per_node=2), 2)
     assert [slot.threads for slot in slots] == [2, 2]
     assert slots[0].environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_trials_share_what_their_framework_and_their_scores_import():
+    lightgbm = ("steadytrain.components.tabular.learners", "lightgbm")
+    found = imports_of(load("tabular"), scored=True)
+    assert {*lightgbm, "steadytrain.components.tabular.scoring"} <= {*found}
+    assert "steadytrain.components.tabular.scoring" not in imports_of(load("tabular"), scored=False)
+    assert not {*lightgbm} & {*imports_of(load("causal-lm"), scored=False)}
 
 
 def test_more_trials_than_cores_have_a_thread_each(cores):
