@@ -132,11 +132,12 @@ def test_micro_batch_halves_until_the_kernel_stops_killing_the_rank(data, train)
     model = {**LIGHT, "intermediate_size": INNER}
     with limited_group() as group:
         half = train("half", data, group, model, max_steps=2, micro_batch_size=LARGER // 2)
-        peak = group.peak
+        enough = group.peak
     with limited_group() as group:
-        # Twice the micro-batch keeps at least four more values per gate.
-        more = LARGER // 2 * LENGTH * LIGHT["num_hidden_layers"] * 4 * INNER * 4
-        group.limit(peak + int(0.8 * more))
+        train("whole", data, group, model, max_steps=2, micro_batch_size=LARGER)
+        needed = group.peak
+    with limited_group() as group:
+        group.limit((enough + needed) // 2)
         short = train("short", data, group, model, max_steps=2, micro_batch_size=LARGER)
 
     begun = events_of(short, AttemptStarted)
