@@ -196,7 +196,7 @@ def folder(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     world = World(objective=score)
-    monkeypatch.setattr(runner, "local_trials", lambda study, parallel: SyntheticTrials(world))
+    monkeypatch.setattr(runner, "local_trials", lambda study, **_: SyntheticTrials(world))
     return tmp_path
 
 

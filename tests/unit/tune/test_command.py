@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def world(monkeypatch):
     world = World()
-    monkeypatch.setattr(runner, "local_trials", lambda study, parallel: SyntheticTrials(world))
+    monkeypatch.setattr(runner, "local_trials", lambda study, **_: SyntheticTrials(world))
     return world
 
 
@@ -100,7 +100,7 @@ def test_same_command_continues_and_a_larger_budget_adds_trials(folder, world):
 def test_another_study_starts_from_the_best_of_an_earlier_one(folder, world, monkeypatch):
     first = json.loads(steadytrain("tiny.yaml", "--json"))
     other = World()
-    monkeypatch.setattr(runner, "local_trials", lambda study, parallel: SyntheticTrials(other))
+    monkeypatch.setattr(runner, "local_trials", lambda study, **_: SyntheticTrials(other))
     steadytrain("tiny.yaml", "--set", "tune.seed=1", "--from", first["study"])
     assert other.configs[1].training.learning_rate == pytest.approx(
         first["best_params"]["training.learning_rate"]

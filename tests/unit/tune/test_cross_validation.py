@@ -102,7 +102,7 @@ def folder(tmp_path_factory):
     (place / "tiny.yaml").write_text(settings_of().to_yaml())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr(runner, "local_trials", lambda study, parallel: ScoredTrials(study, world))
+        patch.setattr(runner, "local_trials", lambda study, **_: ScoredTrials(study, world))
         yield place, world
 
 
@@ -176,7 +176,7 @@ def test_text_has_a_table_of_means_and_one_of_differences(text):
 
 def test_fold_that_failed_is_left_out_of_its_pairs(folder, monkeypatch):
     world = World(failing={0: "oom"})
-    monkeypatch.setattr(runner, "local_trials", lambda study, parallel: ScoredTrials(study, world))
+    monkeypatch.setattr(runner, "local_trials", lambda study, **_: ScoredTrials(study, world))
     told = json.loads(steadytrain("--json", output="failing"))
     assert told["trials_failed"] == 1
     pairs = [item["pairs"].keys() for item in told["comparisons"]]
@@ -254,7 +254,7 @@ def test_data_that_cannot_be_divided_stop_a_new_study_before_its_first_run(
     tmp_path, monkeypatch, through
 ):
     world = World()
-    monkeypatch.setattr(runner, "local_trials", lambda study, parallel: ScoredTrials(study, world))
+    monkeypatch.setattr(runner, "local_trials", lambda study, **_: ScoredTrials(study, world))
     options = [*labeled(tmp_path, groups=18), "--run", "folds"]
 
     def cross_validate(folds):
@@ -373,9 +373,7 @@ def step(tmp_path, monkeypatch):
 
     def run(*overrides, world=None):
         trials = world or World()
-        monkeypatch.setattr(
-            runner, "local_trials", lambda study, parallel: ScoredTrials(study, trials)
-        )
+        monkeypatch.setattr(runner, "local_trials", lambda study, **_: ScoredTrials(study, trials))
         config = settings_of(f"output={tmp_path}", "run=folds", *overrides)
         run_cross_validation(config)
         return config
