@@ -1,6 +1,7 @@
 """A trained model of a table, which this file alone can load: it is exported with the model.
 
-It needs only NumPy, and LightGBM for models of that kind: `load(folder).rows(records)`.
+It needs only NumPy, and LightGBM for models of that kind: `load(folder).rows(records)`. The trees
+and neighbors of scikit-learn are arrays here, so that no object is unpickled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import numpy as np
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that say that there is no value, without case and surrounding spaces."""
 FILE, LIGHTGBM, WEIGHTS = "table.json", "lightgbm.txt", "weights.npz"
+CATEGORIES = 255
+"""Categories of a column that a tree tells apart. Others count as missing."""
+_VALUES = 2_000_000
+"""Values that are computed at a time."""
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 _LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 _EPOCH = datetime(1970, 1, 1)
@@ -171,11 +176,16 @@ def log_probabilities(raw: Any) -> Any:
 
 
 class TableModel:
-    """A model with its preparation.
+    """A model with its preparation. This one predicts the same for all records.
 
+    kind: its name in the file.
+    libraries: the packages that it needs beside NumPy.
     labels: the classes, in the order of the outputs; empty if it predicts a number.
     base: what the raw outputs begin at: (outputs,).
     """
+
+    kind = "constant"
+    libraries: tuple[str, ...] = ()
 
     def __init__(
         self, preparation: Preparation, labels: Sequence[str], base: Sequence[float]
@@ -185,7 +195,7 @@ class TableModel:
 
     def raw(self, matrix: Any) -> Any:
         """Return the outputs for rows of the preparation's matrix: (rows, outputs)."""
-        raise NotImplementedError
+        return np.tile(self.base, (len(matrix), 1))
 
     def outputs(self, records: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Any:
         """Return log-probabilities (records, classes), or numbers (records,)."""
@@ -213,6 +223,7 @@ class TableModel:
     def save(self, folder: Path) -> None:
         """Write the preparation and what else the outputs need."""
         content = {
+            "model": self.kind,
             "kinds": self.preparation.kinds,
             "levels": self.preparation.levels,
             "labels": self.labels,
@@ -220,29 +231,69 @@ class TableModel:
         }
         (folder / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        """Load what `save` wrote.
 
-class LinearModel(TableModel):
-    """Outputs are linear in standardized numbers and in categories.
+        Args:
+            shared: the arguments of `TableModel`.
+        """
+        del folder
+        return cls(*shared)
 
-    weights: (columns, outputs).
+
+class ArraysModel(TableModel):
+    """A model whose other parts are arrays."""
+
+    def arrays(self) -> Mapping[str, Any]:
+        """Return them by the names of the constructor's arguments."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        np.savez(folder / WEIGHTS, **self.arrays())
+
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        with np.load(folder / WEIGHTS) as stored:
+            return cls(*shared, **{name: stored[name] for name in stored.files})
+
+
+class StandardizedModel(ArraysModel):
+    """Reads standardized numbers and categories.
+
     fill, mean, deviation: of each column, before standardization: (columns,).
     """
 
-    def __init__(self, *shared: Any, weights: Any, fill: Any, mean: Any, deviation: Any) -> None:
+    def __init__(self, *shared: Any, fill: Any, mean: Any, deviation: Any) -> None:
         super().__init__(*shared)
-        self.weights, self.fill, self.mean, self.deviation = weights, fill, mean, deviation
+        self.fill, self.mean, self.deviation = fill, mean, deviation
 
     def standardized(self, matrix: Any) -> Any:
-        """Return the matrix that the weights belong to: (rows, columns)."""
+        """Return the matrix that the model reads: (rows, columns)."""
         return standardized(self.preparation.one_hot(matrix), self.fill, self.mean, self.deviation)
+
+    def arrays(self) -> Mapping[str, Any]:
+        return {"fill": self.fill, "mean": self.mean, "deviation": self.deviation}
+
+
+class LinearModel(StandardizedModel):
+    """Outputs are linear.
+
+    weights: (columns, outputs).
+    """
+
+    kind = "linear"
+
+    def __init__(self, *shared: Any, weights: Any, **scaling: Any) -> None:
+        super().__init__(*shared, **scaling)
+        self.weights = weights
 
     def raw(self, matrix: Any) -> Any:
         return self.standardized(matrix) @ self.weights + self.base
 
-    def save(self, folder: Path) -> None:
-        super().save(folder)
-        parts = {"fill": self.fill, "mean": self.mean, "deviation": self.deviation}
-        np.savez(folder / WEIGHTS, weights=self.weights, **parts)
+    def arrays(self) -> Mapping[str, Any]:
+        return {**super().arrays(), "weights": self.weights}
 
 
 def standardized(dense: Any, fill: Any, mean: Any, deviation: Any) -> Any:
@@ -250,11 +301,164 @@ def standardized(dense: Any, fill: Any, mean: Any, deviation: Any) -> Any:
     return (np.where(np.isnan(dense), fill, dense) - mean) / deviation
 
 
-class BoostedModel(TableModel):
+class NeighborsModel(StandardizedModel):
+    """The nearest records of the training side vote, and `base` as one more of them.
+
+    inputs, targets: the standardized matrix of the training side, and the classes or numbers.
+    count: how many neighbors.
+    close: whether a neighbor counts by the inverse of its distance.
+    """
+
+    kind = "neighbors"
+
+    def __init__(
+        self, *shared: Any, inputs: Any, targets: Any, count: Any, close: Any, **scaling: Any
+    ) -> None:
+        super().__init__(*shared, **scaling)
+        self.inputs, self.targets = inputs, targets
+        self.count, self.close = int(count), bool(close)
+
+    def raw(self, matrix: Any) -> Any:
+        votes = self.targets.reshape(-1, 1)
+        if self.labels:
+            votes = np.eye(len(self.labels))[self.targets.astype(int)]
+        squares = np.square(self.inputs).sum(axis=1)
+        size = max(1, _VALUES // max(1, len(self.inputs)))
+        parts = [np.zeros((0, votes.shape[1]))]
+        for start in range(0, len(matrix), size):
+            rows = self.standardized(matrix[start : start + size])
+            distances = squares - 2 * rows @ self.inputs.T
+            nearest = np.argpartition(distances, self.count - 1, axis=1)[:, : self.count]
+            parts.append(self._mean(rows, nearest, votes))
+        return np.concatenate(parts)
+
+    def _mean(self, rows: Any, nearest: Any, votes: Any) -> Any:
+        weights = np.ones(nearest.shape)
+        if self.close:
+            apart = np.linalg.norm(rows[:, None, :] - self.inputs[nearest], axis=2)
+            # As in scikit-learn: equal records alone count, if there are any.
+            equal = apart == 0
+            weights = np.where(
+                equal.any(axis=1, keepdims=True), equal, 1 / np.where(equal, 1, apart)
+            )
+        weights /= weights.sum(axis=1, keepdims=True)
+        mean = (weights[:, :, None] * votes[nearest]).sum(axis=1)
+        return np.log(mean * self.count + np.exp(self.base)) if self.labels else mean
+
+    def arrays(self) -> Mapping[str, Any]:
+        own = {"inputs": self.inputs, "targets": self.targets}
+        return {**super().arrays(), **own, "count": self.count, "close": self.close}
+
+
+class Trees:
+    """Decision trees as arrays. A leaf has the feature -1.
+
+    feature, threshold, left, right: of each node. Values up to the threshold go left.
+    missing_left: whether records without a value go left.
+    value: of each leaf: (nodes,) for one output, or (nodes, outputs).
+    roots: the first node of each tree.
+    bitset: of each node, the place of its categories in `bitsets`, or -1 if it splits numbers.
+    bitsets: (splits, 8) in 32 bits; the categories of bits that are set go left.
+    single: whether values are compared in 32 bits.
+    """
+
+    def __init__(self, **arrays: Any) -> None:
+        self.arrays = arrays
+
+    def leaves(self, matrix: Any) -> Any:
+        """Return the leaf of each row in each tree: (rows, trees)."""
+        parts = self.arrays
+        if parts["single"]:
+            most = np.finfo(np.float32).max
+            matrix = np.clip(matrix, -most, most).astype(np.float32)
+        nodes = np.tile(parts["roots"], len(matrix))
+        rows = np.repeat(np.arange(len(matrix)), len(parts["roots"]))
+        active = np.flatnonzero(parts["feature"][nodes] >= 0)
+        while len(active):
+            here = nodes[active]
+            values = matrix[rows[active], parts["feature"][here]]
+            left = values <= parts["threshold"][here]
+            places = parts["bitset"][here]
+            missing = np.isnan(values) | ((places >= 0) & (values >= CATEGORIES))
+            places = np.where(missing, -1, places)
+            if (split := places >= 0).any():
+                category = values[split].astype(np.int64)
+                words = parts["bitsets"][places[split], category // 32]
+                left[split] = words >> (category % 32).astype(np.uint32) & 1
+            left = np.where(missing, parts["missing_left"][here], left)
+            nodes[active] = np.where(left, parts["left"][here], parts["right"][here])
+            active = active[parts["feature"][nodes[active]] >= 0]
+        return nodes.reshape(len(matrix), -1)
+
+    def sums(self, matrix: Any, outputs: int) -> Any:
+        """Return the summed values of leaves: (rows, outputs)."""
+        value = self.arrays["value"]
+        wide = value.shape[1] if value.ndim > 1 else 1
+        size = max(1, _VALUES // (len(self.arrays["roots"]) * wide))
+        parts = [np.zeros((0, outputs))]
+        for start in range(0, len(matrix), size):
+            found = value[self.leaves(matrix[start : start + size])]
+            if value.ndim == 1:
+                # Trees of all outputs take turns.
+                found = found.reshape(len(found), -1, outputs)
+            parts.append(found.sum(axis=1))
+        return np.concatenate(parts)
+
+
+def joined(trees: Sequence[Trees]) -> Trees:
+    """Return several sets of trees as one."""
+    parts = [each.arrays for each in trees]
+    nodes = np.cumsum([0, *(len(part["feature"]) for part in parts)])
+    splits = np.cumsum([0, *(len(part["bitsets"]) for part in parts)])
+    moved = [
+        {
+            **part,
+            **{name: part[name] + first for name in ("left", "right", "roots")},
+            "bitset": np.where(part["bitset"] < 0, -1, part["bitset"] + split),
+        }
+        for part, first, split in zip(parts, nodes, splits, strict=False)
+    ]
+    names = parts[0].keys() - {"single"}
+    whole = {name: np.concatenate([part[name] for part in moved]) for name in sorted(names)}
+    return Trees(**whole, single=parts[0]["single"])
+
+
+class TreesModel(ArraysModel):
+    """Boosted trees, whose values are added."""
+
+    kind = "boosted_trees"
+
+    def __init__(self, *shared: Any, **arrays: Any) -> None:
+        super().__init__(*shared)
+        self.trees = Trees(**arrays)
+
+    def raw(self, matrix: Any) -> Any:
+        return self.trees.sums(matrix, len(self.base)) + self.base
+
+    def arrays(self) -> Mapping[str, Any]:
+        return self.trees.arrays
+
+
+class ForestModel(TreesModel):
+    """Trees that vote with probabilities, and `base` as one more of them; or their mean number."""
+
+    kind = "forest"
+
+    def raw(self, matrix: Any) -> Any:
+        found = self.trees.sums(matrix, len(self.base))
+        if self.labels:
+            return np.log(found + np.exp(self.base))
+        return found / len(self.trees.arrays["roots"])
+
+
+class LightGBMModel(TableModel):
     """LightGBM's trees.
 
     booster: a lightgbm.Booster.
     """
+
+    kind = "lightgbm"
+    libraries = ("lightgbm",)
 
     def __init__(self, *shared: Any, booster: Any) -> None:
         super().__init__(*shared)
@@ -268,6 +472,19 @@ class BoostedModel(TableModel):
         super().save(folder)
         (folder / LIGHTGBM).write_text(self.booster.model_to_string(), encoding="utf-8")
 
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        import lightgbm
+
+        text = (folder / LIGHTGBM).read_text(encoding="utf-8")
+        return cls(*shared, booster=lightgbm.Booster(model_str=text))
+
+
+_KINDS: dict[str, type[TableModel]] = {
+    model.kind: model
+    for model in (TableModel, LinearModel, NeighborsModel, TreesModel, ForestModel, LightGBMModel)
+}
+
 
 def load(folder: Path | str) -> TableModel:
     """Load an exported model."""
@@ -275,10 +492,4 @@ def load(folder: Path | str) -> TableModel:
     content = json.loads((folder / FILE).read_text(encoding="utf-8"))
     preparation = Preparation(content["kinds"], content["levels"])
     shared = preparation, content["labels"], content["base"]
-    if (folder / LIGHTGBM).is_file():
-        import lightgbm
-
-        text = (folder / LIGHTGBM).read_text(encoding="utf-8")
-        return BoostedModel(*shared, booster=lightgbm.Booster(model_str=text))
-    with np.load(folder / WEIGHTS) as stored:
-        return LinearModel(*shared, **{name: stored[name] for name in stored.files})
+    return _KINDS[content["model"]].load(folder, *shared)

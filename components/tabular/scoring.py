@@ -13,7 +13,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.encoder import parsed
-from steadytrain.components.tabular.model import LIGHTGBM, TableModel, load, plain_number
+from steadytrain.components.tabular.model import TableModel, load, plain_number
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.scoring.classification import (
     class_scores,
@@ -98,7 +98,7 @@ class TablePackager:
                 for name, kind in model.preparation.kinds.items()
             }
         )
-        needed = ["mlflow", "numpy", "pandas", *["lightgbm"] * (folder / LIGHTGBM).is_file()]
+        needed = ["mlflow", "numpy", "pandas", *model.libraries]
         logged = mlflow.pyfunc.log_model(
             name=name,
             python_model=str(Path(__file__).with_name("served.py")),

@@ -1,7 +1,8 @@
 """The trainers that `model.framework` names for tables."""
 
-from steadytrain.components.tabular.learners import LightGBMLearner, LinearLearner
+from steadytrain.components.tabular.learners import sklearn
+from steadytrain.components.tabular.learners.lightgbm import LightGBMLearner
 from steadytrain.components.train.framework import LearnerTrainer
 
 LIGHTGBM = LearnerTrainer(LightGBMLearner)
-SKLEARN = LearnerTrainer(LinearLearner)
+SKLEARN = LearnerTrainer(sklearn.learner, ("sklearn.ensemble", "sklearn.linear_model"))

@@ -80,3 +80,11 @@ class Learner(Protocol):
 
     def export(self, folder: Path) -> None:
         """Write the model, for the task's `load_exported`, to an empty folder."""
+
+
+class NewLearner(Protocol):
+    """A function that returns a learner."""
+
+    __qualname__: str
+
+    def __call__(self, config: RunConfig, data: DataRecord) -> Learner: ...

@@ -13,7 +13,11 @@ from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.loop.process import RankProcess, serve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.events.types import AttemptOutcome
+    from steadytrain.components.shared.records import DataRecord
     from steadytrain.components.train.framework.learner import Learner
     from steadytrain.components.train.framework.training import LearnerTraining
 
@@ -22,7 +26,7 @@ class LearnerRank(RankProcess):
     """The only rank of an attempt.
 
     Args:
-        learner: address of the learner's class, `module:Class`.
+        learner: address of the learner's class or function, `module:name`.
     """
 
     def __init__(self, folder: AttemptFolder, learner: str) -> None:
@@ -55,10 +59,12 @@ class LearnerRank(RankProcess):
         self.finish(self.training, outcome, steps=steps, parameters=learner.parameters)
         return outcome
 
-    def load(self) -> type[Learner]:
-        """Import the learner's class."""
+    def load(self) -> Callable[[RunConfig, DataRecord], Learner]:
+        """Import the learner's class or function."""
         module, _, name = self.learner.partition(":")
-        found: type[Learner] = attrgetter(name)(importlib.import_module(module))
+        found: Callable[[RunConfig, DataRecord], Learner] = attrgetter(name)(
+            importlib.import_module(module)
+        )
         return found
 
     @property

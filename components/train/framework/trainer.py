@@ -11,7 +11,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.train.framework.learner import Learner
+from steadytrain.components.train.framework.learner import Learner, NewLearner
 from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.policy import decide
@@ -23,14 +23,19 @@ _FRAMEWORK = "steadytrain.components.train.framework"
 
 @dataclass(frozen=True)
 class LearnerTrainer:
-    """A trainer for the entry-point group `steadytrain.trainers`."""
+    """A trainer for the entry-point group `steadytrain.trainers`.
 
-    learner: type[Learner]
+    learner: the class, or a function of its module that chooses one.
+    libraries: those of the function's learners.
+    """
+
+    learner: type[Learner] | NewLearner
+    libraries: tuple[str, ...] = ()
 
     @property
     def imports(self) -> tuple[str, ...]:
         """The modules that a process imports before it trains."""
-        libraries = getattr(self.learner, "libraries", ())
+        libraries = getattr(self.learner, "libraries", self.libraries)
         return f"{_FRAMEWORK}.training", self.learner.__module__, *libraries
 
     def __call__(

@@ -13,8 +13,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tabular import learners
-from steadytrain.components.tabular.learners import LightGBMLearner, LinearLearner, read_side
+from steadytrain.components.tabular.learners import read_side, sklearn
+from steadytrain.components.tabular.learners.lightgbm import LightGBMLearner
+from steadytrain.components.tabular.learners.sklearn import LinearLearner
 from steadytrain.components.tabular.model import load
 from steadytrain.components.tasks.registry import load_task
 
@@ -67,7 +68,7 @@ def test_boosting_resumes_to_the_same_trees(tables, tmp_path, name):
     second.restore({key: value.copy() for key, value in first.state().items()})
     for _ in range(2):
         second.learn([], learning_rate_scale=1.0)
-    assert second.texts == whole.texts
+    assert second.parts == whole.parts
     assert second.parameters == whole.parameters > 0
     assert second.validate([]) == whole.validate([])
     models = [exported(learner, tmp_path / str(id(learner))) for learner in (whole, second)]
@@ -90,10 +91,10 @@ def test_resume_bins_a_sample_of_the_values_as_before(tables):
         each.learn([], learning_rate_scale=1.0)
     second.restore(first.state())
     second.learn([], learning_rate_scale=1.0)
-    assert second.texts == whole.texts
+    assert second.parts == whole.parts
     full = LightGBMLearner(config, data)
     full.learn([], learning_rate_scale=1.0)
-    assert full.texts[0] != whole.texts[0], "the sample makes a difference"
+    assert full.parts[0] != whole.parts[0], "the sample makes a difference"
 
 
 @pytest.mark.parametrize("name", ["cancer", "wine", "diabetes"])
@@ -181,7 +182,7 @@ def test_linear_model_refuses_what_it_cannot_fit(tmp_path, overrides, message):
 
 def test_linear_model_that_has_not_converged_is_an_error(tmp_path, monkeypatch):
     config, data = prepared(tmp_path, shipped("wine"), *LINEAR)
-    monkeypatch.setattr(learners, "_ITERATIONS", 2)
+    monkeypatch.setattr(sklearn, "_ITERATIONS", 2)
     with pytest.raises(BadInput, match="has not converged after 2 iterations"):
         LinearLearner(config, data).learn([], learning_rate_scale=1.0)
 

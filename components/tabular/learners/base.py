@@ -1,0 +1,259 @@
+"""What all learners of tables share."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.tabular import model as exported
+from steadytrain.components.tabular.columns import Table
+from steadytrain.components.tabular.encoder import FEATURES, parsed
+from steadytrain.components.tabular.model import Preparation, TableModel, log_probabilities
+from steadytrain.components.tasks.base import Row
+from steadytrain.components.tasks.encoding.base import COLUMNS
+from steadytrain.components.tasks.scoring.table import read_batches
+from steadytrain.components.train.framework import Learned
+from steadytrain.components.train.framework.learner import State
+
+MODULE: Final = "model.py"
+"""File of an exported model that can load it."""
+_ROUNDS: Final = 10
+_RATE: Final = 0.1
+_LARGE: Final = 1_000_000
+"""Values of a matrix from which a learner uses all cores."""
+
+Array = npt.NDArray[np.float64]
+
+
+def read_table(data: DataRecord) -> Table:
+    """Return the columns of prepared data."""
+    return Table.model_validate_json(data.path(COLUMNS).read_text(encoding="utf-8"))
+
+
+def read_side(data: DataRecord, side: Side) -> tuple[list[Mapping[str, Any]], Array]:
+    """Return the records of a side, and their classes or numbers.
+
+    Raises:
+        DataError: a shard is corrupted.
+    """
+    records, labels = list[Mapping[str, Any]](), [np.zeros(0)]
+    for batch in read_batches(data, side, [FEATURES, "label"]):
+        records += parsed(batch)
+        labels.append(batch.column("label").to_numpy().astype(np.float64))
+    return records, np.concatenate(labels)
+
+
+class TableLearner:
+    """Learns all records of the training side in each step.
+
+    model_type: its name in `model.config`.
+    settings: what else `model.config` may have.
+    has_rate: whether it reads `training.learning_rate`.
+    needs_classes: whether it cannot learn from a training side that lacks a class.
+    """
+
+    learns_all = True
+    metric = "loss"
+    greater_is_better = False
+    parameters = 0
+    model_type: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]] = ()
+    has_rate: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = True
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.labels = config, data.labels
+        self.given = {name: it for name, it in config.model.config.items() if name != "model_type"}
+        self._check_settings()
+        self.seed = config.training.seed
+        records, self.targets = read_side(data, "train")
+        if self.needs_classes:
+            self._check_classes()
+        validation, self.held_out_targets = read_side(data, "validation")
+        self.preparation = Preparation(read_table(data).features)
+        self.preparation.fit(records)
+        self.matrix = self.preparation.matrix(records, strict=False)
+        self.held_out_matrix = self.preparation.matrix(validation, strict=False)
+        # Threads that wait for each other are slower than one on a small table.
+        self.threads = len(os.sched_getaffinity(0)) if self.matrix.size > _LARGE else 1
+
+    def _check_settings(self) -> None:
+        found = self.config.model.config.get("model_type")
+        if found != self.model_type:
+            raise BadInput(
+                f"model.config.model_type = {found!r}: model.framework "
+                f"{self.config.model.framework} trains {self.model_type}",
+                remedy=f"set it to {self.model_type}",
+            )
+        rate = self.config.training.learning_rate
+        if rate is not None and not self.has_rate:
+            raise BadInput(
+                f"training.learning_rate = {rate:g}: model_type {self.model_type} has none",
+                remedy="leave it out",
+            )
+        for name in self.given.keys() - {*self.settings}:
+            raise BadInput(
+                f"model.config.{name} = {self.given[name]!r}: {self.model_type} has no such "
+                "setting",
+                remedy=f"use {', '.join(sorted(self.settings))}"
+                if self.settings
+                else "leave it out",
+            )
+
+    def refused(self, error: Exception) -> BadInput:
+        """Return the error about settings that a library refuses."""
+        return BadInput(
+            f"model.config: {self.model_type} refuses these settings: {error}",
+            remedy="fix the setting that it names",
+        )
+
+    def _check_classes(self) -> None:
+        """Raise BadInput if a class has no record to learn it from."""
+        seen = {*self.targets.astype(int).tolist()} if self.labels else set[int]()
+        if absent := [name for place, name in enumerate(self.labels) if place not in seen]:
+            raise BadInput(
+                f"no training record has the class {absent[0]!r}, so {self.model_type} does not "
+                "learn it",
+                remedy="leave it out of data.labels, or give more data",
+            )
+
+    @property
+    def outputs(self) -> int:
+        """Number of raw outputs: one for a number or for two classes, else one for each class."""
+        return len(self.labels) if len(self.labels) > 2 else 1
+
+    def base(self) -> list[float]:
+        """Return the best constant outputs: the mean, or the logarithms of the classes' shares."""
+        if not self.labels:
+            return [float(self.targets.mean())]
+        logs = np.log(self.shares())
+        return [float(logs[1] - logs[0])] if len(logs) == 2 else logs.tolist()
+
+    def shares(self) -> Array:
+        """Return the shares of the classes.
+
+        Each class counts once more than it occurs, so that none has a probability of 0.
+        """
+        counts = np.bincount(self.targets.astype(int), minlength=len(self.labels)) + 1.0
+        found: Array = counts / counts.sum()
+        return found
+
+    def losses(self, raw: Array, targets: Array) -> Array:
+        """Return the loss of each row: (rows,), in nats, or the squared error of a number."""
+        if not self.labels:
+            return np.square(raw[:, 0] - targets)
+        found: Array = -log_probabilities(raw)[np.arange(len(targets)), targets.astype(int)]
+        return found
+
+    def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
+        del rows
+        raw, targets = self.held_out(), self.held_out_targets
+        loss = float(self.losses(raw, targets).mean())
+        if not self.labels:
+            absolute = float(np.abs(raw[:, 0] - targets).mean())
+            return {"loss": loss, "rmse": math.sqrt(loss), "mae": absolute}
+        hits = log_probabilities(raw).argmax(axis=1) == targets
+        return {"loss": loss, "accuracy": float(hits.mean())}
+
+    @abstractmethod
+    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned: ...
+
+    @abstractmethod
+    def state(self) -> State: ...
+
+    @abstractmethod
+    def restore(self, state: State) -> None: ...
+
+    @abstractmethod
+    def held_out(self) -> Array:
+        """Return the raw outputs for the validation side: (rows, outputs)."""
+
+    @abstractmethod
+    def model(self) -> TableModel:
+        """Return what has been learned so far."""
+
+    def export(self, folder: Path) -> None:
+        self.model().save(folder)
+        shutil.copyfile(exported.__file__, folder / MODULE)
+
+
+class TreesLearner(TableLearner):
+    """A step adds `model.config.rounds_per_step` trees, for each output where trees are boosted.
+
+    Random numbers depend on the number of steps alone. So an interrupted training run continues
+    with the very same trees.
+
+    parts: the trees of each step.
+    raw, raw_held_out: what all trees add up to, for both sides: (rows, outputs).
+    """
+
+    parts: list[bytes]
+    raw: Array
+    raw_held_out: Array
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        super().__init__(config, data)
+        self.rounds = self.given.pop("rounds_per_step", _ROUNDS)
+        if type(self.rounds) is not int or self.rounds < 1:
+            raise BadInput(
+                f"model.config.rounds_per_step = {self.rounds!r}: it is not a whole number above 0",
+                remedy=f"use a number of trees such as {_ROUNDS}",
+            )
+        self.rate = config.training.learning_rate or _RATE
+        self.restore({"trees": np.zeros(0, np.uint8), "sizes": np.zeros(0, np.int64)})
+
+    def start(self) -> list[float]:
+        """Return what the trees are added to."""
+        return self.base()
+
+    def raw_outputs(self, sums: Array) -> Array:
+        """Return the raw outputs of what trees add up to."""
+        return sums
+
+    @abstractmethod
+    def grow(self, rate: float) -> bytes:
+        """Return the trees of the next step."""
+
+    @abstractmethod
+    def added(self, part: bytes, *matrices: Array) -> tuple[int, list[Array]]:
+        """Return the number of a step's leaves, and what its trees add for each matrix."""
+
+    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
+        del rows
+        rate = self.rate * learning_rate_scale
+        self._add(self.grow(rate))
+        loss = float(self.losses(self.raw_outputs(self.raw), self.targets).mean())
+        return Learned(loss, rate)
+
+    def _add(self, part: bytes) -> None:
+        leaves, (seen, held_out) = self.added(part, self.matrix, self.held_out_matrix)
+        self.parts.append(part)
+        self.parameters += leaves
+        self.raw, self.raw_held_out = self.raw + seen, self.raw_held_out + held_out
+
+    def held_out(self) -> Array:
+        return self.raw_outputs(self.raw_held_out)
+
+    def state(self) -> State:
+        sizes = np.array([len(part) for part in self.parts], np.int64)
+        return {"trees": np.frombuffer(b"".join(self.parts), np.uint8).copy(), "sizes": sizes}
+
+    def restore(self, state: State) -> None:
+        self.parts, self.parameters = [], 0
+        self.raw = np.tile(self.start(), (len(self.targets), 1))
+        self.raw_held_out = np.tile(self.start(), (len(self.held_out_targets), 1))
+        ends = np.cumsum(state["sizes"]).tolist()
+        for start, end in pairwise([0, *ends]):
+            self._add(state["trees"][start:end].tobytes())

@@ -1,0 +1,240 @@
+"""Every family of models of tables: resumed, exported, checked against its library, refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import ensemble, neighbors
+
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tabular.learners import read_side
+from steadytrain.components.tabular.model import load
+
+from support.tables import REGRESSION, prepared, shipped
+
+FAMILIES = {
+    "dummy": ("sklearn", {}),
+    "linear": ("sklearn", {}),
+    "knn": ("sklearn", {"n_neighbors": 7, "weights": "distance"}),
+    "random_forest": ("sklearn", {"rounds_per_step": 3, "min_samples_leaf": 2}),
+    "extra_trees": ("sklearn", {"rounds_per_step": 3, "min_samples_leaf": 2}),
+    "hist_boosting": ("sklearn", {"rounds_per_step": 3}),
+    "lightgbm": ("lightgbm", {"rounds_per_step": 3}),
+}
+TREES = ("random_forest", "extra_trees", "hist_boosting")
+
+
+def mixed(name):
+    """Return a real table, also with missing values, many categories and dates."""
+    frame = shipped(name)
+    chance = np.random.default_rng(0)
+    column = frame.columns[0]
+    frame["group"] = [f"g{place}" for place in pd.qcut(frame[column], 12, labels=False)]
+    frame["day"] = pd.Timestamp("2024-01-01") + pd.to_timedelta(
+        (frame[frame.columns[1]] * 10).round() % 300, unit="D"
+    )
+    frame["day"] = frame["day"].dt.strftime("%Y-%m-%d")
+    for each in frame.columns[1:]:
+        if each != "target":
+            frame.loc[chance.random(len(frame)) < 0.1, each] = None
+    return frame
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Return a function that prepares a table once, and returns its configuration and data."""
+    found = {}
+
+    def get(name):
+        if name not in found:
+            overrides = [REGRESSION] if name == "diabetes" else []
+            found[name] = prepared(tmp_path_factory.mktemp(name), mixed(name), *overrides)
+        return found[name]
+
+    return get
+
+
+def made(table, family, **settings):
+    config, data = table
+    framework, given = FAMILIES[family]
+    model = config.model.model_copy(
+        update={"framework": framework, "config": {"model_type": family, **given, **settings}}
+    )
+    trainer = plugins.load(plugins.TRAINERS, framework)
+    return trainer.learner(config.model_copy(update={"model": model}), data)
+
+
+def learn(learner, steps):
+    for _ in range(steps):
+        learner.learn([], learning_rate_scale=1.0)
+    return learner
+
+
+def exported(learner, folder):
+    folder.mkdir(exist_ok=True)
+    learner.export(folder)
+    return load(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes"])
+def test_model_resumes_to_identical_predictions_and_exports_what_was_validated(
+    tables, tmp_path, family, name
+):
+    table = tables(name)
+    whole = learn(made(table, family), 3)
+    state = {key: value.copy() for key, value in learn(made(table, family), 1).state().items()}
+    second = made(table, family)
+    second.restore(state)
+    learn(second, 2)
+    assert second.validate([]) == whole.validate([])
+    assert second.parameters == whole.parameters
+    records, targets = read_side(table[1], "validation")
+    left, right = (
+        exported(learner, tmp_path / str(place)).outputs(records)
+        for place, learner in enumerate((whole, second))
+    )
+    assert (left == right).all()
+    if name == "diabetes":
+        loss = np.mean((left - targets) ** 2)
+    else:
+        loss = -left[np.arange(len(targets)), targets.astype(int)].mean()
+        np.testing.assert_allclose(np.exp(left).sum(axis=1), 1)
+    assert whole.validate([])["loss"] == pytest.approx(loss, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if family not in ("dummy", "linear")]
+)
+def test_model_learns_more_than_constant_outputs(tables, family):
+    for name, share in (("wine", 0.5), ("diabetes", 0.9)):
+        table = tables(name)
+        loss = learn(made(table, family), 10).validate([])["loss"]
+        assert loss < share * learn(made(table, "dummy"), 1).validate([])["loss"]
+
+
+@pytest.mark.parametrize("family", ["random_forest", "extra_trees"])
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes"])
+def test_forest_is_that_of_scikit_learn(tables, tmp_path, family, name):
+    learner = learn(made(tables(name), family), 2)
+    kind = "Regressor" if name == "diabetes" else "Classifier"
+    cls = getattr(
+        ensemble, {"random_forest": "RandomForest", "extra_trees": "ExtraTrees"}[family] + kind
+    )
+    seed = learner.seed
+    forests = [
+        cls(3, min_samples_leaf=2, random_state=seed + 3 * step).fit(
+            learner.matrix, learner.targets
+        )
+        for step in range(2)
+    ]
+    rows = learner.held_out_matrix
+    records, _ = read_side(tables(name)[1], "validation")
+    found = exported(learner, tmp_path / "model").outputs(records)
+    if name == "diabetes":
+        np.testing.assert_allclose(found, np.mean([each.predict(rows) for each in forests], axis=0))
+        return
+    counts = np.bincount(learner.targets.astype(int)) + 1
+    votes = 3 * sum(each.predict_proba(rows) for each in forests) + counts / counts.sum()
+    np.testing.assert_allclose(np.exp(found), votes / 7, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes"])
+def test_histogram_boosting_is_that_of_scikit_learn(tables, tmp_path, name):
+    learner = learn(made(tables(name), "hist_boosting"), 4)
+    kind = "Regressor" if name == "diabetes" else "Classifier"
+    alone = getattr(ensemble, f"HistGradientBoosting{kind}")(
+        max_iter=12,
+        early_stopping=False,
+        categorical_features=learner.preparation.categories,
+    ).fit(learner.matrix, learner.targets)
+    records, _ = read_side(tables(name)[1], "validation")
+    found = exported(learner, tmp_path / "model").outputs(records)
+    rows = learner.held_out_matrix
+    if name == "diabetes":
+        np.testing.assert_allclose(found, alone.predict(rows), rtol=1e-9)
+    else:
+        np.testing.assert_allclose(np.exp(found), alone.predict_proba(rows), rtol=1e-9)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "distance"])
+@pytest.mark.parametrize("name", ["wine", "diabetes"])
+def test_neighbors_are_those_of_scikit_learn(tables, tmp_path, name, weights):
+    learner = learn(made(tables(name), "knn", weights=weights), 1)
+    kind = "Regressor" if name == "diabetes" else "Classifier"
+    alone = getattr(neighbors, f"KNeighbors{kind}")(7, weights=weights, algorithm="brute")
+    alone.fit(learner.inputs, learner.targets)
+    model = exported(learner, tmp_path / "model")
+    records, _ = read_side(tables(name)[1], "validation")
+    rows, found = model.standardized(learner.held_out_matrix), model.outputs(records)
+    if name == "diabetes":
+        np.testing.assert_allclose(found, alone.predict(rows), rtol=1e-6)
+        return
+    counts = np.bincount(learner.targets.astype(int)) + 1
+    votes = 7 * alone.predict_proba(rows) + counts / counts.sum()
+    np.testing.assert_allclose(np.exp(found), votes / 8, rtol=1e-6)
+
+
+def test_rare_categories_of_histogram_boosting_count_as_missing(tmp_path):
+    chance = np.random.default_rng(1)
+    codes = np.minimum(chance.geometric(0.008, 6000), 400)
+    records = [{"code": f"c{code}", "target": "ab"[code % 2]} for code in codes]
+    table = prepared(tmp_path, records)
+    learner = learn(made(table, "hist_boosting", rounds_per_step=20), 2)
+    assert len(learner.preparation.levels["code"]) > 260
+    found = exported(learner, tmp_path / "model").outputs(
+        [{"code": level} for level in learner.preparation.levels["code"]]
+    )
+    known = np.array([int(level[1:]) % 2 for level in learner.preparation.levels["code"]])
+    assert (found.argmax(axis=1) == known)[:100].mean() > 0.9
+    assert len(np.unique(found[255:, 0])) == 1
+    records, _ = read_side(table[1], "validation")
+    rate = exported(learner, tmp_path / "model").outputs(records)
+    np.testing.assert_allclose(rate[:, 1] - rate[:, 0], learner.held_out()[:, 0], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("dummy", {"depth": 3}, "model.config.depth = 3"),
+        ("knn", {"n_neighbors": 0}, "model.config.n_neighbors = 0"),
+        ("knn", {"n_neighbors": 10**6}, "model.config.n_neighbors = 1000000"),
+        ("knn", {"weights": "near"}, "model.config.weights = 'near'"),
+        ("random_forest", {"max_features": "none"}, "'max_features'"),
+        ("extra_trees", {"rounds_per_step": 0}, "model.config.rounds_per_step = 0"),
+        ("hist_boosting", {"min_samples_leaf": 0.5}, "'min_samples_leaf'"),
+        ("hist_boosting", {"max_iter": 5}, "model.config.max_iter = 5"),
+    ],
+)
+def test_setting_that_a_family_does_not_read_is_refused(tables, family, settings, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        learn(made(tables("wine"), family, **settings), 1)
+
+
+def test_unknown_model_of_scikit_learn_is_refused(tables):
+    with pytest.raises(BadInput, match=r"model_type = 'svm'.*no such model"):
+        made(tables("wine"), "dummy", model_type="svm")
+
+
+def test_learning_rate_is_refused_where_there_is_none(tmp_path):
+    table = prepared(tmp_path, shipped("wine"), "training.learning_rate=0.1")
+    for family in ("dummy", "knn", "random_forest"):
+        with pytest.raises(BadInput, match=r"training\.learning_rate = 0\.1"):
+            made(table, family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_class_without_a_training_record_is_refused_or_improbable(tmp_path, family):
+    labels = "data.labels=[class_0, class_1, class_2, class_3]"
+    table = prepared(tmp_path, shipped("wine"), labels)
+    if family in ("dummy", "knn", "lightgbm"):
+        model = exported(learn(made(table, family), 1), tmp_path / "model")
+        found = model.outputs(read_side(table[1], "validation")[0])
+        assert (np.exp(found[:, 3]) < 0.05).all()
+    else:
+        with pytest.raises(BadInput, match="no training record has the class 'class_3'"):
+            made(table, family)
