@@ -127,7 +127,7 @@ def _is_below(address: str, folder: str) -> bool:
 
 
 _LOADERS: Final = {
-    plugins.TASKS: "steadytrain.components.tasks.registry:load_task",
+    plugins.TASKS: "steadytrain.components.tasks.base:load_task",
     plugins.TRAINERS: "steadytrain.components.train.step:load_trainer",
     plugins.ORDERS: "steadytrain.components.train.loop.order:load_order",
     plugins.SINKS: "steadytrain.components.train.step:load_sink",

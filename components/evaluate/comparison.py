@@ -40,7 +40,7 @@ from steadytrain.components.shared.registry import (
     decided_about,
 )
 from steadytrain.components.shared.retry import retry
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 
 _Result = TypeVar("_Result")
 

@@ -20,8 +20,8 @@ from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.shared.lm_tasks import LmTasks
 from steadytrain.components.shared.records import Interval, LandscapeRecord
 from steadytrain.components.shared.stage import Stage
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.encoding.labeled_text import PAIR
-from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.techniques.text_augmentation.changes import generator_of, with_typos
 
 

@@ -21,9 +21,8 @@ import torch
 from steadytrain.components.evaluate.scoring import Report, sampled, to_compute_device
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import LandscapeRecord, LandscapeRing
-from steadytrain.components.tasks.base import Components, Scorer
+from steadytrain.components.tasks.base import Components, OpenTask, Scorer
 from steadytrain.components.tasks.fitting import splitting
-from steadytrain.components.tasks.registry import OpenTask
 
 Losses = list[list[float | None]]
 

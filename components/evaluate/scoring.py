@@ -15,9 +15,8 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError
 from steadytrain.components.shared.records import DataRecord, TrainRecord
-from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.base import Components, OpenTask
 from steadytrain.components.tasks.fitting import splitting
-from steadytrain.components.tasks.registry import OpenTask
 
 Report = Callable[[int], None]
 """Called with the number of records scored so far."""

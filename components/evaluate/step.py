@@ -58,9 +58,9 @@ from steadytrain.components.shared.registry import Registry, Version, decided_ab
 from steadytrain.components.shared.stage import ReuseStore, Stage, stage, step_key
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import OpenTask, task_code
 from steadytrain.components.tasks.encoding.labeled_text import PAIR
 from steadytrain.components.tasks.fitting import splitting
-from steadytrain.components.tasks.registry import OpenTask, task_code
 
 _WORST: Final = 10
 _EXCERPT: Final = 240

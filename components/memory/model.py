@@ -20,7 +20,7 @@ from steadytrain.components.shared.config.document import read
 from steadytrain.components.shared.config.plain import find_unfit
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
-from steadytrain.components.tasks.registry import load_task, open_encoder
+from steadytrain.components.tasks.base import load_task, open_encoder
 from steadytrain.components.techniques.dropout import dropout_fields
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.memory.setting import Setting
-from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.documents import attend_by_document
+from steadytrain.components.tasks.frozen_parts import attach
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.sequence_classification import class_loss
 

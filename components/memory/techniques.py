@@ -15,7 +15,7 @@ from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.chunks import COMPARISON_COPIES, answer_bytes, comparison_rows
 from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
 from steadytrain.components.techniques.distillation import HiddenConfig
 
 

@@ -27,10 +27,10 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.left_out import unused_keys
 from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import Content, Encoder, Fitted, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.registry import open_encoder
 
 _SHOWN: Final = 600
 """Characters of a piece: the first two thirds, and the rest from its end."""

@@ -30,8 +30,8 @@ from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
-from steadytrain.components.tasks.registry import open_encoder
 
 _REMEDY: Final = "lower cross_validation.folds, or give more data"
 

@@ -31,9 +31,9 @@ from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader
 from steadytrain.components.tasks.encoding.fields import NO_CLASS_REMEDY, Defect, number_of
-from steadytrain.components.tasks.registry import open_encoder
 
 RECORDS: Final = 200
 TASKS: Final = (

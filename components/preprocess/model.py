@@ -18,11 +18,11 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.shared.remote_code import check_code
+from steadytrain.components.tasks.base import load_task
 from steadytrain.components.tasks.encoding.base import TokenizerSettings
 from steadytrain.components.tasks.encoding.printed import TEMPLATES
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.model_fields import ineffective_fields
-from steadytrain.components.tasks.registry import load_task
 from steadytrain.components.techniques.dropout import dropout_fields
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")

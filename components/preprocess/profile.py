@@ -27,10 +27,10 @@ from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.bounded import Remembered
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.records import DataProfile
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
-from steadytrain.components.tasks.registry import open_encoder
 
 LENGTHS: Final = 24
 """Number of bins. A record's bin is the binary logarithm of its UTF-8 bytes, rounded down.

@@ -36,10 +36,10 @@ from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
-from steadytrain.components.tasks.registry import open_encoder
 
 _COLUMNS_SHOWN = 50
 

@@ -24,9 +24,9 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import ReuseStore, Stage, stage, step_key
 from steadytrain.components.shared.storage.local import copy_file, room_for
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import open_encoder, task_code
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Encoder
-from steadytrain.components.tasks.registry import open_encoder, task_code
 
 STEP = "preprocess"
 

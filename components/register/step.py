@@ -30,7 +30,7 @@ from steadytrain.components.shared.tracking import parent_run
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
 from steadytrain.components.shared.tracking.run import MARK
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 
 
 def model_card(

@@ -10,7 +10,7 @@ from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.config.schedules import schedule_spec, validations_to_act
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
 
 
 @dataclass(frozen=True)

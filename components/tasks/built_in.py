@@ -9,15 +9,17 @@ from typing import Final
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.tasks.base import Task, late
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
-from steadytrain.components.tasks.encoding.denoised_text import DenoisedTextEncoder
 from steadytrain.components.tasks.encoding.labeled_text import (
     LabeledTextEncoder,
     MultiLabelEncoder,
     NumberedTextEncoder,
     PartTextEncoder,
 )
-from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
-from steadytrain.components.tasks.encoding.plain_text import PlainTextEncoder
+from steadytrain.components.tasks.encoding.plain_text import (
+    DenoisedTextEncoder,
+    MaskedTextEncoder,
+    PlainTextEncoder,
+)
 from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
 from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
 from steadytrain.components.tasks.encoding.unpaired_preference import UnpairedPreferenceEncoder

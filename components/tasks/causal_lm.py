@@ -20,9 +20,14 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import attend_by_document, pass_documents
-from steadytrain.components.tasks.encoding.denoised_text import corruption_of
-from steadytrain.components.tasks.fused_head import Contrast, request_loss, request_states
-from steadytrain.components.tasks.likelihoods import likelihoods_of
+from steadytrain.components.tasks.encoding.plain_text import corruption_of
+from steadytrain.components.tasks.fused_head import (
+    Contrast,
+    likelihoods_of,
+    request_loss,
+    request_states,
+)
+from steadytrain.components.tasks.model_fields import ROUTER_COEFFICIENTS, ROUTER_ON
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.packing import (
@@ -31,7 +36,6 @@ from steadytrain.components.tasks.packing import (
     collate_rows,
     keeps_documents_apart,
 )
-from steadytrain.components.tasks.router_loss import router_coefficient, router_loss
 from steadytrain.components.tasks.text import R_DROP, TextTraining, check_drops
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
@@ -55,6 +59,7 @@ from steadytrain.components.techniques.distillation.teacher import (
     stored_teaching,
 )
 from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
+from steadytrain.components.techniques.inference import eval_mode
 from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
 
 
@@ -371,3 +376,41 @@ class Denoising(SupervisedFineTuning):
             "targets": found.targets,
             "lengths": [len(found.input_ids)],
         }
+
+
+def router_coefficient(model: Any) -> float:
+    """Return what the router loss is multiplied by; 0 if the model's configuration turns it off.
+
+    Raises:
+        BadInput: the configuration turns it on, and the model has none.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not getattr(base.config.get_text_config(), ROUTER_ON, False):
+        return 0.0
+    found = (getattr(base, name, None) for name in ROUTER_COEFFICIENTS)
+    coefficient = float(next((value for value in found if value is not None), 0.0))
+    if coefficient:
+        ids = torch.zeros((1, 4), dtype=torch.int64, device=next(model.parameters()).device)
+        with eval_mode(model):
+            router_loss(model(input_ids=ids, use_cache=False))
+    return coefficient
+
+
+def router_loss(output: Any) -> torch.Tensor:
+    """Return the router loss that a model has returned with its logits, a scalar.
+
+    It measures how evenly the tokens are spread over the experts (Fedus et al. 2021, "Switch
+    Transformers", equations 4 to 6). Transformers' models compute it in their forward pass, and
+    add it to their own loss.
+
+    Raises:
+        BadInput: it has returned none.
+    """
+    found = getattr(output, "aux_loss", None)
+    if not isinstance(found, torch.Tensor):
+        raise BadInput(
+            f"the model's configuration has {ROUTER_ON}: true, and the model returns no router "
+            "loss",
+            remedy="set it to false in the model's configuration",
+        )
+    return found

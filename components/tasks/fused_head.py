@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
+from torch.nn import functional
 
 from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.frozen_parts import FrozenHead
-from steadytrain.components.tasks.fused_likelihood import Comparison, likelihood_loss, likelihoods
+from steadytrain.components.tasks.fused_likelihood import (
+    Comparison,
+    likelihood_loss,
+    likelihoods,
+    summed_by_document,
+)
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens.loss import Span, similarity_loss
 from steadytrain.components.techniques.distillation.loss import Teaching
@@ -255,3 +262,31 @@ def _refusal(model: torch.nn.Module) -> str:
     if request.loss is None:
         return "the model does not call its head"
     return "" if given is request.loss else "the model changes its head's output"
+
+
+def likelihoods_of(
+    forward: Callable[[], torch.Tensor],
+    targets: torch.Tensor,
+    counts: Sequence[int],
+    comparison: Comparison | None = None,
+) -> torch.Tensor:
+    """Return the log-likelihood of each part's targets, (parts,), or the loss of comparing them.
+
+    Only the loss is differentiable, and once.
+
+    Args:
+        forward: runs the model; returns its logits, or what its head is requested to return.
+        targets: (rows, length), int64.
+        counts: number of targets of each part, in the order of the tokens.
+    """
+    with request_likelihoods(targets, counts, comparison) as request:
+        logits = forward()
+    if request.found is not None:
+        # The model's wrappers attached their backward work to this output, not to `request.found`.
+        return request.found if comparison is None else logits
+    targets = targets.flatten()
+    kept = (targets != IGNORED).nonzero().squeeze(1)
+    chosen = logits.flatten(0, 1)[kept].float()
+    nats = -functional.cross_entropy(chosen, targets[kept], reduction="none")
+    sums = summed_by_document(nats, counts)
+    return sums if comparison is None else comparison(sums).float()

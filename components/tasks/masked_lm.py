@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.fused_head import request_loss
-from steadytrain.components.tasks.likelihoods import likelihoods_of
+from steadytrain.components.tasks.fused_head import likelihoods_of, request_loss
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.text import TextTraining

@@ -16,7 +16,7 @@ from steadytrain.components.shared.config.data import MULTI_LABEL
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.packaging import ADAPTERS, MODEL_CONFIG
-from steadytrain.components.tasks.scoring.thresholds import (
+from steadytrain.components.tasks.scoring.multi_label import (
     FIELD,
     HALF,
     best_thresholds,

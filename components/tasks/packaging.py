@@ -1,8 +1,20 @@
-"""Export Transformers models with their tokenizer, load them, and log them to MLflow."""
+"""Export Transformers models with their tokenizer, load them, and log them to MLflow.
+
+Saving imports no DeepSpeed, and its errors say why it failed. A logged model can be served with
+pyfunc, or loaded in full.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +22,17 @@ import pyarrow as pa
 import torch
 
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.model_source import check_base, name_base, note_base
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.encoding.labeled_text import PAIR
+from steadytrain.components.tasks.encoding.messages import chat_of
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
-from steadytrain.components.tasks.saving import never_wrapped, save_model
+from steadytrain.components.tasks.scoring.table import longest
 from steadytrain.components.tasks.text import TextTraining
 
 ADAPTERS = "adapter_config.json"
@@ -119,7 +135,6 @@ class TransformersPackager:
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
-        from steadytrain.components.tasks.scoring.logged import log_transformers_model
 
         components = self.load_exported(folder)
         # Serve it in the precision in which it is exported.
@@ -133,7 +148,6 @@ class TransformersPackager:
         )
 
     def load_logged(self, model_uri: str) -> Components:
-        from steadytrain.components.tasks.scoring.logged import fetched_model
 
         with fetched_model(model_uri) as (model, tokenizer):
             return {"model": self._load_model(model), "tokenizer": load_tokenizer(tokenizer)}
@@ -160,3 +174,216 @@ def _plain(config: RunConfig) -> RunConfig:
     model = config.model.model_copy(update={"adapter": AdapterConfig()})
     training = config.training.model_copy(update={"bf16": False, "fp16": False})
     return config.model_copy(update={"model": model, "training": training})
+
+
+@contextlib.contextmanager
+def never_wrapped() -> Iterator[None]:
+    """Speed up `save_pretrained` for a model that no DeepSpeed engine wraps.
+
+    `save_pretrained` makes accelerate look for an engine to unwrap. That imports DeepSpeed, and
+    with it MLflow and a web server, wherever they are installed. It accounts for 5 of the 15
+    seconds of a short training run (measured on two cores, transformers 5.23, deepspeed 0.19).
+    """
+    from accelerate.utils import other
+
+    before = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = before
+
+
+def save_model(model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Save a Transformers model, or adapters, with weights of this precision.
+
+    The model itself stays as it is. Weights that Transformers keeps in 32 bits stay so too.
+    """
+    if dtype == torch.float32:
+        model.save_pretrained(folder, safe_serialization=True)
+        return
+    kept = [
+        *(getattr(model, "_keep_in_fp32_modules", None) or ()),
+        *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
+    ]
+    cast: dict[object, torch.Tensor] = {}
+
+    def stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or any(part in name for part in kept):
+            return tensor
+        # Tied weights stay one tensor.
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if place not in cast:
+            cast[place] = tensor.to(dtype)
+        return cast[place]
+
+    weights = {name: stored(name, item) for name, item in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
+    path = folder / "config.json"
+    if path.is_file():
+        config = json.loads(path.read_text(encoding="utf-8"))
+        for section in (config, *(item for item in config.values() if isinstance(item, dict))):
+            if section.get("dtype") == "float32":
+                section["dtype"] = str(dtype).removeprefix("torch.")
+        path.write_text(f"{json.dumps(config, indent=2, sort_keys=True)}\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise OSError where safetensors and tokenizers raise errors of their own.
+
+    They are written in Rust, which puts the number of a system error, such as a full disk, into
+    the text.
+    """
+    try:
+        yield
+    except SteadytrainError:
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code)) from error
+
+
+_EXAMPLE_CHARACTERS = 200
+_FILL = "fill-mask"
+_EMBED = "feature-extraction"
+_LONGEST = 1_000_000  # a tokenizer without a limit returns 10^30, which it does not accept itself
+_NEEDED = ("torch", "transformers", "safetensors", "accelerate")
+
+
+def log_transformers_model(
+    components: Mapping[str, Any],
+    *,
+    name: str,
+    records: pa.Table,
+    metadata: dict[str, str],
+    task: str,
+) -> str:
+    """Log an exported model to the active MLflow run, with the transformers and pyfunc flavors.
+
+    Args:
+        components: "model" and "tokenizer", as loaded from an exported folder.
+        records: source of the input example.
+        task: a Transformers pipeline, text-generation, text-classification, fill-mask or
+            feature-extraction.
+
+    Returns:
+        The model's URI.
+    """
+    import mlflow
+
+    model, tokenizer = components["model"], components["tokenizer"]
+    length = longest(model, min(tokenizer.model_max_length, _LONGEST))
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    scored = model.config.num_labels if several else 0
+    example = _example(records)
+    if isinstance(example, str):
+        example = [example + _to_fill(tokenizer, task)]
+    with _quiet(), never_wrapped():
+        logged = mlflow.transformers.log_model(
+            transformers_model=dict(components),
+            name=name,
+            task=task,
+            signature=_signature(task, example, scored),
+            input_example=example,
+            metadata=metadata,
+            # With any number of labels, the score of each is returned, not only the highest.
+            model_config=_settings(task, length) | ({"top_k": None} if scored else {}),
+            # List these explicitly: MLflow would load the model in another process to find them.
+            pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
+        )
+    return str(logged.model_uri)
+
+
+@contextlib.contextmanager
+def fetched_model(model_uri: str) -> Iterator[tuple[Path, Path]]:
+    """Yield the folders of the model and tokenizer of a logged or registered model.
+
+    This only uses MLflow to download the files. MLflow's own `load_model` would import whatever the
+    files name: code next to the model (always with trust_remote_code), the flavor's code paths, a
+    loader module.
+
+    Raises:
+        BadInput: the model was not logged by `log_transformers_model`.
+    """
+    import mlflow
+
+    with tempfile.TemporaryDirectory(prefix="steadytrain-model-") as scratch:
+        folder = Path(mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch))
+        model, tokenizer = folder / "model", folder / "components" / "tokenizer"
+        if not (model / "config.json").is_file() or not tokenizer.is_dir():
+            raise BadInput(
+                f"{model_uri} has no model/config.json and components/tokenizer: it was not "
+                "logged by steadytrain",
+                remedy="register a model that steadytrain has trained",
+            )
+        yield model, tokenizer
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence MLflow's warning that no hub has a card and license for a newly trained model."""
+    logger = logging.getLogger("mlflow.transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _signature(task: str, example: Any, scored: int) -> Any:
+    """Return the signature.
+
+    Args:
+        scored: number of labels whose scores are returned for each text; 0 for the best one alone.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import DataType
+    from mlflow.types.schema import ColSpec, Object, Property, Schema
+
+    if task == _EMBED:
+        # An array for each text, with as many rows as it has tokens.
+        return ModelSignature(inputs=Schema([ColSpec("string")]))
+    outputs = (
+        [ColSpec("string")]
+        if task in ("text-generation", _FILL)
+        else [ColSpec("string", "label"), ColSpec("double", "score")]
+    )
+    if scored:
+        each = Object([Property("label", DataType.string), Property("score", DataType.double)])
+        outputs = [ColSpec(each, str(place)) for place in range(scored)]
+    names = list(example) if isinstance(example, dict) else [None]
+    inputs = Schema([ColSpec("string", name) for name in names])
+    return ModelSignature(inputs=inputs, outputs=Schema(outputs))
+
+
+def _to_fill(tokenizer: Any, task: str) -> str:
+    """Return the end of an example that a pipeline of this kind needs."""
+    return f" {tokenizer.mask_token}" if task == _FILL else ""
+
+
+def _settings(task: str, length: int) -> dict[str, Any]:
+    """Return the arguments for the pipeline when the model is served."""
+    if task == "text-generation":
+        return {"max_new_tokens": 64}
+    if task in (_FILL, _EMBED):
+        return {"tokenizer_kwargs": {"truncation": True, "max_length": length}}
+    return {"truncation": True, "max_length": length}
+
+
+def _example(records: pa.Table) -> Any:
+    """Return the beginning of a record, or of its first message if it is a chat.
+
+    For a pair of texts, it is a mapping.
+    """
+    first = records.slice(0, 1).to_pylist()[0]
+    if first.get("messages") is not None:
+        messages, _ = chat_of(first["messages"])
+        return redact(messages[0]["content"] or "")[:_EXAMPLE_CHARACTERS]
+    names = [name for name in ("text", PAIR) if name in first]
+    texts = {name: redact(first[name])[:_EXAMPLE_CHARACTERS] for name in names}
+    return texts if PAIR in texts else texts["text"]

@@ -17,8 +17,8 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning, token_logits
 from steadytrain.components.tasks.documents import attend_by_document
+from steadytrain.components.tasks.fused_head import likelihoods_of
 from steadytrain.components.tasks.fused_likelihood import Comparison
-from steadytrain.components.tasks.likelihoods import likelihoods_of
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.techniques.inference import eval_mode
 from steadytrain.components.techniques.preferences.loss import dpo_loss, reward_margins

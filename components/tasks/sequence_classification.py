@@ -11,15 +11,17 @@ from torch.nn import functional
 
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.class_head import class_names, fit_head, order_rows
 from steadytrain.components.tasks.criterion import Criterion, Mixed
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.tasks.text import R_DROP, check_drops
 from steadytrain.components.tasks.text_head import (
     TextHead,
+    class_names,
+    fit_head,
     head_logits,
     head_output,
+    order_rows,
     padded_inputs,
 )
 from steadytrain.components.techniques.contrastive_texts.loss import (

@@ -21,7 +21,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tune.comparisons import Estimate, Row, chart, estimates, interval, row
 from steadytrain.components.tune.designs import AS_IT_IS, FoldDesign, configurations, with_fold
 from steadytrain.components.tune.history import Params, Trial

@@ -24,8 +24,8 @@ from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.time_cost import flops_per_token
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.techniques.adversarial_training.attack import (
     ONE_PASS,
     adversarial_passes,

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.techniques.curriculum.order import Curriculum
 from steadytrain.components.techniques.multi_task import MultiTaskConfig

@@ -16,8 +16,8 @@ from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.packing import collate_packed
-from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.techniques.curriculum.order import SequenceLength
 

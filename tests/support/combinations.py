@@ -16,8 +16,8 @@ from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.compatibility import SMALLER_MICRO_BATCH, obstacles
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import load_task
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.registry import load_task
 
 from support import strategies
 from support.forked import on_ranks

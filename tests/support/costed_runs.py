@@ -24,7 +24,7 @@ from steadytrain.components.sizing.hardware import Gpu
 from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.strategy import TrainingOption
 from steadytrain.components.sizing.time_cost import flops_per_token, update_flops
-from steadytrain.components.tasks.encoding.denoised_text import SENTINELS
+from steadytrain.components.tasks.encoding.plain_text import SENTINELS
 from steadytrain.components.train.loop.batches import take_share
 from steadytrain.components.train.loop.setup import Parts, set_up
 from steadytrain.components.train.loop.steps import take_step

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
 
 
 def assert_declared(task: str, scores: pa.Table) -> None:

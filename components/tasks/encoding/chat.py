@@ -22,18 +22,15 @@ from steadytrain.components.tasks.encoding.base import (
     TokenizerSettings,
 )
 from steadytrain.components.tasks.encoding.fields import Defect, is_judgment
-from steadytrain.components.tasks.encoding.layouts import (
-    input_column,
-    layout_of,
-    layouts_for,
-)
-from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     ROLES,
     Message,
     as_context,
     chat_of,
     check_learned,
+    input_column,
+    layout_of,
+    layouts_for,
     messages_of,
     only_last_turn,
     opening,
@@ -45,7 +42,7 @@ from steadytrain.components.tasks.encoding.messages import (
 )
 from steadytrain.components.tasks.encoding.plain_text import WINDOWS, window_row
 from steadytrain.components.tasks.encoding.printed import DEFAULT_CHAT_TEMPLATE
-from steadytrain.components.tasks.encoding.tokens import encode_chat, kept_tokenizer
+from steadytrain.components.tasks.encoding.tokens import encode_chat, kept_tokenizer, rows_of
 
 
 def _texts(content: str) -> Sequence[str]:

@@ -27,7 +27,6 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import Defect, score_of
-from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     Message,
     check_learned,
@@ -38,7 +37,12 @@ from steadytrain.components.tasks.encoding.messages import (
     tools_of,
     written,
 )
-from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
+from steadytrain.components.tasks.encoding.tokens import (
+    Encoded,
+    encode_chat,
+    kept_tokenizer,
+    rows_of,
+)
 
 ANSWERS: Final = ("chosen", "rejected")
 _TIE: Final = re.compile(r"(is_|winner_)?tie[sd]?", re.IGNORECASE)

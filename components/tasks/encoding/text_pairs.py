@@ -21,7 +21,7 @@ from steadytrain.components.tasks.encoding.base import (
     TokenizerSettings,
 )
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
-from steadytrain.components.tasks.encoding.masked_text import text_windows
+from steadytrain.components.tasks.encoding.plain_text import text_windows
 from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
 
 Tokens = npt.NDArray[np.int32]

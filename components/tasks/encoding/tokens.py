@@ -1,4 +1,4 @@
-"""Turn text and chats into tokens, and mark the tokens to predict.
+"""Turn text and chats into tokens, mark the tokens to predict, and fit records that exceed a row.
 
 Preprocessing and evaluation share this module, so a model is evaluated on exactly the kind of
 targets it was trained on. Nothing here needs torch.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.bounded import bounded
+from steadytrain.components.shared.config.data import LongRecords
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.messages import chat_of, learned_in, scored_in
 from steadytrain.components.tasks.encoding.printed import print_chat
 
@@ -364,3 +366,51 @@ def _chosen(
 def _blank(text: str, start: int, end: int) -> bool:
     """Return whether a range contains only white space. Stops at the first other character."""
     return not any(not text[place].isspace() for place in range(start, end))
+
+
+def rows_of(encoded: Encoded, length: int, how: LongRecords | None) -> list[Encoded]:
+    """Return the rows of a chat with at least one target.
+
+    Args:
+        length: tokens in a row.
+        how: `data.long_records`.
+
+    Raises:
+        Defect: the chat is left out.
+    """
+    tokens = len(encoded.input_ids)
+    if tokens <= length:
+        return [encoded]
+    limit = f"data.sequence_length = {length:,}"
+    if how == "drop":
+        raise Defect("dropped_as_long", f"it has {tokens:,} tokens, more than {limit}")
+    if how == "window":
+        return list(_windows(encoded, length))
+    row = truncated(encoded, length)
+    if not any(row.targets):
+        prompt = encoded.targets.index(1)
+        raise Defect("cut_to_nothing", f"its prompt alone has {prompt:,} tokens, and {limit}")
+    return [row]
+
+
+def truncated(encoded: Encoded, length: int) -> Encoded:
+    """Return the first tokens of a document."""
+    return Encoded(encoded.input_ids[:length], encoded.targets[:length])
+
+
+def _windows(encoded: Encoded, length: int) -> Iterator[Encoded]:
+    """Yield windows in which each target is predicted once.
+
+    A window begins at most half of its length before its first target, so an answer keeps the end
+    of its prompt, and what continues an answer keeps the text before it. The last window has more
+    of that, since nothing comes after it.
+    """
+    end = len(encoded.targets) - encoded.targets[::-1].index(1)
+    done = 0
+    while done < end:
+        first = encoded.targets.index(1, done)
+        start = max(0, min(first - length // 2, end - length)) if first >= length else 0
+        stop = min(start + length, end)
+        targets = [0] * (first - start) + encoded.targets[first:stop]
+        yield Encoded(encoded.input_ids[start:stop], targets)
+        done = stop

@@ -24,7 +24,6 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.encoding.long_records import rows_of
 from steadytrain.components.tasks.encoding.messages import (
     check_learned,
     opening,
@@ -35,7 +34,12 @@ from steadytrain.components.tasks.encoding.messages import (
     written,
 )
 from steadytrain.components.tasks.encoding.preference import COLUMNS, is_whole, prompts_of
-from steadytrain.components.tasks.encoding.tokens import Encoded, encode_chat, kept_tokenizer
+from steadytrain.components.tasks.encoding.tokens import (
+    Encoded,
+    encode_chat,
+    kept_tokenizer,
+    rows_of,
+)
 
 _VERDICTS: Final = {
     **dict.fromkeys(("true", "1", "+1"), True),

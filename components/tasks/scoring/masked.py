@@ -15,7 +15,7 @@ from torch.nn import functional
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.encoding.masked_text import text_windows
+from steadytrain.components.tasks.encoding.plain_text import text_windows
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.table import (

@@ -14,9 +14,8 @@ import torch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.encoding.long_records import truncated
 from steadytrain.components.tasks.encoding.preference import encode_pair
-from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer
+from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer, truncated
 from steadytrain.components.tasks.encoding.unpaired_preference import (
     encode_answer,
     is_desirable,

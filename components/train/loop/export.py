@@ -26,7 +26,7 @@ from steadytrain.components.shared.storage.local import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import Packager
-from steadytrain.components.tasks.saving import system_errors
+from steadytrain.components.tasks.packaging import system_errors
 
 
 def export_model(

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.toolchain import REMEDY, missing_tools
-from steadytrain.components.tasks import liger
+from steadytrain.components.tasks import fused_loss
 from steadytrain.components.train.loop.exchange import gather_objects
 
 _ELEMENTS: Final = 1 << 14
@@ -69,14 +69,14 @@ def usable(config: RunConfig, accelerator: Accelerator) -> Usable:
         for kernel in kernels
         if kernel.name in broken
     )
-    liger.use(_LIGER not in broken)
+    fused_loss.use(_LIGER not in broken)
     return Usable(_without(config, broken), _FUSED not in broken, remarks)
 
 
 def _kernels(config: RunConfig, accelerator: Accelerator) -> Iterator[_Kernel]:
     device, training = accelerator.device, config.training
-    if liger.has_kernel_for(torch.empty(0, device=device)):
-        yield _Kernel(_LIGER, "PyTorch's own operators", lambda: liger.try_kernel(device))
+    if fused_loss.has_kernel_for(torch.empty(0, device=device)):
+        yield _Kernel(_LIGER, "PyTorch's own operators", lambda: fused_loss.try_kernel(device))
     if training.torch_compile:
         yield _Kernel(_COMPILE, "the model as it is", lambda: _compile(device))
     spec = optimizer_spec(training.optim)

@@ -11,7 +11,7 @@ from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.techniques import with_techniques
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
 from steadytrain.components.train.loop.setup import Parts, precision
 
 

@@ -16,7 +16,7 @@ from steadytrain.components.memory.groups import treatments
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.train.loop.setup import build_module
 
 _FIELDS: Final = ("training.param_groups", "training.layer_decay")

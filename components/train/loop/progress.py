@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.best_metric import (
+from steadytrain.components.tasks.checks import (
     chosen_metric,
     greater_is_better,
     metric_problem,

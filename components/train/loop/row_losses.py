@@ -30,9 +30,8 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.base import TrainingTask
+from steadytrain.components.tasks.base import OpenTask, TrainingTask, task_code
 from steadytrain.components.tasks.fitting import fitted, splitting
-from steadytrain.components.tasks.registry import OpenTask, task_code
 from steadytrain.components.techniques.inference import to_device
 from steadytrain.components.train.loop.data import Rows, drawn, share
 from steadytrain.components.train.loop.exchange import gather_objects

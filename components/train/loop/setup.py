@@ -23,10 +23,8 @@ from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.hardware import refuse_what_needs_cuda
 from steadytrain.components.sizing.length import total_steps, without_effect
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
-from steadytrain.components.tasks.adapter import attach
-from steadytrain.components.tasks.base import Packager, TrainingTask
-from steadytrain.components.tasks.frozen_parts import parameter_count
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask
+from steadytrain.components.tasks.frozen_parts import attach, parameter_count
 from steadytrain.components.techniques.curriculum.order import SequenceLength
 from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat, longest_wait

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
 from steadytrain.components.techniques.inference import to_device
 from steadytrain.components.train.loop.data import drawn, share
 from steadytrain.components.train.loop.exchange import gather_objects

@@ -24,7 +24,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import REJECTED_SECONDS
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import task_code
+from steadytrain.components.tasks.base import task_code
 from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.components.train.agent.processes import end_processes
 from steadytrain.components.train.failures import FailureClass

@@ -111,7 +111,7 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
     import pyarrow.parquet as pq
 
     from steadytrain.components.evaluate.scoring import judged_records, score_candidate
-    from steadytrain.components.tasks.registry import OpenTask
+    from steadytrain.components.tasks.base import OpenTask
 
     task = OpenTask(config, data)
     records = judged_records(config, data)

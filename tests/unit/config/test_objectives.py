@@ -21,7 +21,7 @@ from steadytrain.components.sizing.hardware import known_gpu
 from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.strategy import options
 from steadytrain.components.sizing.time_cost import flops_per_token
-from steadytrain.components.tasks import checks, registry
+from steadytrain.components.tasks import base, checks
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.techniques.distillation.teacher import (
     FIELD,
@@ -100,7 +100,7 @@ def test_out_of_memory_keeps_the_texts_that_are_compared():
 
 
 def test_a_task_without_the_objective_rejects_it(monkeypatch):
-    plain = replace(registry.load_task("causal_lm"), objectives=frozenset())
+    plain = replace(base.load_task("causal_lm"), objectives=frozenset())
     monkeypatch.setattr(checks, "load_task", lambda name: plain)
     with pytest.raises(ConfigError, match=r"training\.distillation.*does not include it"):
         check_task(configure(distillation={"teacher": "x"}))

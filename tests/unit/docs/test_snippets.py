@@ -14,7 +14,7 @@ from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
 from steadytrain.components.sizing.hardware import priced
-from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.pipelines.server.schedule_file import ScheduleFile
 
 from support.manifests import build

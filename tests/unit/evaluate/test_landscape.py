@@ -41,7 +41,7 @@ from steadytrain.components.shared.events.types import WorkProgress
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.records import EvaluationRecord, Interval, LandscapeRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 
 from support.command import wait_for
 from support.lm_tasks import judged_run

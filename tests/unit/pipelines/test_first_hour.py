@@ -13,7 +13,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord, SideRecord
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
 from steadytrain.pipelines import doctor, options
 from steadytrain.pipelines.early_checks import check_here
 from steadytrain.pipelines.steps import as_text

@@ -13,9 +13,9 @@ from steadytrain.components.shared.config.data import Columns
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFinished, Warned
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.pipelines.sources import find_task
 
 from support.data import sentence, side_rows, write_jsonl

@@ -16,8 +16,7 @@ from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.encoding.long_records import rows_of
-from steadytrain.components.tasks.encoding.tokens import Encoded
+from steadytrain.components.tasks.encoding.tokens import Encoded, rows_of
 
 from support.data import quarantined, sentence, side_rows, write_jsonl
 

@@ -15,9 +15,9 @@ from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.config.data import Columns
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.pipelines.sources import find_task, open_source
 
 from support.data import quarantined, sentence, side_rows, write_jsonl

@@ -24,8 +24,8 @@ from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.registry import open_encoder
 from steadytrain.components.techniques.rare_classes import ClassWeightsConfig
 
 from support.data import quarantined, read_table, sentence, side_of, texts, write_jsonl

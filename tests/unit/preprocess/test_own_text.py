@@ -19,7 +19,7 @@ from steadytrain.components.preprocess.signatures import shingles
 from steadytrain.components.preprocess.split import content_id
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import survey
-from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tasks.base import open_encoder
 
 from support.data import write_jsonl
 

@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.preprocess.data_card import show
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tasks.registry import open_encoder
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.pipelines.sources import find_task
 
 from support.data import quarantined, sentence, side_rows, write_jsonl

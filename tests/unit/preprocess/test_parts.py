@@ -12,7 +12,7 @@ from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 from steadytrain.components.train.loop.data import Rows
 

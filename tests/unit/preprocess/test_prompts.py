@@ -9,8 +9,8 @@ from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import ConfigError, DataError
+from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.registry import open_encoder
 
 from support.data import documents, read_table, sentence, side_of, write_jsonl
 

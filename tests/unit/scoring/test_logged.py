@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.scoring.logged import fetched_model, log_transformers_model
+from steadytrain.components.tasks.packaging import fetched_model, log_transformers_model
 
 TEXT = pa.table({"id": ["1"], "text": ["def add(first, second):"]})
 CHAT = pa.table({"id": ["1"], "messages": ['[{"role": "user", "content": "What is a stack?"}]']})

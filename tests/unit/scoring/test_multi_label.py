@@ -18,7 +18,7 @@ from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import EvaluationRecord, Interval
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.scoring.multi_label import constant_labels, label_flags
 from steadytrain.components.tasks.scoring.table import score_table
 from steadytrain.components.tune.cross_validation import Fold, predictions

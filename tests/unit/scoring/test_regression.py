@@ -13,8 +13,8 @@ from steadytrain.components.evaluate.metric import metrics, point_values, weight
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.shared.records import EvaluationRecord
-from steadytrain.components.tasks.registry import OpenTask
-from steadytrain.components.tasks.scoring.logged import log_transformers_model
+from steadytrain.components.tasks.base import OpenTask
+from steadytrain.components.tasks.packaging import log_transformers_model
 
 from support.training import Bench, class_rows, write_data
 from support.weight_digests import BERT

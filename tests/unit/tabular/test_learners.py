@@ -17,7 +17,7 @@ from steadytrain.components.tabular.learners import read_side, sklearn
 from steadytrain.components.tabular.learners.lightgbm import LightGBMLearner
 from steadytrain.components.tabular.learners.sklearn import LinearLearner
 from steadytrain.components.tabular.model import load
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
 
 from support.tables import LINEAR, REGRESSION, prepared, shipped
 

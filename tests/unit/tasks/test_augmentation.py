@@ -11,10 +11,10 @@ from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.errors import ConfigError, DataError
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Content
 from steadytrain.components.tasks.encoding.labeled_text import ClassIndex, TextRows
-from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 from steadytrain.components.techniques.text_augmentation.changes import (
     augmented,

@@ -9,9 +9,8 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
-from steadytrain.components.tasks.best_metric import greater_is_better
-from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import load_task
+from steadytrain.components.tasks.checks import check_task, greater_is_better
 from steadytrain.pipelines.early_checks import check_plugins
 
 from support.task_data import data_of, model_of, write_reference

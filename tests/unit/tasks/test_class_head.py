@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import Validated, Warned
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 
 from support.heads import FAMILIES
 from support.training import (
@@ -139,7 +139,7 @@ def test_a_head_whose_rows_cannot_move_stops_the_run_and_shows_both_orders(tmp_p
     write_base(tmp_path, ["b", "a"])
     monkeypatch.setattr(torch.nn.Linear, "__repr__", torch.nn.Module.__repr__)
     monkeypatch.setattr(
-        "steadytrain.components.tasks.class_head.class_head",
+        "steadytrain.components.tasks.text_head.class_head",
         lambda model: (_ for _ in ()).throw(BadInput("it has no linear layer", remedy="-")),
     )
     with pytest.raises(BadInput, match=r"its labels are b, a, the data's are a, b, and") as caught:

@@ -16,13 +16,13 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.causal_lm import Denoising
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Content, Fitted
-from steadytrain.components.tasks.encoding.denoised_text import (
+from steadytrain.components.tasks.encoding.plain_text import (
     SENTINELS,
     DenoisedTextEncoder,
     sentinels_of,
 )
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.scoring.denoising import DenoisingScorer
+from steadytrain.components.tasks.scoring.language import DenoisingScorer
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks import fused_loss
-from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import next_token_loss
+from steadytrain.components.tasks.frozen_parts import attach
 from steadytrain.components.tasks.fused_head import FusedHead, fuse_head, request_loss
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.techniques.base import IGNORED

@@ -13,7 +13,7 @@ from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, Stopped
 from steadytrain.components.shared.foreign import foreign
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 
 from support.canary import change
 from support.tiny import make_language_model, make_tokenizer

@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from steadytrain.components.tasks.liger import has_kernel_for
+from steadytrain.components.tasks.fused_loss import has_kernel_for
 
 from support.liger import COMPARE
 

@@ -16,7 +16,7 @@ from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Content, Fitted
-from steadytrain.components.tasks.encoding.masked_text import MaskedTextEncoder
+from steadytrain.components.tasks.encoding.plain_text import MaskedTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.masked_lm import MaskedLanguageModel, masked_loss

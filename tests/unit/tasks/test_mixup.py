@@ -11,9 +11,9 @@ from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.criterion import Criterion, Mixed
-from steadytrain.components.tasks.registry import OpenTask
 from steadytrain.components.techniques.adversarial_training.attack import perturbed
 from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE, mixing
 from steadytrain.components.techniques.r_drop.passes import in_pairs

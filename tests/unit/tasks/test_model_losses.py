@@ -13,9 +13,9 @@ from transformers.models.auto import modeling_auto as auto
 
 from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.model_fields import NGRAM_LOSS, ROUTER_LOSS, Z_LOSS
-from steadytrain.components.tasks.registry import OpenTask
 
 from support import routed
 from support.forked import on_ranks

@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.load import preset_names
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.model_fields import splits_of, unknown_fields
-from steadytrain.components.tasks.registry import OpenTask
 
 from support.training import (
     CLASSES,

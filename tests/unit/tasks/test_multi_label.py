@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, pipelin
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.digest import weights_digest
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.model_fields import ineffective_fields
 from steadytrain.components.tasks.multi_label import MultiLabelClassification, MultiLabelPackager
-from steadytrain.components.tasks.registry import OpenTask
-from steadytrain.components.tasks.scoring.thresholds import (
+from steadytrain.components.tasks.scoring.multi_label import (
     FIELD,
     HALF,
     LEAST,
@@ -161,7 +161,7 @@ def test_the_exported_model_has_its_thresholds_and_is_served_with_all_scores(
 ):
     packager = MultiLabelPackager(task.config, data)
     model = task.build_model()
-    monkeypatch.setattr("steadytrain.components.tasks.scoring.thresholds.LEAST", 1)
+    monkeypatch.setattr("steadytrain.components.tasks.scoring.multi_label.LEAST", 1)
     folder = tmp_path / "model"
     folder.mkdir()
     packager.export(model, folder)

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks import fused_likelihood
-from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import token_logits
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.frozen_parts import attach
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.fused_likelihood import likelihood_loss, likelihoods
 from steadytrain.components.tasks.preference import (

@@ -11,16 +11,16 @@ from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.config.data import MULTI_TASK, TABLES
 from steadytrain.components.shared.digest import DATA_CODE, JUDGING_CODE, TRAINING_CODE
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
-from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.encoding.chat import ChatEncoder
-from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
-from steadytrain.components.tasks.registry import (
+from steadytrain.components.tasks.base import (
     OpenTask,
     load_task,
     open_encoder,
     task_code,
 )
+from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
+from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.encoding.chat import ChatEncoder
+from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
 from steadytrain.pipelines.early_checks import check_plugins
 
 from support.training import Bench, class_rows, write_data

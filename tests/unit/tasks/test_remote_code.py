@@ -10,8 +10,8 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.remote_code import code_digest
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.registry import OpenTask
 
 from support.canary import change, make_canary
 from support.tiny import make_tokenizer

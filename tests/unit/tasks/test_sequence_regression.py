@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.events.types import Validated
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.text_head import head_logits
 
 from support.heads import FAMILIES
@@ -234,7 +234,7 @@ def test_model_without_a_linear_head_learns_plain_numbers(tmp_path, data, monkey
     def none(model):
         raise BadInput("no head", remedy="")
 
-    monkeypatch.setattr("steadytrain.components.tasks.number_head.class_head", none)
+    monkeypatch.setattr("steadytrain.components.tasks.sequence_regression.class_head", none)
     model, rows = task.training.build_model(), number_rows(3)
     (remark,) = task.training.ready(model)
     assert "learns the numbers as they are" in remark

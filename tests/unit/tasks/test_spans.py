@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadytrain.components.tasks.encoding.spans import content_spans
+from steadytrain.components.tasks.encoding.printed import content_spans
 
 parts = st.text("ab \n", max_size=3)
 solid = st.text("ab", min_size=1, max_size=3)

@@ -11,8 +11,8 @@ import torch
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
-from steadytrain.components.tasks.registry import OpenTask
 
 from support.training import (
     CLASSES,

@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.tasks.frozen_parts import (
     FrozenHead,
     HostEmbedding,
+    attach,
     lighten,
     parameter_count,
 )

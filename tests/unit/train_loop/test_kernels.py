@@ -11,7 +11,7 @@ from torch._inductor.utils import fresh_inductor_cache
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.optimizers import DEFAULT
 from steadytrain.components.shared.toolchain import missing_tools
-from steadytrain.components.tasks import liger
+from steadytrain.components.tasks import fused_loss
 from steadytrain.components.train.loop import kernels
 from steadytrain.components.train.loop.kernels import usable
 
@@ -24,7 +24,7 @@ def accelerator():
 @pytest.fixture(autouse=True)
 def liger_is_used_again():
     yield
-    liger.use(True)
+    fused_loss.use(True)
 
 
 def config(*sets):
@@ -57,18 +57,18 @@ def broken(*_, **__):
 
 
 def test_broken_liger_kernel_is_not_used(accelerator, monkeypatch):
-    monkeypatch.setattr(liger, "liger_loss", broken)
-    monkeypatch.setattr(liger, "has_kernel_for", lambda _: liger._used)
+    monkeypatch.setattr(fused_loss, "liger_loss", broken)
+    monkeypatch.setattr(fused_loss, "has_kernel_for", lambda _: fused_loss._used)
     found = usable(config(), accelerator)
-    assert not liger.has_kernel_for(torch.ones(1))
+    assert not fused_loss.has_kernel_for(torch.ones(1))
     (remark,) = found.remarks
     assert "PyTorch's own operators: RuntimeError: Failed to find C compiler." in remark
 
 
 def test_liger_kernel_with_a_wrong_result_is_not_used(monkeypatch):
-    monkeypatch.setattr(liger, "liger_loss", lambda logits, *_, **__: logits.sum())
+    monkeypatch.setattr(fused_loss, "liger_loss", lambda logits, *_, **__: logits.sum())
     with pytest.raises(RuntimeError, match="differs from PyTorch's"):
-        liger.try_kernel(torch.device("cpu"))
+        fused_loss.try_kernel(torch.device("cpu"))
 
 
 def test_8_bit_optimizer_that_does_not_load_becomes_the_default(accelerator, monkeypatch):

@@ -14,8 +14,8 @@ from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.digest import BASE_FILE, weights_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.model_source import base_content
-from steadytrain.components.tasks.adapter import attach
 from steadytrain.components.tasks.causal_lm import LanguageModelPackager, SupervisedFineTuning
+from steadytrain.components.tasks.frozen_parts import attach
 from steadytrain.components.tasks.sequence_classification import ClassifierPackager
 from steadytrain.components.train.loop.export import export_model
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.registry import OpenTask
+from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.train import step
 from steadytrain.components.train.loop import outline
 from steadytrain.components.train.loop.setup import build_module
