@@ -101,7 +101,7 @@ DENOISING: Final = replace(
     CAUSAL_LM,
     encoder=DenoisedTextEncoder,
     training=late(f"{_TASKS}.causal_lm:Denoising", metrics=_language_metrics),
-    scorer=late(f"{_TASKS}.scoring.denoising:DenoisingScorer", metrics=_only_loss),
+    scorer=late(f"{_TASKS}.scoring.language:DenoisingScorer", metrics=_only_loss),
     objectives=CAUSAL_LM.objectives | {"denoising"},
     cuttable=False,
     targets=lambda training: training.denoising.targets,

@@ -12,8 +12,7 @@ from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Record
 from steadytrain.components.sizing.hardware import CPU, device_name
-from steadytrain.components.tasks.base import Late
-from steadytrain.components.tasks.registry import load_task
+from steadytrain.components.tasks.base import Late, load_task
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.train.step import load_trainer
