@@ -1,7 +1,8 @@
 """A trained model of a table, which this file alone can load: it is exported with the model.
 
-It needs only NumPy, and LightGBM for models of that kind: `load(folder).rows(records)`. The trees
-and neighbors of scikit-learn are arrays here, so that no object is unpickled.
+It needs only NumPy, and LightGBM, XGBoost or CatBoost for their models, for
+`load(folder).rows(records)`. The trees and neighbors of scikit-learn are arrays here, so that no
+object is unpickled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that say that there is no value, without case and surrounding spaces."""
-FILE, LIGHTGBM, WEIGHTS = "table.json", "lightgbm.txt", "weights.npz"
+FILE, WEIGHTS = "table.json", "weights.npz"
+LIGHTGBM, XGBOOST, CATBOOST = "lightgbm.txt", "xgboost.ubj", "catboost.cbm"
 CATEGORIES = 255
 """Categories of a column that a tree tells apart. Others count as missing."""
 _VALUES = 2_000_000
@@ -90,6 +92,26 @@ class Preparation:
         """The places of the matrix's columns that hold categories."""
         wanted = {name for name, kind in self.kinds.items() if kind == "category"}
         return [place for place, name in enumerate(self.columns) if name in wanted]
+
+    def xgboost_matrix(self, matrix: Any, threads: int | None = None) -> Any:
+        """Return the matrix as an xgboost.DMatrix."""
+        import xgboost
+
+        types = ["q"] * len(self.columns)
+        for place in self.categories:
+            types[place] = "c"
+        return xgboost.DMatrix(
+            in_single(matrix), feature_types=types, enable_categorical=True, nthread=threads
+        )
+
+    def frame(self, matrix: Any) -> Any:
+        """Return the matrix as a pandas.DataFrame with whole numbers for categories, or -1."""
+        import pandas as pd
+
+        frame = pd.DataFrame(matrix)
+        for place in self.categories:
+            frame[place] = frame[place].fillna(-1).astype(np.int64)
+        return frame
 
     def matrix(self, records: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Any:
         """Return (records, columns) in float64, with NaN where there is no value.
@@ -350,6 +372,12 @@ class NeighborsModel(StandardizedModel):
         return {**super().arrays(), **own, "count": self.count, "close": self.close}
 
 
+def in_single(matrix: Any) -> Any:
+    """Return numbers in 32 bits, where those that are too large are the largest."""
+    most = np.finfo(np.float32).max
+    return np.clip(matrix, -most, most).astype(np.float32)
+
+
 class Trees:
     """Decision trees as arrays. A leaf has the feature -1.
 
@@ -369,8 +397,7 @@ class Trees:
         """Return the leaf of each row in each tree: (rows, trees)."""
         parts = self.arrays
         if parts["single"]:
-            most = np.finfo(np.float32).max
-            matrix = np.clip(matrix, -most, most).astype(np.float32)
+            matrix = in_single(matrix)
         nodes = np.tile(parts["roots"], len(matrix))
         rows = np.repeat(np.arange(len(matrix)), len(parts["roots"]))
         active = np.flatnonzero(parts["feature"][nodes] >= 0)
@@ -451,22 +478,32 @@ class ForestModel(TreesModel):
         return found / len(self.trees.arrays["roots"])
 
 
-class LightGBMModel(TableModel):
-    """LightGBM's trees.
-
-    booster: a lightgbm.Booster.
-    """
-
-    kind = "lightgbm"
-    libraries = ("lightgbm",)
+class BoostedModel(TableModel):
+    """The trees of a library."""
 
     def __init__(self, *shared: Any, booster: Any) -> None:
         super().__init__(*shared)
         self.booster = booster
 
+    def predicted(self, matrix: Any) -> Any:
+        """Return what the trees add up to for some rows, in any shape."""
+        raise NotImplementedError
+
     def raw(self, matrix: Any) -> Any:
-        found = self.booster.predict(matrix, raw_score=True)
-        return np.asarray(found).reshape(len(matrix), -1) + self.base
+        if not len(matrix):
+            return np.zeros((0, len(self.base)))
+        found = np.asarray(self.predicted(matrix), np.float64)
+        return found.reshape(len(matrix), -1) + self.base
+
+
+class LightGBMModel(BoostedModel):
+    """A lightgbm.Booster."""
+
+    kind = "lightgbm"
+    libraries = ("lightgbm",)
+
+    def predicted(self, matrix: Any) -> Any:
+        return self.booster.predict(matrix, raw_score=True)
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -480,9 +517,54 @@ class LightGBMModel(TableModel):
         return cls(*shared, booster=lightgbm.Booster(model_str=text))
 
 
+class XGBoostModel(BoostedModel):
+    """An xgboost.Booster."""
+
+    kind = "xgboost"
+    libraries = ("xgboost-cpu",)
+
+    def predicted(self, matrix: Any) -> Any:
+        inputs = self.preparation.xgboost_matrix(matrix)
+        return self.booster.predict(inputs, output_margin=True)
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        (folder / XGBOOST).write_bytes(self.booster.save_raw("ubj"))
+
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        import xgboost
+
+        return cls(*shared, booster=xgboost.Booster(model_file=folder / XGBOOST))
+
+
+class CatBoostModel(BoostedModel):
+    """A catboost.CatBoost."""
+
+    kind = "catboost"
+    libraries = ("catboost",)
+
+    def predicted(self, matrix: Any) -> Any:
+        frame = self.preparation.frame(matrix)
+        return self.booster.predict(frame, prediction_type="RawFormulaVal")
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        self.booster.save_model(str(folder / CATBOOST))
+
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        import catboost
+
+        return cls(*shared, booster=catboost.CatBoost().load_model(str(folder / CATBOOST)))
+
+
 _KINDS: dict[str, type[TableModel]] = {
     model.kind: model
-    for model in (TableModel, LinearModel, NeighborsModel, TreesModel, ForestModel, LightGBMModel)
+    for model in (
+        *(TableModel, LinearModel, NeighborsModel, TreesModel, ForestModel),
+        *(LightGBMModel, XGBoostModel, CatBoostModel),
+    )
 }
 
 

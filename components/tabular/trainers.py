@@ -1,8 +1,12 @@
 """The trainers that `model.framework` names for tables."""
 
 from steadytrain.components.tabular.learners import sklearn
+from steadytrain.components.tabular.learners.catboost import CatBoostLearner
 from steadytrain.components.tabular.learners.lightgbm import LightGBMLearner
+from steadytrain.components.tabular.learners.xgboost import XGBoostLearner
 from steadytrain.components.train.framework import LearnerTrainer
 
+CATBOOST = LearnerTrainer(CatBoostLearner)
 LIGHTGBM = LearnerTrainer(LightGBMLearner)
 SKLEARN = LearnerTrainer(sklearn.learner, ("sklearn.ensemble", "sklearn.linear_model"))
+XGBOOST = LearnerTrainer(XGBoostLearner)

@@ -243,7 +243,7 @@ def test_changed_inputs_under_the_same_name_are_rejected(quiet):
 
 
 def test_unknown_framework_is_rejected(bench):
-    with pytest.raises(BadInput, match=r"caffe in steadytrain\.trainers: use one of lightgbm"):
+    with pytest.raises(BadInput, match=r"caffe in steadytrain\.trainers: use one of catboost"):
         bench(model={"framework": "caffe", "config": {"model_type": "llama"}})
 
 

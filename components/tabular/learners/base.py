@@ -192,13 +192,14 @@ class TableLearner:
 class TreesLearner(TableLearner):
     """A step adds `model.config.rounds_per_step` trees, for each output where trees are boosted.
 
-    Random numbers depend on the number of steps alone. So an interrupted training run continues
-    with the very same trees.
+    Their random numbers depend on the number of steps alone. So an interrupted training run
+    continues with the very same trees.
 
     parts: the trees of each step.
     raw, raw_held_out: what all trees add up to, for both sides: (rows, outputs).
     """
 
+    has_rate = True
     parts: list[bytes]
     raw: Array
     raw_held_out: Array
@@ -223,7 +224,7 @@ class TreesLearner(TableLearner):
         return sums
 
     @abstractmethod
-    def grow(self, rate: float) -> bytes:
+    def next_part(self, rate: float) -> bytes:
         """Return the trees of the next step."""
 
     @abstractmethod
@@ -233,7 +234,7 @@ class TreesLearner(TableLearner):
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         del rows
         rate = self.rate * learning_rate_scale
-        self._add(self.grow(rate))
+        self._add(self.next_part(rate))
         loss = float(self.losses(self.raw_outputs(self.raw), self.targets).mean())
         return Learned(loss, rate)
 

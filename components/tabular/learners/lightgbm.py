@@ -19,7 +19,6 @@ class LightGBMLearner(TreesLearner):
 
     model_type = "lightgbm"
     libraries = ("lightgbm",)
-    has_rate = True
     needs_classes = False
     settings = (
         *("rounds_per_step", "num_leaves", "max_depth", "min_data_in_leaf", "max_bin"),
@@ -32,7 +31,7 @@ class LightGBMLearner(TreesLearner):
         self.binned: Any = None
         super().__init__(config, data)
 
-    def grow(self, rate: float) -> bytes:
+    def next_part(self, rate: float) -> bytes:
         import lightgbm
 
         settings = {

@@ -22,7 +22,7 @@ from steadytrain.components.tabular.model import (
 
 
 class SklearnTreesLearner(TreesLearner):
-    """The trees of each step are the arrays of `model.Trees`, and of what else `grow` needs."""
+    """The trees of a step are the arrays of `model.Trees`, or what else `next_part` needs."""
 
     def width(self) -> int:
         """Return how many outputs the trees add up to."""
@@ -64,6 +64,7 @@ class ForestLearner(SklearnTreesLearner):
         *("max_features", "max_leaf_nodes", "min_impurity_decrease", "ccp_alpha"),
         *("bootstrap", "max_samples"),
     )
+    has_rate = False
     estimators: tuple[str, str]
 
     def base(self) -> list[float]:
@@ -82,7 +83,7 @@ class ForestLearner(SklearnTreesLearner):
         mean: Array = sums / max(1, len(self.parts) * self.rounds)
         return mean
 
-    def grow(self, rate: float) -> bytes:
+    def next_part(self, rate: float) -> bytes:
         from sklearn import ensemble
 
         del rate
@@ -141,7 +142,6 @@ class HistogramBoostingLearner(SklearnTreesLearner):
     """Boosted trees on 255 bins. Only the 255 most frequent categories of a column count."""
 
     model_type = "hist_boosting"
-    has_rate = True
     settings = (
         *("rounds_per_step", "max_leaf_nodes", "max_depth", "min_samples_leaf"),
         "l2_regularization",
@@ -163,7 +163,7 @@ class HistogramBoostingLearner(SklearnTreesLearner):
         found: Array = counts / counts.sum()
         return found
 
-    def grow(self, rate: float) -> bytes:
+    def next_part(self, rate: float) -> bytes:
         from threadpoolctl import threadpool_limits
 
         before = len(self.parts) * self.rounds

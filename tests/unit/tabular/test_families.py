@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import catboost
 import numpy as np
 import pandas as pd
 import pytest
+import xgboost
 from sklearn import ensemble, neighbors
 
 from steadytrain.components.shared import plugins
@@ -24,6 +26,8 @@ FAMILIES = {
     "extra_trees": ("sklearn", {"rounds_per_step": 3, "min_samples_leaf": 2}),
     "hist_boosting": ("sklearn", {"rounds_per_step": 3}),
     "lightgbm": ("lightgbm", {"rounds_per_step": 3}),
+    "xgboost": ("xgboost", {"rounds_per_step": 3, "subsample": 0.7, "colsample_bynode": 0.6}),
+    "catboost": ("catboost", {"rounds_per_step": 3}),
 }
 TREES = ("random_forest", "extra_trees", "hist_boosting")
 
@@ -104,7 +108,9 @@ def test_model_resumes_to_identical_predictions_and_exports_what_was_validated(
     else:
         loss = -left[np.arange(len(targets)), targets.astype(int)].mean()
         np.testing.assert_allclose(np.exp(left).sum(axis=1), 1)
-    assert whole.validate([])["loss"] == pytest.approx(loss, rel=1e-9)
+    # XGBoost adds in 32 bits.
+    near = 1e-5 if family == "xgboost" else 1e-9
+    assert whole.validate([])["loss"] == pytest.approx(loss, rel=near)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +167,68 @@ def test_histogram_boosting_is_that_of_scikit_learn(tables, tmp_path, name):
         np.testing.assert_allclose(np.exp(found), alone.predict_proba(rows), rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes"])
+def test_xgboost_trains_the_model_that_it_trains_alone(tables, tmp_path, name):
+    table = tables(name)
+    alone_settings = {"max_depth": 3, "lambda": 2.0}
+    config, data = table
+    model = {"framework": "xgboost", "config": {"model_type": "xgboost", **alone_settings}}
+    config = config.model_copy(update={"model": config.model.model_copy(update=model)})
+    learner = learn(plugins.load(plugins.TRAINERS, "xgboost").learner(config, data), 3)
+    classes = len(data.labels)
+    objective = {0: "reg:squarederror", 2: "binary:logistic", 3: "multi:softprob"}[classes]
+    places = learner.preparation.categories
+    types = ["c" if place in places else "q" for place in range(learner.matrix.shape[1])]
+    train, held_out = (
+        xgboost.DMatrix(matrix, targets, feature_types=types, enable_categorical=True)
+        for matrix, targets in (
+            (learner.matrix, learner.targets),
+            (learner.held_out_matrix, learner.held_out_targets),
+        )
+    )
+    for side in (train, held_out):
+        side.set_base_margin(np.tile(learner.base(), (side.num_row(), 1)))
+    settings = {**alone_settings, "learning_rate": 0.1, "objective": objective}
+    if classes > 2:
+        settings["num_class"] = classes
+    alone = xgboost.train(settings, train, num_boost_round=30)
+    records, _ = read_side(data, "validation")
+    found = exported(learner, tmp_path / "model")
+    np.testing.assert_allclose(
+        found.raw(learner.held_out_matrix),
+        alone.predict(held_out, output_margin=True).reshape(len(records), -1),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes"])
+def test_catboost_trains_the_model_that_it_trains_alone(tables, tmp_path, name):
+    learner = learn(made(tables(name), "catboost", rounds_per_step=20, depth=4), 1)
+    places = learner.preparation.categories
+    frames = [pd.DataFrame(each) for each in (learner.matrix, learner.held_out_matrix)]
+    for frame in frames:
+        frame[places] = frame[places].fillna(-1).astype(int).astype(str)
+    classes = len(tables(name)[1].labels)
+    alone = catboost.CatBoost(
+        {
+            "loss_function": {0: "RMSE", 2: "Logloss", 3: "MultiClass"}[classes],
+            "iterations": 20,
+            "depth": 4,
+            "learning_rate": 0.1,
+            "random_seed": learner.seed,
+            "thread_count": 1,
+            "logging_level": "Silent",
+            "allow_writing_files": False,
+        }
+    )
+    base = np.tile(learner.base(), (len(learner.targets), 1))
+    alone.fit(catboost.Pool(frames[0], learner.targets, cat_features=places, baseline=base))
+    theirs = np.asarray(alone.predict(frames[1])).reshape(len(frames[1]), -1) + learner.base()
+    found = exported(learner, tmp_path / "model").raw(learner.held_out_matrix)
+    np.testing.assert_allclose(found, theirs, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("weights", ["uniform", "distance"])
 @pytest.mark.parametrize("name", ["wine", "diabetes"])
 def test_neighbors_are_those_of_scikit_learn(tables, tmp_path, name, weights):
@@ -208,6 +276,10 @@ def test_rare_categories_of_histogram_boosting_count_as_missing(tmp_path):
         ("extra_trees", {"rounds_per_step": 0}, "model.config.rounds_per_step = 0"),
         ("hist_boosting", {"min_samples_leaf": 0.5}, "'min_samples_leaf'"),
         ("hist_boosting", {"max_iter": 5}, "model.config.max_iter = 5"),
+        ("xgboost", {"max_depth": -3}, "max_depth"),
+        ("xgboost", {"eta": 0.3}, "model.config.eta = 0.3"),
+        ("catboost", {"depth": 40}, "depth"),
+        ("catboost", {"iterations": 5}, "model.config.iterations = 5"),
     ],
 )
 def test_setting_that_a_family_does_not_read_is_refused(tables, family, settings, message):
@@ -231,7 +303,7 @@ def test_learning_rate_is_refused_where_there_is_none(tmp_path):
 def test_class_without_a_training_record_is_refused_or_improbable(tmp_path, family):
     labels = "data.labels=[class_0, class_1, class_2, class_3]"
     table = prepared(tmp_path, shipped("wine"), labels)
-    if family in ("dummy", "knn", "lightgbm"):
+    if family in ("dummy", "knn", "lightgbm", "xgboost"):
         model = exported(learn(made(table, family), 1), tmp_path / "model")
         found = model.outputs(read_side(table[1], "validation")[0])
         assert (np.exp(found[:, 3]) < 0.05).all()
