@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -26,29 +26,40 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It only sees what an operator returns, not the scratch space within a kernel.
 
-    peak: most bytes at a time.
-    at_peak: bytes at that moment, by name.
-    moment: the value of `now` at that moment.
+    now: the moment that it is.
+    peaks: for each moment, bytes by name when most were alive.
     """
 
     def __init__(self, naming: Naming = by_operator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.naming, self.now = naming, ""
+        self.naming = naming
+        self.now: Any = ""
         self.live: dict[int, tuple[int, str]] = {}
         self.bytes, self.held = 0, Counter[str]()
         self.begin()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; hiding each operator from the compiler takes a while."""
+        return False
+
     def begin(self) -> None:
-        """Reset the peak."""
-        self.peak, self.moment, self.at_peak = 0, "", Counter[str]()
+        """Forget the peaks."""
+        self.peaks: dict[Any, Mapping[str, int]] = {}
+        self._most: dict[Any, int] = {}
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at a time."""
+        return max(self._most.values(), default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 self.see(tensor, self.naming(func, tensor))
-        if self.bytes > self.peak:
-            self.peak, self.moment, self.at_peak = self.bytes, self.now, self.held.copy()
+        if self.bytes > self._most.get(self.now, 0):
+            self._most[self.now], self.peaks[self.now] = self.bytes, dict(self.held)
         return result
 
     def see(self, tensor: torch.Tensor, name: str) -> None:
@@ -96,6 +107,12 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes -= size
         self.held[name] -= size
         return size
+
+
+def first_tensor(given: Any) -> torch.Tensor:
+    """Return the first floating-point tensor of a layer's arguments or results."""
+    tensors = (item for item in tree_iter(given) if isinstance(item, torch.Tensor))
+    return next(tensor for tensor in tensors if tensor.is_floating_point())
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:

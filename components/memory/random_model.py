@@ -5,7 +5,8 @@ Operators run on fake tensors, but nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -95,6 +96,116 @@ def with_layers(architecture: Mapping[str, Any], layers: int) -> dict[str, Any]:
         elif name != "layer_types":
             kept[name] = value
     return {**kept, field: layers}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Two numbers of layers that show how a model's memory grows with its layers.
+
+    The kinds of layers repeat after `period` layers, from layer `first` on. `layers` is how many
+    the whole model has. Both samples end with the same kind of layer as the whole model.
+    """
+
+    layers: int
+    first: int
+    period: int
+    few: int
+
+    @property
+    def more(self) -> int:
+        return self.few + self.period
+
+    def is_outer(self, place: int, layers: int) -> tuple[bool, bool]:
+        """Return whether a layer is among the first ones, and among the last ones.
+
+        Every kind of layer is among both. One more layer is, since the outermost has one neighbor.
+        """
+        return place <= self.first + self.period, place >= layers - 1 - self.period
+
+
+def sample_layers(architecture: Mapping[str, Any], labels: int = 0) -> Sample | None:
+    """Return which numbers of layers stand for the whole model; None if only all of them do.
+
+    Args:
+        architecture, labels: as for `random_model`.
+    """
+    layers = layers_in(architecture, labels)
+    with torch.device("meta"):
+        whole = plain_model(architecture, labels)
+        found = _sample(_kinds(_described(whole, layers)), layers)
+        if found is None:
+            return None
+        part = plain_model(with_layers(architecture, found.more), labels)
+    kept, described = _described(part, found.more), _described(whole, layers)
+    left_out = {
+        parameter
+        for stack in stacks_of(whole, layers)
+        for layer in stack[found.more :]
+        for parameter in layer.parameters()
+    }
+    sizes = sum(item.numel() for item in whole.parameters() if item not in left_out)
+    same = sizes == sum(item.numel() for item in part.parameters())
+    return found if same and kept == described[: found.more] else None
+
+
+def layers_in(architecture: Mapping[str, Any], labels: int = 0) -> int:
+    """Return the number of layers that a configuration asks for; 0 if it does not say."""
+    layers = getattr(_config(architecture, labels).get_text_config(), "num_hidden_layers", 0)
+    return layers if isinstance(layers, int) else 0
+
+
+def stacks_of(model: torch.nn.Module, layers: int) -> list[torch.nn.ModuleList]:
+    """Return the lists of that many layers that no other such list contains."""
+    found: dict[str, torch.nn.ModuleList] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if isinstance(module, torch.nn.ModuleList) and 0 < len(module) == layers and not inside:
+            found[name] = module
+    return list(found.values())
+
+
+def _described(model: torch.nn.Module, layers: int) -> list[dict[tuple[Any, ...], Any]]:
+    """Return what each layer consists of: its modules, their sizes and their settings."""
+    found: list[dict[tuple[Any, ...], Any]] = [{} for _ in range(layers)]
+    for number, stack in enumerate(stacks_of(model, layers)):
+        for place, layer in enumerate(stack):
+            for name, module in layer.named_modules():
+                key = (number, name)
+                shapes = {key: item.shape for key, item in module.named_parameters(recurse=False)}
+                found[place][key] = (type(module), module.extra_repr(), shapes)
+                for field, value in vars(module).items():
+                    if isinstance(value, int | str):
+                        found[place][*key, field] = value
+    return found
+
+
+def _kinds(layers: Sequence[Mapping[Any, Any]]) -> list[Mapping[Any, Any]]:
+    """Return the layers without what counts them."""
+    last = layers[-1] if layers else {}
+    numbers = {
+        key
+        for key, value in last.items()
+        if value == len(layers) - 1
+        and all(layer.get(key) == place for place, layer in enumerate(layers))
+    }
+    return [{key: value for key, value in layer.items() if key not in numbers} for layer in layers]
+
+
+def _sample(kinds: Sequence[Any], layers: int) -> Sample | None:
+    """Return the smallest sample of a sequence of kinds; None if it would not be smaller."""
+    found = [each for period in range(1, layers) for each in _samples(kinds, layers, period)]
+    least = min(found, key=lambda each: each.few + each.more, default=None)
+    known = any(kinds) and least is not None and least.few + least.more < layers
+    return least if known else None
+
+
+def _samples(kinds: Sequence[Any], layers: int, period: int) -> Iterator[Sample]:
+    first = layers - period
+    while first > 0 and kinds[first - 1] == kinds[first - 1 + period]:
+        first -= 1
+    few = first + period + 2
+    few += (layers - few) % period
+    yield Sample(layers, first, period, few)
 
 
 def fake_mode() -> FakeTensorMode:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig
 
 from steadytrain.components.memory.groups import layers_of
-from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.live_tensors import LiveTensors, first_tensor
 from steadytrain.components.memory.random_model import (
     batch_of,
     fake,
@@ -218,7 +218,7 @@ class _Watch:
 
     def _layer_begins(self, _: Any, args: Sequence[Any], given: Mapping[str, Any]) -> None:
         if self.began is None:
-            hidden = _first_tensor((args, given))
+            hidden = first_tensor((args, given))
             self.entry = hidden.numel() * hidden.element_size()
             self.began = self._now()
             self._mark_at(hidden)
@@ -226,7 +226,7 @@ class _Watch:
     def _layer_ends(self, _: Any, __: Any, given: Any) -> None:
         self.ended = self._now()
         self.passed += 1
-        self._mark_at(_first_tensor(given))
+        self._mark_at(first_tensor(given))
 
     def _forward_ends(self) -> None:
         self.before_loss, self.copies = self._now(), self.live.held[_COPIES]
@@ -248,23 +248,6 @@ class _Watch:
         self.peaks.append(self.live.peak)
         self.marks.append(self.live.bytes)
         self.live.begin()
-
-
-def _first_tensor(given: Any) -> torch.Tensor:
-    return next(_tensors(given))
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    """Yield the floating-point tensors of a layer's arguments or results, in order."""
-    if isinstance(given, torch.Tensor):
-        if given.is_floating_point():
-            yield given
-    elif isinstance(given, Mapping):
-        for value in given.values():
-            yield from _tensors(value)
-    elif isinstance(given, tuple | list):
-        for value in given:
-            yield from _tensors(value)
 
 
 def _kind(operator: Any, tensor: torch.Tensor, shapes: set[torch.Size]) -> str:

@@ -8,24 +8,29 @@ formula's difference between the two is added.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from itertools import compress
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import convert_outputs_to_fp32
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.live_tensors import LiveTensors, first_tensor
 from steadytrain.components.memory.model import any_shape
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.random_model import (
+    Sample,
     batch_of,
     fake,
     fake_mode,
+    layers_in,
     loss_of,
     random_model,
+    sample_layers,
+    stacks_of,
     with_layers,
 )
 from steadytrain.components.memory.setting import Setting
@@ -33,13 +38,20 @@ from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.loop.optim import OptimizerBuilder
-from steadytrain.components.train.loop.setup import recompute_activations
 from steadytrain.components.train.strategy.fully_sharded import shard
 
-_WHOLE: Final = 40
-"""Models with up to this many layers run completely. Larger ones run with two numbers of layers,
-and the result is extrapolated linearly."""
-_SOME: Final = (12, 24)
+
+class Moment(NamedTuple):
+    """A part of a step: what runs in a phase, in a list of layers.
+
+    place: of a layer; or what comes before or after the layers.
+    """
+
+    phase: str
+    stack: int = 0
+    place: int | str = "before"
+
+
 _COLLECTIVES: Final = ("fsdp", "c10d", "_c10d_functional")
 _FORWARD: Final = "the forward pass"
 _BACKWARD: Final = "the backward pass"
@@ -65,7 +77,7 @@ def dry_run(
     """
     shape, nearest = shape or any_shape(architecture, labels), _nearest(setting, labels)
     try:
-        found = _run(architecture, nearest, labels, shape.layers)
+        found = _run(architecture, nearest, labels)
     except BadInput:
         raise
     except Exception as error:
@@ -103,15 +115,44 @@ def _nearest(setting: Setting, labels: int) -> Setting:
     )
 
 
-def _run(architecture: Mapping[str, Any], setting: Setting, labels: int, layers: int) -> Memory:
-    if layers <= _WHOLE:
-        return _step(architecture, setting, labels)
-    few, more = (_step(with_layers(architecture, some), setting, labels) for some in _SOME)
-    return _drawn_on(few, more, (layers - _SOME[0]) / (_SOME[1] - _SOME[0]))
+def _run(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Memory:
+    """Return the peak. Of many equal layers, a few run twice: once with some more of them."""
+    sample = sample_layers(architecture, labels)
+    if sample is None:
+        return max(_step(architecture, setting, labels).values(), key=_total)
+    few, more = (
+        _outermost(_step(with_layers(architecture, layers), setting, labels), layers, sample)
+        for layers in (sample.few, sample.more)
+    )
+    times = (sample.layers - sample.few) / sample.period
+    return max((_drawn_on(few[key], more[key], times) for key in more), key=_total)
+
+
+def _outermost(
+    moments: Mapping[Moment, Memory], layers: int, sample: Sample
+) -> dict[Moment, Memory]:
+    """Return the peaks of the first layers, of the last layers, and of what is around them.
+
+    What is alive changes evenly from layer to layer, so the peak is never in between. And each of
+    these peaks grows evenly with the number of layers, which the peak of the step does not.
+    """
+    found: dict[Moment, Memory] = {}
+    for moment, memory in moments.items():
+        ends: Iterable[str | int] = (moment.place,)
+        if isinstance(moment.place, int):
+            ends = compress(("first", "last"), sample.is_outer(moment.place, layers))
+        for end in ends:
+            key = moment._replace(place=end)
+            found[key] = max(found.get(key, memory), memory, key=_total)
+    return found
+
+
+def _total(memory: Memory) -> int:
+    return memory.total
 
 
 def _drawn_on(few: Memory, more: Memory, times: float) -> Memory:
-    """Extrapolate linearly from two measurements: every layer needs the same memory."""
+    """Extrapolate linearly from two measurements."""
     parts = {
         name: size + int((more.parts[name] - size) * times) for name, size in few.parts.items()
     }
@@ -130,8 +171,12 @@ def _moved(found: Memory, ran: Memory, meant: Memory) -> Memory:
     return replace(Memory.of_parts(parts, found.moment), host=meant.host)
 
 
-def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Memory:
-    """Run one micro-batch and one update, with the state of earlier ones."""
+def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> dict[Moment, Memory]:
+    """Run one micro-batch and one update, with the state of earlier ones.
+
+    Returns:
+        The peak of each moment.
+    """
     vocabulary = any_shape(architecture, labels).vocabulary
     live = LiveTensors(lambda operator, tensor: _kind(operator, tensor, vocabulary))
     with _mesh(setting) as mesh, fake_mode(), live:
@@ -148,15 +193,38 @@ def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Mem
             live.rename(tensor, "buffers")
         if not setting.masked:
             batch["lengths"] = [setting.length] * setting.micro_batch
+        _watch(stacks_of(model, layers_in(architecture, labels)), live)
         live.begin()
-        live.now = _FORWARD
+        live.now = Moment(_FORWARD)
         loss = loss_of(labels)(model, batch)
-        live.now = _BACKWARD
+        live.now = Moment(_BACKWARD)
         loss.backward()  # type: ignore[no-untyped-call]
-        live.now = _UPDATE
+        live.now = Moment(_UPDATE)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return Memory.of_parts(live.at_peak, live.moment)
+        return {now: Memory.of_parts(parts, now.phase) for now, parts in live.peaks.items()}
+
+
+def _watch(stacks: Sequence[torch.nn.ModuleList], live: LiveTensors) -> None:
+    """Let the layers set the moment: which one computes, forward or backward."""
+
+    def begins(stack: int, place: int, *_: Any) -> None:
+        # A layer also begins in the backward pass, if that recomputes its activations.
+        if live.now.phase == _FORWARD:
+            live.now = Moment(_FORWARD, stack, place)
+
+    def ends(stack: int, place: int, *given: Any) -> None:
+        output = first_tensor(given[-1])
+        if live.now.phase == _FORWARD and output.requires_grad:
+            now = Moment(_BACKWARD, stack, place)
+            output.register_hook(lambda _: setattr(live, "now", now))  # type: ignore[no-untyped-call]
+        if live.now == Moment(_FORWARD, stack, len(stacks[stack]) - 1):
+            live.now = Moment(_FORWARD, stack, "after")
+
+    for stack, layers in enumerate(stacks):
+        for place, layer in enumerate(layers):
+            layer.register_forward_pre_hook(partial(begins, stack, place))
+            layer.register_forward_hook(partial(ends, stack, place))
 
 
 @contextlib.contextmanager
@@ -176,10 +244,15 @@ def _mesh(setting: Setting) -> Iterator[DeviceMesh | None]:
 
 def _prepare(model: Any, setting: Setting, mesh: DeviceMesh | None) -> None:
     if setting.recompute:
+        # Imported late, because it imports what reads the data.
+        from steadytrain.components.train.loop.setup import recompute_activations
+
         recompute_activations(model, configured=True)
     if mesh is not None:
         shard(model, mesh, bf16=setting.half)
     elif setting.half:
+        from accelerate.utils import convert_outputs_to_fp32
+
         # As accelerate does it.
         model.forward = convert_outputs_to_fp32(
             torch.autocast("cpu", torch.bfloat16)(model.forward)

@@ -100,7 +100,7 @@ def measured_peak(case: Case) -> int:
                     strategy.backward(loss(strategy.model, batch) / 7)
             strategy.clip(1.0)
             strategy.update()
-            print(setting.strategy, live.at_peak.most_common(14))
+            print(setting.strategy, live.peaks)
         return live.peak
 
 

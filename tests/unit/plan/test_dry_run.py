@@ -8,6 +8,7 @@ import pytest
 
 from steadytrain.components.memory.model import known_models
 from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.random_model import Sample, sample_layers
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.plan import dry_run as module
@@ -47,7 +48,7 @@ def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
         ran.append(nearest)
         return peak_memory(shape, nearest)
 
-    monkeypatch.setattr(module, "_step", formula)
+    monkeypatch.setattr(module, "_run", formula)
     found = dry_run(LLAMA_1B, setting)
     assert ran != [setting]
     assert (ran[0].answers, ran[0].copies) == (0, 1)
@@ -56,14 +57,79 @@ def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
     assert min(found.parts.values()) >= 0
 
 
-@pytest.mark.long
-def test_dry_run_samples_layers_of_a_deep_model(monkeypatch):
-    deep = {**LLAMA_1B, "num_hidden_layers": 9}
-    setting = replace(CPU, precision="bf16", recompute=True)
-    all_of_them = dry_run(deep, setting)
-    monkeypatch.setattr(module, "_WHOLE", 8)
-    monkeypatch.setattr(module, "_SOME", (2, 4))
-    assert dry_run(deep, setting).total == pytest.approx(all_of_them.total, rel=1e-3)
+SMALL = {
+    "vocab_size": 1536,
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 10,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 512,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 3, "head_dim": 16}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+LLAMA = {**GROUPED, "model_type": "llama"}
+GPT2 = {"model_type": "gpt2", "vocab_size": 1200, "n_embd": 80, "n_layer": 10, "n_head": 5}
+BERT = {**SMALL, "model_type": "bert"}
+MIXTRAL = {**GROUPED, **EXPERTS, "model_type": "mixtral", "num_local_experts": 4}
+GEMMA_2 = {**GROUPED, "model_type": "gemma2", "num_hidden_layers": 13, "sliding_window": 64}
+EVERY_SECOND = {
+    **GROUPED,
+    **EXPERTS,
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 13,
+    "num_experts": 4,
+    "decoder_sparse_step": 2,
+}
+T5 = {"model_type": "t5", "d_model": 96, "d_ff": 256, "num_layers": 10, "num_heads": 6}
+SHARDED = replace(CPU, strategy="fsdp", ranks=4, precision="bf16", recompute=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "labels", "settings"),
+    [
+        (LLAMA, 0, [CPU, SHARDED]),
+        (GPT2, 0, [replace(CPU, precision="bf16", recompute=True, accumulates=True)]),
+        (BERT, 4, [CPU]),
+        pytest.param(MIXTRAL, 0, [SHARDED], marks=pytest.mark.long),
+        (GEMMA_2, 0, [CPU]),
+        (EVERY_SECOND, 0, [replace(CPU, precision="bf16", accumulates=True)]),
+    ],
+    ids=["llama", "gpt2", "bert", "experts", "sliding", "experts-in-every-second"],
+)
+def test_few_layers_show_to_one_in_100_000_what_all_of_them_need(
+    monkeypatch, architecture, labels, settings
+):
+    assert sample_layers(architecture, labels) is not None
+    drawn_on = [dry_run(architecture, each, labels=labels) for each in settings]
+    monkeypatch.setattr(module, "sample_layers", lambda *_: None)
+    for setting, found in zip(settings, drawn_on, strict=True):
+        whole = dry_run(architecture, setting, labels=labels)
+        assert found.total == pytest.approx(whole.total, rel=1e-5)
+        assert found.moment == whole.moment
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels", "found"),
+    [
+        (LLAMA, 0, (10, 0, 1, 3)),
+        (GEMMA_2, 0, (13, 0, 2, 5)),
+        # The first layer of T5 has the table of positions, in both lists of layers.
+        (T5, 4, (10, 1, 1, 4)),
+        # Layers 5 to 9 have another kind of attention, so nothing repeats at the end.
+        (
+            {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 5},
+            0,
+            None,
+        ),
+        # One layer that runs ten times.
+        ({**BERT, "model_type": "albert"}, 4, None),
+        ({**LLAMA, "num_hidden_layers": 7}, 0, None),
+    ],
+    ids=["llama", "sliding", "t5", "changes once", "albert", "few layers"],
+)
+def test_sample_of_layers_ends_as_the_whole_model_does(architecture, labels, found):
+    assert sample_layers(architecture, labels) == (found and Sample(*found))
 
 
 def test_model_that_cannot_be_built_is_an_error_with_a_remedy():
