@@ -54,11 +54,10 @@ def test_first_failing_rank_comes_first(launcher, folder):
     assert not processes_of(folder.path)
 
 
-def test_rank_that_hangs_after_a_failure_is_killed_soon(launcher, folder):
+def test_rank_that_hangs_after_a_failure_is_killed(launcher, folder):
     """The agent first asks it to exit. The root cause must still come first."""
     exits = run(launcher("1:crash_late:ignore", ranks=2), folder)
-    assert time.time() - folder.log(1).stat().st_mtime < 15
-    assert next(iter(exits.items())) == (1, 1)
+    assert list(exits.items()) == [(1, 1), (0, -signal.SIGKILL)]
     assert not processes_of(folder.path)
 
 
