@@ -16,6 +16,7 @@ from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.recovery.times import Times
 
+from support.forked import train
 from support.network import cut_off
 from support.times import told_spans
 from support.training import Bench, events_of, language_rows, weights_digest, write_data
@@ -96,7 +97,7 @@ def folder_of(workspace, attempt):
 )
 def test_hang_is_detected_reported_and_survived(bench, ranks, faults):
     undisturbed = bench("undisturbed", ranks, "causal_lm")
-    assert step.run(undisturbed.config, undisturbed.data).succeeded
+    assert train(undisturbed).succeeded
     disturbed = bench("disturbed", ranks, "support.faults:HoldsTheInterpreter")
     workspace = disturbed.workspace
     disturbance = Disturbance(workspace, ranks - 1, faults)

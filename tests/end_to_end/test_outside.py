@@ -20,6 +20,7 @@ from steadytrain.components.shared.tracking import mlflow_sink as pull_module
 from steadytrain.components.train import step
 
 from support.command import wait_for
+from support.forked import train
 from support.proxy import proxy_to
 from support.ranks import ranks_of
 from support.s3 import make_bucket, moto_server, set_credentials
@@ -57,12 +58,12 @@ def make_bench(tmp_path_factory, data):
 
 @pytest.fixture(scope="module")
 def undisturbed(make_bench):
-    """Return a function from the number of ranks to the weights digest of an undisturbed run."""
+    """Return a function from ranks and steps to the weights digest of an undisturbed run."""
 
     @functools.cache
-    def digest(ranks):
-        bench = make_bench("undisturbed", ranks=ranks)
-        assert step.run(bench.config, bench.data).succeeded
+    def digest(ranks, max_steps):
+        bench = make_bench("undisturbed", ranks=ranks, training={**RECIPE, "max_steps": max_steps})
+        assert train(bench).succeeded
         return weights_digest(bench.workspace)
 
     return digest
@@ -149,7 +150,7 @@ def test_mlflow_failures_change_no_weights_and_lose_no_point(
 
         server.start()
         assert finish_run(run.config, workspace, ok=True)
-        assert weights_digest(workspace) == undisturbed(ranks)
+        assert weights_digest(workspace) == undisturbed(ranks, RECIPE["max_steps"])
         expected = {
             f"attempt-{attempt.attempt}": [
                 (event.step, event.loss)
@@ -197,6 +198,7 @@ class BreaksStorage:
 def test_run_with_checkpoints_on_s3_survives_s3_failures(
     make_bench, undisturbed, monkeypatch, ranks
 ):
+    steps = 80
     set_credentials(monkeypatch)
     monkeypatch.setattr(s3, "READ_SECONDS", 2.0)
     with moto_server() as port, proxy_to(port) as proxy:
@@ -205,7 +207,7 @@ def test_run_with_checkpoints_on_s3_survives_s3_failures(
         run = make_bench(
             "on-s3",
             ranks=ranks,
-            training={**RECIPE, "save_steps": 30},
+            training={**RECIPE, "max_steps": steps, "eval_steps": steps},
             recovery={"checkpoints": "s3://bucket/runs", "backoff_seconds": 0},
         )
         breaks = BreaksStorage(proxy, run.workspace)
@@ -213,5 +215,5 @@ def test_run_with_checkpoints_on_s3_survives_s3_failures(
         assert outcome.outcome == "finished"
         assert breaks.killed
         assert {"500", "503", "reset", "lose", "truncate", "hang"} <= proxy.done
-    assert weights_digest(run.workspace) == undisturbed(ranks)
-    assert events_of(run.workspace, AttemptStarted)[-1].resumed_from_step >= 90
+    assert weights_digest(run.workspace) == undisturbed(ranks, steps)
+    assert events_of(run.workspace, AttemptStarted)[-1].resumed_from_step >= 40
