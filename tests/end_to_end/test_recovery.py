@@ -25,6 +25,7 @@ from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.recovery.policy import decide
 
 from support.checkpoints import flip
+from support.disks import fill, free, small_file_system
 from support.faults import PoisonedToken
 from support.forked import ForkedLauncher, train
 from support.ranks import ranks_of
@@ -239,6 +240,42 @@ def test_data_damaged_during_training_are_reported(bench, tmp_path):
     assert f"{shard} is not a complete Arrow file" in outcome.failure.message
     assert "prepares the data again" in outcome.failure.remedy
     assert outcome.attempts == 1
+
+
+class Fills:
+    """Fills the disk once a checkpoint is saved, so that another one does not fit."""
+
+    def __init__(self, disk):
+        self.disk, self.saved = disk, once(CheckpointSaved)
+
+    def emit(self, event):
+        if self.saved(event):
+            fill(self.disk)
+            largest = max(self.disk.glob("filler-*"), key=lambda path: path.stat().st_size)
+            os.truncate(largest, largest.stat().st_size - 100_000)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.core
+def test_disk_that_fills_up_is_named_and_the_run_continues_with_space(tmp_path, data):
+    with small_file_system(tmp_path / "disk", "size=20m") as disk:
+        run = Bench.make(
+            disk / "output",
+            data,
+            training={**RECIPE, "save_steps": 2},
+            recovery={**AT_ONCE, "max_failures_per_class": 1},
+            compute={"device": "cpu", "threads_per_rank": 1},
+        )
+        outcome = train(run, sinks=[Fills(disk)])
+        assert outcome.outcome == "failed"
+        assert "No space left" in outcome.failure.message
+        assert outcome.failure.remedy
+        assert not list(disk.rglob(".partial-*"))
+        free(disk)
+        outcome = train(run)
+        assert (outcome.outcome, outcome.step) == ("finished", 12)
 
 
 def poisoned_data(folder, batches):

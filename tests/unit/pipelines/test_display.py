@@ -44,7 +44,9 @@ def left():
     os.close(writing)
 
 
-@pytest.fixture(params=["Broken pipe", "No space left on device"])
+@pytest.fixture(
+    params=["Broken pipe", pytest.param("No space left on device", marks=pytest.mark.slow)]
+)
 def broken(request, left):
     """A descriptor that accepts no output, and the system's error message for it."""
     if request.param == "Broken pipe":
@@ -73,5 +75,6 @@ def test_closed_pipe_at_the_end_is_ignored(tmp_path, left):
     assert (done.returncode, done.stderr) == (143, ENDING)
 
 
+@pytest.mark.slow
 def test_exit_status_is_kept_without_writable_output(tmp_path, left):
     assert shown(tmp_path, ["train"], stdout=left, stderr=left).returncode == 143

@@ -148,9 +148,9 @@ def test_runs_have_separate_locks(workspace):
         assert holder(Workspace(workspace.output, "other")) is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "\ufffd" * 9, '{"pid": 1}'])
-def test_holder_with_an_unreadable_name_still_holds_the_lock(workspace, other, content):
-    (workspace.locks / "tiny.run").write_text(content)
-    assert holder(workspace).alive() is None
-    with pytest.raises(RunBusy, match="an unknown host"), run_lock(workspace):
-        pass
+def test_holder_with_an_unreadable_name_still_holds_the_lock(workspace, other):
+    for content in ("", "{", "\ufffd" * 9, '{"pid": 1}'):
+        (workspace.locks / "tiny.run").write_text(content)
+        assert holder(workspace).alive() is None
+        with pytest.raises(RunBusy, match="an unknown host"), run_lock(workspace):
+            pass

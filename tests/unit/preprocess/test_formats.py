@@ -25,6 +25,7 @@ ROWS = [
     {"text": f'record {number}, quoted "so"\nand é 字', "label": str(number)}
     for number in range(50)
 ]
+TEXT = (".jsonl", ".json", ".csv")
 
 
 def read(address: Path, **options: Any) -> list[tuple[int, Any]]:
@@ -59,8 +60,22 @@ def content_of(name: str, rows: list[dict[str, str]], folder: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("name", [".jsonl", ".json", ".csv", ".parquet", ".arrow"])
+# Each columnar file starts a process; one of them shows that it is decompressed first.
+NOT_SLOW = {(".parquet", ""), (".parquet", ".gz"), (".arrow", "")}
+
+
+@pytest.mark.parametrize(
+    ("name", "compression"),
+    [
+        pytest.param(
+            name,
+            compression,
+            marks=() if name in TEXT or (name, compression) in NOT_SLOW else pytest.mark.slow,
+        )
+        for name in (*TEXT, ".parquet", ".arrow")
+        for compression in ("", ".gz", ".zst")
+    ],
+)
 def test_each_format_plain_and_compressed(tmp_path: Path, name: str, compression: str) -> None:
     content = content_of(name, ROWS, tmp_path)
     if compression == ".gz":
@@ -86,7 +101,7 @@ def test_chunks_end_at_record_boundaries(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "CHUNK_BYTES", chunk)
-    for name in (".jsonl", ".json", ".csv", ".parquet"):
+    for name in TEXT if chunk > 5 else (*TEXT, ".parquet"):
         path = tmp_path / f"data{name}"
         path.write_bytes(content_of(name, ROWS, tmp_path))
         found = read(path)

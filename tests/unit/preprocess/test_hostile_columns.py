@@ -44,7 +44,9 @@ def write_offset_outside(path: Path, make: Any) -> None:
     path.write_bytes(content.replace(good, bad))
 
 
-@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+@pytest.mark.parametrize(
+    "make", [pa.ipc.new_file, pytest.param(pa.ipc.new_stream, marks=pytest.mark.slow)]
+)
 def test_offset_outside_its_buffer_is_rejected(tmp_path: Path, make: Any) -> None:
     write_offset_outside(tmp_path / "x.arrow", make)
     with pytest.raises(DataError, match=r"x\.arrow: the file cannot be read"):

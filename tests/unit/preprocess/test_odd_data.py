@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,21 +205,22 @@ def test_weights_of_other_classes_are_rejected_also_for_data_that_are_prepared(
         run(plain)
 
 
-@pytest.mark.parametrize("group", [None, "when"])
-def test_value_that_cannot_be_read_matters_only_if_it_is_needed(
-    tmp_path: Path, group: str | None
-) -> None:
+def test_value_that_cannot_be_read_matters_only_if_it_is_needed(tmp_path: Path) -> None:
     """A date of the year 30,000 in every fourth row."""
     days = pa.array([10_240_000 if n % 4 == 0 else n for n in range(40)], pa.date32())
     table = pa.table({"text": [f"text {n}" for n in range(40)], "when": days})
     pq.write_table(table, tmp_path / "x.parquet")
-    data = DataConfig(source=[str(tmp_path / "x.parquet")], columns={"group": group})
-    encoder, defects = open_encoder(data), []
-    for row in rows(tmp_path / "x.parquet", tmp_path):
-        try:
-            check(row, data, encoder)
-        except Defect as defect:
-            defects.append(defect.detail)
-    unreadable = [text for text in defects if "when is a value that Python does not have" in text]
-    assert len(unreadable) == (10 if group else 0)
-    assert bool(defects) == bool(group)
+    found = list(rows(tmp_path / "x.parquet", tmp_path))
+
+    def defects(group: str | None) -> Iterator[str]:
+        data = DataConfig(source=[str(tmp_path / "x.parquet")], columns={"group": group})
+        encoder = open_encoder(data)
+        for row in found:
+            try:
+                check(row, data, encoder)
+            except Defect as defect:
+                yield defect.detail
+
+    assert not list(defects(None))
+    unreadable = [text for text in defects("when") if "when is a value that Python does" in text]
+    assert len(unreadable) == 10
