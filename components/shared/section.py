@@ -83,6 +83,10 @@ class Section(BaseModel):
             del copied.__dict__[name]
         return copied
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Return the section itself: nothing changes it, and Pydantic copies each default."""
+        return self
+
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_truth_value(cls, value: object, info: ValidationInfo) -> object:
