@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import signal
 
 import pytest
+from _pytest.logging import catching_logs
 
 _STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
 _FROM_OUTSIDE = {name: os.environ.get(name) for name in _STORES}
@@ -18,6 +20,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()
+
+
+def _attach_to_root(catching):
+    """Attach a handler to the root logger alone.
+
+    Pytest attaches it to each logger that does not propagate too, six times in each test. torch has
+    a hundred of those.
+    """
+    root = logging.getLogger()
+    root.addHandler(catching.handler)
+    catching.attached_loggers.append(root)
+    if catching.level is not None:
+        catching.handler.setLevel(catching.level)
+        catching.orig_level = root.level
+        root.setLevel(min(root.level, catching.level))
+    return catching.handler
+
+
+catching_logs.__enter__ = _attach_to_root
 
 
 def pytest_collection_finish():
