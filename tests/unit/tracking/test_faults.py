@@ -89,10 +89,10 @@ def story(config: RunConfig, workspace: Workspace) -> Iterator[Story]:
     ("request_", "fault"),
     [
         ("runs/create", "lose"),
-        ("runs/create", "hang"),
+        pytest.param("runs/create", "hang", marks=pytest.mark.slow),
         ("runs/log-batch", "lose"),
         ("runs/log-batch", "truncate"),
-        ("", "500"),
+        pytest.param("", "500", marks=pytest.mark.slow),
         ("", "503"),
         ("", "reset"),
         ("", "hang"),
