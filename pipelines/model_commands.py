@@ -126,8 +126,9 @@ def show_data(
 
     Each record is encoded with the run's settings and tokenizer, and decoded again. What the model
     learns to write is green on a terminal, and in [[double brackets]] elsewhere; the rest is only
-    context. A record that cannot be used has the reason instead. Use it to check that the answers,
-    and nothing else, are learned, and that the chat template prints what you expect.
+    context. A record of a table is shown with its label. A record that cannot be used has the
+    reason instead. Use it to check that the answers, and nothing else, are learned, and that the
+    chat template prints what you expect.
 
     It writes nothing. A tokenizer that the run would train on all data is trained on these records.
 
@@ -153,11 +154,14 @@ def show_data(
             part = f", row {number} of {len(record.rows)}" if record.rows[1:] else ""
             cut = ", cut" if record.cut else ""
             unused = f"; {printable(record.unused)}" if record.unused else ""
-            typer.echo(f"--- {place}: {record.tokens:,} tokens{cut}{part}{label}{unused}")
+            # Records of a table are no tokens.
+            count = f"{record.tokens:,} tokens" if record.tokens else "a record"
+            typer.echo(f"--- {place}: {count}{cut}{part}{label}{unused}")
             for document in row:
                 name = f"{document.name}, " if document.name else ""
                 targets = f", {document.targets:,} targets" if record.marked else ""
-                typer.echo(f"({name}{document.tokens:,} tokens{targets})")
+                if record.tokens:
+                    typer.echo(f"({name}{document.tokens:,} tokens{targets})")
                 typer.echo(f"{_marked(document, color=color)}\n")
 
 

@@ -13,13 +13,13 @@ from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.tracking.connect import resolve_uri, shown
 from steadytrain.components.shared.tracking.reading import version_link
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
+from steadytrain.components.tasks.base import load_task
 from steadytrain.pipelines import options
 from steadytrain.pipelines.local import LocalRun, print_line, silence
 
@@ -46,7 +46,7 @@ def outline(config: RunConfig) -> list[str]:
         f"{length} at {rate_text}, on {ranks} "
         f"rank{'s' if ranks > 1 else ''}",
         "batch       all records of the training side in each step"
-        if config.data.task in TABLES
+        if load_task(config.data.task).tabular
         else f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
         f"{batch.gradient_accumulation_steps} (accumulation) x {ranks} (world size)",
         f"evaluate    on the test side, and against the champion of {config.model_name} if "

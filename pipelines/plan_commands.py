@@ -24,6 +24,8 @@ from steadytrain.pipelines.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from steadytrain.components.memory.peak import Memory
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.workspace import Workspace
@@ -116,13 +118,15 @@ def plan(
     for about a minute at most. Without a GPU, it plans for this machine's CPU.
 
     Steps, hours and cost are known once the data are prepared (`steadytrain step preprocess FILE`)
-    or training.max_steps is set. Models above 100 billion parameters are an error.
+    or training.max_steps is set. Models above 100 billion parameters are an error. For a table, the
+    plan shows its columns, its matrix and the threads.
     """
     check_extra("data", "steadytrain plan")
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.plan.render import render
     from steadytrain.components.sizing.hardware import all_gpus, priced
     from steadytrain.components.sizing.time_cost import by_table
+    from steadytrain.components.tasks.base import load_task
     from steadytrain.pipelines.early_checks import check_plugins
     from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
     from steadytrain.pipelines.sources import open_source
@@ -133,6 +137,10 @@ def plan(
         typer.echo(remark, err=True)
     config = chosen.config
     check_plugins(config)
+    if load_task(config.data.task).tabular:
+        given = {"--gpu": gpu, "--cluster": cluster, "--write": write, "--calibrate": calibrate}
+        _show_table_plan(config, [name for name, value in given.items() if value], as_json=as_json)
+        return
     table = all_gpus() if prices is None else priced(prices)
     gpus, wanted, hosts = choose_hardware(
         config, table, gpu, cluster=cluster, own=calibrate, host_memory_gb=host_memory_gb
@@ -156,6 +164,24 @@ def plan(
             typer.echo(f"wrote {path}", err=True)
     if not found.works:
         raise typer.Exit(1)
+
+
+def _show_table_plan(config: RunConfig, given: Sequence[str], *, as_json: bool) -> None:
+    """Show the plan of a run that learns from a table.
+
+    Args:
+        given: options that such a plan does not have.
+    """
+    from steadytrain.components.plan.tables import plan_table
+    from steadytrain.components.shared.errors import BadInput
+
+    if given:
+        raise BadInput(
+            f"{given[0]}: {config.data.task} trains in one process on a CPU",
+            remedy="leave it out",
+        )
+    found = plan_table(config)
+    options.show(found.as_data()) if as_json else typer.echo("\n".join(found.lines()))
 
 
 def _measure(config: RunConfig) -> Measure | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from steadytrain.components.pages.data_section import DataCard, SampleCard, SideCard, data_section
 from steadytrain.components.pages.html import html
-from steadytrain.components.preprocess.inspection import first_rows
+from steadytrain.components.preprocess.inspection import RECORDS, first_rows
 from steadytrain.components.preprocess.model import find_model, make_tokenizer, with_template
 from steadytrain.components.preprocess.prepare import PREDICTED, SideCounts
 from steadytrain.components.preprocess.reading import encoders_by_part
@@ -24,7 +24,6 @@ from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.left_out import unused_keys
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.base import open_encoder
@@ -145,16 +144,13 @@ def show(config: RunConfig, count: int) -> list[Shown]:
     Labels and a tokenizer that the run would train come from these records alone.
 
     Raises:
-        BadInput: the data or the model cannot be used, or records of the task are not tokens.
+        BadInput: the data or the model cannot be used.
         DataError: a file cannot be read.
     """
     encoder = open_encoder(config.data)
+    found = list(first_records(config, encoder, count))
     if encoder.tokenizer is None or "input_ids" not in encoder.schema.names:
-        raise BadInput(
-            f"data.task = {config.data.task}: its rows are not tokens",
-            remedy="look at the data themselves",
-        )
-    found = list(_checked(config, encoder, count))
+        return [_as_text(*record) for record in found]
     good = [record for _, _, record in found if isinstance(record, Checked)]
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = _tokenizer(config, encoder, good, Path(scratch) / "tokenizer")
@@ -188,10 +184,24 @@ def show(config: RunConfig, count: int) -> list[Shown]:
         return shown
 
 
-def _checked(config: RunConfig, encoder: Encoder, count: int) -> Iterator[_Found]:
+def _as_text(source: str, line: int, record: Checked | Defect) -> Shown:
+    """Return a record whose rows are not tokens."""
+    if isinstance(record, Defect):
+        return Shown(source, line, f"{record.reason}: {record.detail}")
+    piece = Piece(_abridged(redact(record.content)), target=False)
+    return Shown(source, line, label=record.label, rows=[[Document("", 0, 0, [piece])]])
+
+
+def first_records(config: RunConfig, encoder: Encoder, count: int) -> Iterator[_Found]:
+    """Yield the first records of each data set of a run, and why one cannot be used.
+
+    Raises:
+        BadInput: the data cannot be used.
+        DataError: a file cannot be read.
+    """
     encoders, difficulty = encoders_by_part(config.data, encoder), config.training.curriculum.column
     for name, part in config.data.by_part().items():
-        with closing(first_rows(part)) as rows:
+        with closing(first_rows(part, max(count, RECORDS))) as rows:
             for source, line, row in islice(rows, count):
                 try:
                     if isinstance(row, Defect):

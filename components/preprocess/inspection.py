@@ -179,11 +179,11 @@ def reason(found: Inspection, task: str) -> str:
     return f"{_columns(found)}{layouts}{_label_count(found, task)}{unused}{_flagged(found)}"
 
 
-def first_rows(data: DataConfig) -> Generator[Row]:
+def first_rows(data: DataConfig, records: int = RECORDS) -> Generator[Row]:
     """Yield the first records, from several files if there are several."""
     inputs = find_inputs(data)
     parts: list[_Files | str] = [*_files_to_read(inputs.files), *inputs.datasets]
-    each = max(1, RECORDS // max(1, len(parts)))
+    each = max(1, records // max(1, len(parts)))
     with tempfile.TemporaryDirectory() as scratch:
         for part in parts:
             if isinstance(part, str):

@@ -60,6 +60,7 @@ TABULAR_CLASSIFICATION: Final = Task(
     training=late(_NO_MODULE, metrics=_class_validation),
     scorer=late(f"{_PARTS}:TableClassScorer", metrics=_class_metrics),
     packager=late(f"{_PARTS}:TablePackager"),
+    tabular=True,
     frameworks=FRAMEWORKS,
     reads=_READS,
 )
@@ -69,6 +70,7 @@ TABULAR_REGRESSION: Final = Task(
     scorer=late(f"{_PARTS}:TableNumberScorer", metrics=_number_metrics),
     packager=late(f"{_PARTS}:TablePackager"),
     regresses=True,
+    tabular=True,
     frameworks=FRAMEWORKS,
     reads=_READS,
 )

@@ -270,6 +270,7 @@ class Task:
     frameworks: the values of `model.framework` that train it; empty if any may.
     reads: the fields of `training`, `model` and so on that it reads, for sections of which it does
         not read all. Another field of these sections is an error.
+    tabular: whether it learns from the columns of a table, and in each step from all records.
     contrasts: whether it trains a model without a head, and all of its loss compares the texts of a
         micro-batch, whose number is `training.batch_contrastive.rows`.
     """
@@ -288,6 +289,7 @@ class Task:
     regresses: bool = False
     grades: bool = False
     cuttable: bool = False
+    tabular: bool = False
     frameworks: frozenset[str] = frozenset()
     reads: frozenset[str] = frozenset()
     targets: Callable[[TrainingConfig], float] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def measured_peak(case: Case) -> int:
                     strategy.backward(loss(strategy.model, batch) / 7)
             strategy.clip(1.0)
             strategy.update()
-            print(setting.strategy, live.peaks)
+            print(setting.strategy, Counter(live.peaks[""]).most_common(14))
         return live.peak
 
 

@@ -42,6 +42,14 @@ def read_table(data: DataRecord) -> Table:
     return Table.model_validate_json(data.path(COLUMNS).read_text(encoding="utf-8"))
 
 
+def threads_for(values: int) -> int:
+    """Return how many threads learn from a matrix of that many values.
+
+    Threads that wait for each other are slower than one on a small table.
+    """
+    return len(os.sched_getaffinity(0)) if values > _LARGE else 1
+
+
 def read_side(data: DataRecord, side: Side) -> tuple[list[Mapping[str, Any]], Array]:
     """Return the records of a side, and their classes or numbers.
 
@@ -86,8 +94,7 @@ class TableLearner:
         self.preparation.fit(records)
         self.matrix = self.preparation.matrix(records, strict=False)
         self.held_out_matrix = self.preparation.matrix(validation, strict=False)
-        # Threads that wait for each other are slower than one on a small table.
-        self.threads = len(os.sched_getaffinity(0)) if self.matrix.size > _LARGE else 1
+        self.threads = threads_for(self.matrix.size)
 
     def _check_settings(self) -> None:
         found = self.config.model.config.get("model_type")

@@ -103,6 +103,17 @@ def test_json_has_every_piece(shown):
     assert document["pieces"][-2] == {"text": "so it is<|endoftext|>", "target": True}
 
 
+def test_records_of_a_table_are_shown_with_their_labels(tmp_path):
+    (tmp_path / "houses.csv").write_text("rooms,kind\n3,flat\n5,house\n,flat\n2,\n")
+    settings = [f"data.source=[{tmp_path / 'houses.csv'}]", "data.target=kind"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    ending = call("show-data", "tabular", *sets, folder=tmp_path)
+    assert not ending.code, ending.err
+    assert 'houses.csv: a record, label flat\n{"rooms": "3"}' in ending.out
+    assert "not used" in ending.out
+    assert "tokens" not in ending.out
+
+
 def test_data_that_are_absent_are_an_error(tmp_path):
     ending = call("show-data", "absent.jsonl", folder=tmp_path)
     assert ending.code == 2

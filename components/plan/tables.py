@@ -1,0 +1,121 @@
+"""What training on a table takes: its matrix, and the threads that learn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from steadytrain.components.preprocess.data_card import first_records
+from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.validate import Checked
+from steadytrain.components.shared.class_names import in_order
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.quantities import size
+from steadytrain.components.sizing.length import prepared, total_steps
+from steadytrain.components.tabular.columns import Table
+from steadytrain.components.tabular.learners.base import read_table, threads_for
+from steadytrain.components.tabular.model import Preparation
+from steadytrain.components.tasks.base import open_encoder
+from steadytrain.components.tasks.encoding.base import Content, Fitted
+from steadytrain.components.tasks.encoding.fields import Defect
+
+_READ: Final = 20_000
+"""Records that are read of data that are not prepared."""
+_BYTES: Final = 8
+"""Of a value: the matrix is in float64."""
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """Everything that `steadytrain plan` reports of a table.
+
+    rows: of the training and the validation side; without prepared data, of all sides. None if
+        there are more than a plan reads.
+    columns: those that are learned from.
+    width: columns of the matrix; a date has several.
+    memory: bytes of the matrix. None if `rows` is.
+    source: where this comes from.
+    """
+
+    framework: str
+    model: str
+    rows: int | None
+    columns: int
+    width: int
+    memory: int | None
+    threads: int | None
+    steps: int
+    remarks: list[str]
+    source: str
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the plan for programs."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan for people."""
+        unknown = "not known: run `steadytrain step preprocess FILE` first"
+        yield f"model    {self.model}, by {self.framework}, on this CPU"
+        yield f"rows     {unknown if self.rows is None else f'{self.rows:,}'}"
+        yield f"columns  {self.columns:,} to learn from, {self.width:,} in the matrix"
+        matrix = f"{size(_BYTES * self.width * 1e6)} for each million rows"
+        yield f"matrix   {matrix if self.memory is None else size(self.memory)}"
+        yield f"threads  {unknown if self.threads is None else self.threads}"
+        yield f"steps    {self.steps:,}, each with all records of the training side"
+        yield f"source   {self.source}"
+        yield from (f"  remark: {remark}" for remark in self.remarks)
+
+
+def plan_table(config: RunConfig) -> TablePlan:
+    """Plan a training run on a table, from its prepared data or from its first records.
+
+    Raises:
+        BadInput, DataError: the data cannot be used.
+    """
+    data = prepared(config)
+    if data is None:
+        table, rows, source = _first(config)
+    else:
+        table, source = read_table(data), "the prepared data"
+        rows = data.sides["train"].rows + data.sides["validation"].rows
+    width = len(Preparation(table.features).columns)
+    return TablePlan(
+        framework=config.model.framework,
+        model=str(config.model.config["model_type"]),
+        rows=rows,
+        columns=len(table.features),
+        width=width,
+        memory=None if rows is None else _BYTES * rows * width,
+        threads=None if rows is None else threads_for(rows * width),
+        # A step has all rows, so it is an epoch.
+        steps=total_steps(config.training, 1, 1),
+        remarks=list(table.remarks()),
+        source=source,
+    )
+
+
+def _first(config: RunConfig) -> tuple[Table, int | None, str]:
+    """Return the columns of the first records, their number if there are no more, and the source.
+
+    Raises:
+        BadInput, DataError: as for `plan_table`.
+    """
+    encoder: Any = open_encoder(config.data)
+    found = [one for _, _, one in islice(first_records(config, encoder, _READ), _READ)]
+    good = [one for one in found if isinstance(one, Checked)]
+    labels = tuple(in_order({one.label for one in good if one.label is not None}))
+    rows = encoder.row_encoder(Fitted(None, labels, frozenset(labels), Path()))
+    encoded = rows.encode([Content(one.content, one.label) for one in good])
+    values = [row.values for one in encoded if not isinstance(one, Defect) for row in one.rows]
+    table = pa.Table.from_pylist(values, schema=encoder.schema)
+    described = encoder.describe({"train": [table], "validation": [], "test": []})
+    inputs = find_inputs(config.data)
+    # Of several files, not all records are read.
+    if len(inputs.files) + len(inputs.datasets) == 1 and len(found) < _READ:
+        return described, len(good), "all records, before they are split"
+    return described, None, f"the first {len(found):,} records"

@@ -1,0 +1,54 @@
+"""Plans of tables: their matrix and the threads, from prepared data or from the first records."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from steadytrain.components.plan import tables
+from steadytrain.components.plan.tables import plan_table
+from steadytrain.components.preprocess.step import run as preprocess
+from steadytrain.components.shared.config import load
+from steadytrain.pipelines.cli import app
+
+ROWS = 60
+
+
+@pytest.fixture
+def config(tmp_path):
+    lines = [f"{n * 3},{'ab'[n % 2]},2024-05-{n % 28 + 1:02},same" for n in range(ROWS)]
+    (tmp_path / "table.csv").write_text("\n".join(["size,kind,day,constant", *lines]))
+    given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "kind"}
+    return load("tabular", {**given, "output": str(tmp_path / "output")})
+
+
+def test_plan_of_a_table_has_its_matrix_before_and_after_preprocessing(config):
+    first = plan_table(config)
+    # A date is day, month, day of the week and hour.
+    assert (first.columns, first.width) == (2, 5)
+    assert (first.rows, first.memory) == (ROWS, ROWS * 5 * 8)
+    assert (first.threads, first.steps) == (1, 50)
+    assert any("constant" in remark for remark in first.remarks)
+    data = preprocess(config)
+    prepared = plan_table(config)
+    assert prepared.rows == data.sides["train"].rows + data.sides["validation"].rows < ROWS
+    assert prepared.width == first.width
+    assert prepared.source == "the prepared data"
+    assert "matrix   " in "\n".join(prepared.lines())
+
+
+def test_large_table_that_is_not_prepared_has_no_rows_yet(config, monkeypatch):
+    monkeypatch.setattr(tables, "_READ", 30)
+    plan = plan_table(config)
+    assert (plan.rows, plan.memory, plan.threads) == (None, None, None)
+    assert "40 MB for each million rows" in "\n".join(plan.lines())
+
+
+def test_plan_command_shows_a_table_and_refuses_a_gpu(config):
+    sets = [f"data.source=[{config.data.source[0]}]", "data.target=kind"]
+    command = ["plan", "tabular", *(part for item in sets for part in ("--set", item))]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert f"rows     {ROWS}" in result.output
+    result = CliRunner().invoke(app, [*command, "--gpu", "h100"])
+    assert result.exit_code != 0
