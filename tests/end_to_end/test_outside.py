@@ -20,10 +20,9 @@ from steadytrain.components.shared.tracking import mlflow_sink as pull_module
 from steadytrain.components.train import step
 
 from support.command import wait_for
-from support.forked import train
+from support.forked import ForkedLauncher, train
 from support.proxy import proxy_to
-from support.ranks import ranks_of
-from support.s3 import make_bucket, moto_server, set_credentials
+from support.s3 import CREDENTIALS, make_bucket, moto_server, set_credentials
 from support.stores import empty_store, own_environment, serving
 from support.training import Bench, events_of, weights_digest
 
@@ -166,8 +165,8 @@ def test_mlflow_failures_change_no_weights_and_lose_no_point(
 class BreaksStorage:
     """Injects faults into each checkpoint's requests, and kills the ranks during one upload."""
 
-    def __init__(self, proxy, workspace):
-        self.proxy, self.workspace = proxy, workspace
+    def __init__(self, proxy, launcher):
+        self.proxy, self.launcher = proxy, launcher
         self.troubles = [["500", "503"], ["reset", "lose"], ["truncate"]]
         self.killed = False
 
@@ -179,17 +178,16 @@ class BreaksStorage:
                 self.proxy.queued.extend(self.troubles.pop(0))
             elif not self.killed:
                 self.killed = True
-                self._kill_in_upload(event.attempt)
+                self._kill_in_upload()
 
     def close(self):
         pass
 
-    def _kill_in_upload(self, attempt):
+    def _kill_in_upload(self):
         self.proxy.concerns = lambda method, _path: method == "PUT"
         self.proxy.queued.extend(["forward", "hang"])
         wait_for(lambda: "hang" in self.proxy.done)
-        for rank in ranks_of(self.workspace.attempts / f"{attempt:04d}"):
-            rank.kill()
+        self.launcher.kill(*range(self.launcher.world_size))
         self.proxy.queued.clear()
 
 
@@ -210,8 +208,9 @@ def test_run_with_checkpoints_on_s3_survives_s3_failures(
             training={**RECIPE, "max_steps": steps, "eval_steps": steps},
             recovery={"checkpoints": "s3://bucket/runs", "backoff_seconds": 0},
         )
-        breaks = BreaksStorage(proxy, run.workspace)
-        outcome = step.run(run.config, run.data, sinks=[breaks])
+        launcher = ForkedLauncher(ranks, AWS_ENDPOINT_URL_S3=proxy.uri, **CREDENTIALS)
+        breaks = BreaksStorage(proxy, launcher)
+        outcome = train(run, launcher=launcher, sinks=[breaks])
         assert outcome.outcome == "finished"
         assert breaks.killed
         assert {"500", "503", "reset", "lose", "truncate", "hang"} <= proxy.done

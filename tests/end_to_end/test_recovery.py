@@ -6,6 +6,7 @@ import math
 import os
 import random
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,6 @@ from support.training import (
 )
 from support.whole_runs import RECIPE
 
-TESTS = Path(__file__).parents[1]
 AT_ONCE = {"backoff_seconds": 0, "breaker_reset_seconds": 0}
 
 
@@ -170,8 +170,9 @@ def test_breaker_ends_a_run_killed_without_progress(bench):
 
 @pytest.mark.core
 def test_user_bug_stops_after_one_retry_with_its_traceback(bench, data, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS}:{os.environ.get('PYTHONPATH', '')}")
-    bad = bench("bad", data=data.model_copy(update={"task": "support.faults:MissingField"}))
+    monkeypatch.setattr(step, "launcher_for", lambda *_, **__: nullcontext(ForkedLauncher()))
+    data = data.model_copy(update={"task": "support.faults:MissingField"})
+    bad = bench("bad", data=data, tracking={"sinks": []})
     with pytest.raises(TrainingFailed, match="no_such_field") as caught:
         step.run_stage(bad.config, bad.data)
     assert caught.value.failure_class == "user_bug"

@@ -146,7 +146,7 @@ def test_ctrl_c_ends_the_rank_with_a_checkpoint(bench):
 
 @pytest.mark.core
 def test_sigterm_ends_the_supervising_program_cleanly(bench):
-    long = bench(ENDLESS, ranks=2)
+    long = bench(ENDLESS, ranks=2, tracking={"sinks": []})
     program = supervise(long)
     wait_for(lambda: events_of(long.workspace, TrainingStep))
     found = [item.cmdline()[0] for item in processes_of(long.workspace.attempts)]
