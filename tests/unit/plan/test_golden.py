@@ -1,6 +1,6 @@
 """The text of complete plans.
 
-A golden file is the output of `render`. Read the new text before you replace the file.
+A golden file is the output of `render`. REWRITE_GOLDEN=1 replaces it; read what has changed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import pytest
 
 from steadytrain.components.plan.render import filled, render
 from steadytrain.components.sizing.hardware import all_gpus
+
+from support.golden import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden"
 LLAMA = "hub:meta-llama/Llama-3"
@@ -28,7 +30,7 @@ LLAMA = "hub:meta-llama/Llama-3"
 )
 def test_text_equals_the_golden_file(make_plan, name, gpu, per_node, nodes, base):
     plan = make_plan(gpu, per_node, nodes, table=all_gpus(), model__base=base)
-    assert render(plan) + "\n" == (GOLDEN / f"{name}.txt").read_text()
+    assert_golden(GOLDEN / f"{name}.txt", render(plan) + "\n")
 
 
 def test_small_card_gets_the_settings_it_needs(make_plan):

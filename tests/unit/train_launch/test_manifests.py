@@ -14,6 +14,8 @@ from steadytrain.components.train.launch.evidence import node_of
 from steadytrain.components.train.launch.job_kinds import PyTorchJob
 from steadytrain.components.train.launch.own_pod import OwnPod
 
+from support.golden import assert_golden
+
 OWN = {
     "metadata": {
         "labels": {"pipeline/runid": "0a1b", "other": "x"},
@@ -94,7 +96,7 @@ JOBS = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_manifests_equal_the_golden_file(job, name):
-    """Read the new manifests before you replace the file.
+    """REWRITE_GOLDEN=1 replaces the files; read what has changed.
 
     Pods of a group restart together and end after their ranks. They meet the Pod Security level
     `restricted`. One run's downloads cannot fill the disk of a shared node, secrets stay
@@ -103,7 +105,7 @@ def test_manifests_equal_the_golden_file(job, name):
     made = job(**JOBS[name])
     text = yaml.safe_dump_all(manifest for _, manifest in made.manifests())
     golden = Path(__file__).parent / "golden" / f"{name}.yaml"
-    assert text.replace(made.folder, "FOLDER") == golden.read_text()
+    assert_golden(golden, text.replace(made.folder, "FOLDER"))
 
 
 def train_job(job):
