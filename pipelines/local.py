@@ -27,7 +27,7 @@ from steadytrain.components.shared.records import GateRecord
 from steadytrain.components.shared.stopping import stop_signals
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.agent.stacks import is_stopped
+from steadytrain.components.train.agent.processes import is_stopped
 from steadytrain.components.train.recovery.takeover import check_continues
 from steadytrain.pipelines.runs import holder
 from steadytrain.pipelines.step_processes import StepProcesses, died

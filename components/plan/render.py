@@ -22,7 +22,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.fit import Choice
 from steadytrain.components.sizing.recipe import learning_rate
 from steadytrain.components.sizing.time_cost import ASSUMED, THE_TABLE, Span
-from steadytrain.components.train.launch.job_kinds import TrainJob
+from steadytrain.components.train.launch.job import TrainJob
 from steadytrain.components.train.launch.naming import job_name, run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pods import agent_command

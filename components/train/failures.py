@@ -14,8 +14,8 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import FIX
 from steadytrain.components.shared.events.types import Cause
 from steadytrain.components.shared.foreign import DEVICE_TEXTS, NOT_MAPPED
+from steadytrain.components.shared.output_log import Output
 from steadytrain.components.train.attempt import RankError, names_of
-from steadytrain.components.train.output import Output
 
 
 class FailureClass(StrEnum):

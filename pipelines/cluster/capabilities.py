@@ -10,7 +10,7 @@ from typing import Any
 from steadytrain.components.shared.cluster import NODE, Manifest, Refused
 from steadytrain.components.shared.cluster import Cluster as OneNamespace
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
-from steadytrain.components.train.launch.job_kinds import TRAINING_RUNTIME, TrainJob
+from steadytrain.components.train.launch.job import TRAINING_RUNTIME, TrainJob
 from steadytrain.components.train.launch.naming import run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.pipelines.cluster.access import (

@@ -28,7 +28,7 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.log import following
 from steadytrain.components.train import step
 from steadytrain.components.train.launch.launcher import launcher_for
-from steadytrain.components.train.loop.layers import LayerMonitor
+from steadytrain.components.train.loop.monitors import LayerMonitor
 from steadytrain.components.train.loop.training import Training
 
 from support.ports import free_port

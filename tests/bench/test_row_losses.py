@@ -14,9 +14,9 @@ import torch
 
 from steadytrain.components.memory.techniques import grader_of
 from steadytrain.components.shared.chunks import SCORED_TOKENS
+from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.row_losses import row_losses
-from steadytrain.components.train.loop.watch import Watch
 
 from support.costed_runs import BERT, LENGTH, LLAMA, CostedRun
 from support.costs import in_turns, peak_beside

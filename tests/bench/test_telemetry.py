@@ -20,9 +20,9 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.tracking import MlflowSink
 from steadytrain.components.shared.tracking.connect import import_mlflow
 from steadytrain.components.train import step
-from steadytrain.components.train.loop.phases import PhaseSeconds
 from steadytrain.components.train.loop.progress import Progress
 from steadytrain.components.train.loop.reporter import Reporter
+from steadytrain.components.train.loop.setup import PhaseSeconds
 from steadytrain.components.train.loop.steps import StepResult
 
 from support.ports import free_port

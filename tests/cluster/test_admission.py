@@ -17,7 +17,7 @@ from steadytrain.components.shared.cluster import Cluster, Refused
 from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.shared.environment import TRAIN_IMAGE
 from steadytrain.components.train.attempt import AttemptSpec
-from steadytrain.components.train.launch.job_kinds import PYTORCH_JOB, PyTorchJob, TrainJob
+from steadytrain.components.train.launch.job import PYTORCH_JOB, PyTorchJob, TrainJob
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS

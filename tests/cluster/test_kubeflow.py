@@ -23,7 +23,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.shared.kubeflow.client import HOST_VARIABLE
 from steadytrain.components.shared.kubeflow.connection import connect
-from steadytrain.components.train.launch.job_kinds import TRAIN_JOB
+from steadytrain.components.train.launch.job import TRAIN_JOB
 from steadytrain.components.train.launch.naming import PIPELINE_RUN, RUN
 from steadytrain.pipelines import cli
 from steadytrain.pipelines.server.follow import ENDED

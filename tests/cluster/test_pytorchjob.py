@@ -7,7 +7,7 @@ from kubernetes import client
 
 from steadytrain.components.shared.cluster import Cluster as Client
 from steadytrain.components.shared.events.types import CheckpointSaved, TrainingStep
-from steadytrain.components.train.launch.job_kinds import PYTORCH_JOB
+from steadytrain.components.train.launch.job import PYTORCH_JOB
 from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS
 
 from support.cluster import Cluster

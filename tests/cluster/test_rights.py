@@ -19,7 +19,7 @@ from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.launch import follow
 from steadytrain.components.train.launch.follow import JobFollower
-from steadytrain.components.train.launch.job_kinds import TrainJob
+from steadytrain.components.train.launch.job import TrainJob
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import WORKFLOW, OwnPod
 from steadytrain.components.train.launch.removal import remove_jobs

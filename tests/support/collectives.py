@@ -12,8 +12,8 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.train.loop.batches import Prefetch
 from steadytrain.components.train.loop.control import StopRequests
-from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.setup import set_up
 from steadytrain.components.train.loop.steps import agree, take_step
 

@@ -14,10 +14,10 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.shared.config.data import MULTI_TASK
+from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.row_losses import Losses, row_losses
 from steadytrain.components.train.loop.setup import make_accelerator
-from steadytrain.components.train.loop.watch import Watch
 
 from support.training import (
     CLASSES,

@@ -26,7 +26,7 @@ from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.lease import Renewal
 from steadytrain.components.shared.processes import set_title
 from steadytrain.components.shared.retry import retry_storage
-from steadytrain.components.shared.stopping import die_with_parent
+from steadytrain.components.shared.stopping import StopRequest, die_with_parent, stop_requests
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.shared.workspace import Workspace
@@ -43,7 +43,6 @@ from steadytrain.components.train.attempt import (
     RankError,
 )
 from steadytrain.components.train.heartbeat import Heartbeat
-from steadytrain.components.train.signals import StopRequest, stop_requests
 
 _POLL_SECONDS = 0.1
 

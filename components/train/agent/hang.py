@@ -12,9 +12,8 @@ from steadytrain.components.shared.config import RecoveryConfig
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.train.agent.processes import alive, state
+from steadytrain.components.train.agent.processes import alive, is_stopped, save_stacks, state
 from steadytrain.components.train.agent.ranks import NodeShare
-from steadytrain.components.train.agent.stacks import is_stopped, save_stacks
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat
 

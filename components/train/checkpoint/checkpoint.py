@@ -40,7 +40,7 @@ from steadytrain.components.train.checkpoint.manifest import (
 if TYPE_CHECKING:
     import torch
 
-    from steadytrain.components.train.checkpoint.region import Regions
+    from steadytrain.components.train.checkpoint.snapshot import Regions
 
 
 PREFIX = "step-"
@@ -178,7 +178,7 @@ class Checkpoint:
         Raises:
             CheckpointDamaged: a file differs from what was written.
         """
-        from steadytrain.components.train.checkpoint.region import whole
+        from steadytrain.components.train.checkpoint.snapshot import whole
 
         found = self._empty(part, "cpu")
         self.copy_into(part, {name: whole(tensor) for name, tensor in found.items()})
@@ -227,8 +227,7 @@ class Checkpoint:
         entries: Mapping[str, TensorEntry],
     ) -> None:
         """Copy a file's slices of some tensors, which are given by name."""
-        from steadytrain.components.train.checkpoint.region import begin_of
-        from steadytrain.components.train.checkpoint.snapshot import read
+        from steadytrain.components.train.checkpoint.snapshot import begin_of, read
 
         content = self._verified(file)
         missing = {name: math.prod(piece.shape) for name, piece in pieces.items()}

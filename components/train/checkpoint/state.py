@@ -10,7 +10,7 @@ import torch
 from steadytrain.components.shared.config.optimizers import OptimizerSpec
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint, of_another_model
-from steadytrain.components.train.checkpoint.region import Region, whole
+from steadytrain.components.train.checkpoint.snapshot import Region, whole
 
 Tensors = dict[str, torch.Tensor]
 RegionOf = Callable[[torch.Tensor], Region]

@@ -37,7 +37,7 @@ class LearnerRank(RankProcess):
     def run(self) -> AttemptOutcome:
         from steadytrain.components.train.checkpoint import Checkpoint
         from steadytrain.components.train.framework.training import LearnerTraining
-        from steadytrain.components.train.loop.emitter import Emitter
+        from steadytrain.components.train.loop.progress import Emitter
 
         learner = self.load()(self.config, self.data)
         stream = self.workspace.stream(f"train-a{self.spec.attempt}-r0")

@@ -35,10 +35,10 @@ from steadytrain.components.train.framework.learner import Learned, Learner, Sta
 from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.emitter import Emitter
 from steadytrain.components.train.loop.export import write_model
 from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.loop.progress import (
+    Emitter,
     ExportedChoice,
     Progress,
     best_metric,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.config import RecoveryConfig, load
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.output_log import Output, tail
 from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
@@ -25,7 +26,6 @@ from steadytrain.components.train.attempt import (
 )
 from steadytrain.components.train.failures import CRASHES
 from steadytrain.components.train.heartbeat import Beat
-from steadytrain.components.train.output import Output, tail
 
 _SLACK_SECONDS = KILL_SECONDS + 10.0
 """How long an agent may need beyond the grace period to end its ranks and report it."""

@@ -13,8 +13,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.launch.job import Job
-from steadytrain.components.train.launch.job_kinds import offered
+from steadytrain.components.train.launch.job import Job, offered
 from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import RANK_IMPORTS, RANK_PROGRAM, ProcessLauncher
 

@@ -29,7 +29,7 @@ from steadytrain.components.shared.lease import Generations, is_held
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.storage import LocalStorage, Storage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.launch.job_kinds import offered
+from steadytrain.components.train.launch.job import offered
 from steadytrain.components.train.launch.naming import (
     MANAGED,
     PIPELINE_RUN,

@@ -34,15 +34,15 @@ class Rank(RankProcess):
         # Import late: torch takes seconds to import, and no signal may be lost in that time.
         from steadytrain.components.sizing.recipe import learning_rate
         from steadytrain.components.train.checkpoint import Checkpoint
-        from steadytrain.components.train.loop.compiled import keep_compiled
+        from steadytrain.components.train.loop.control import StoppedEarly, Watch
         from steadytrain.components.train.loop.export import latency_is_known, measure_latency
-        from steadytrain.components.train.loop.export_wait import wait_for_file
+        from steadytrain.components.train.loop.kernels import keep_compiled
         from steadytrain.components.train.loop.optim import set_rate
+        from steadytrain.components.train.loop.process import wait_for_file
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
         from steadytrain.components.train.loop.training import Training
         from steadytrain.components.train.loop.usage import Usage, report_split
-        from steadytrain.components.train.loop.watch import StoppedEarly, Watch
 
         spec, config, workspace = self.spec, self.config, self.workspace
         stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
@@ -103,7 +103,7 @@ class Rank(RankProcess):
     def cause(self, error: BaseException) -> BaseException:
         """Return the damage in the rows or the compiled code used, if it may explain the error."""
         if self.compiled is not None:
-            from steadytrain.components.train.loop.compiled import without_damaged
+            from steadytrain.components.train.loop.kernels import without_damaged
 
             error = without_damaged(error, self.compiled)
         damaged = isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, Diverged))

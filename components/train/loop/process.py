@@ -6,18 +6,22 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from steadytrain.components.shared.output_log import redact_output
+from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.processes import set_title
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.stopping import die_with_parent
+from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.shared.traceparent import TRACEPARENT
-from steadytrain.components.train.agent.stacks import answer_to_signal
+from steadytrain.components.train.agent.processes import answer_to_signal
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
     AttemptFolder,
@@ -26,7 +30,7 @@ from steadytrain.components.train.attempt import (
     RankError,
 )
 from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.heartbeat import Heartbeat
+from steadytrain.components.train.heartbeat import EVERY_SECONDS, Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
 
 # The rest is imported late: torch takes seconds to import, and no signal may be lost in that time.
@@ -37,8 +41,7 @@ if TYPE_CHECKING:
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.components.train.checkpoint import CheckpointStore
     from steadytrain.components.train.checkpoint.cadence import Cadence
-    from steadytrain.components.train.loop.emitter import Emitter
-    from steadytrain.components.train.loop.progress import ExportedChoice, Progress
+    from steadytrain.components.train.loop.progress import Emitter, ExportedChoice, Progress
 
 
 class Ended(Protocol):
@@ -127,7 +130,6 @@ class RankProcess(ABC):
             steps: of the full training run.
         """
         from steadytrain.components.train.heartbeat import FINISHING
-        from steadytrain.components.train.loop.export_wait import beating
 
         self.fence()
         model, done = self.workspace.model, outcome in ("finished", "early_stopped")
@@ -194,3 +196,43 @@ def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
     # The rank would appear to die of the signal instead of exiting on its own.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return PREEMPTED_EXIT if outcome == "preempted" else 0
+
+
+_LOOK_SECONDS = 0.2
+_WORK_SECONDS = 0.001
+"""CPU seconds since the last beat from which a thread counts as working."""
+
+
+@contextlib.contextmanager
+def beating(beat: Callable[[], object]) -> Iterator[None]:
+    """Beat from a second thread while the calling thread is working, measured by its CPU time.
+
+    If the calling thread hangs, for example in a write that never returns, the beats stop.
+    """
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    before = time.clock_gettime(clock)
+
+    def follow() -> None:
+        nonlocal before
+        now = time.clock_gettime(clock)
+        if now - before >= _WORK_SECONDS:
+            before = now
+            beat()
+
+    thread = Periodic("beating", follow, every=EVERY_SECONDS)
+    try:
+        yield
+    finally:
+        thread.end()
+
+
+def wait_for_file(path: Path, beat: Callable[[], object]) -> None:
+    """Beat until a file exists."""
+    awaited = Awaited(path)
+    while True:
+        # Storage that cannot be read now is looked at again.
+        with contextlib.suppress(OSError):
+            if awaited.there():
+                return
+        beat()
+        time.sleep(_LOOK_SECONDS)

@@ -20,8 +20,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     WorkProgress,
 )
-from steadytrain.components.train.loop.emitter import Emitter
-from steadytrain.components.train.loop.progress import Progress
+from steadytrain.components.train.loop.progress import Emitter, Progress
 from steadytrain.components.train.loop.setup import Parts, precision
 from steadytrain.components.train.loop.steps import StepResult
 from steadytrain.components.train.loop.usage import gpu_use

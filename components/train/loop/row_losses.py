@@ -33,14 +33,14 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import OpenTask, TrainingTask, task_code
 from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.techniques.inference import to_device
-from steadytrain.components.train.loop.data import Rows, drawn, share
-from steadytrain.components.train.loop.exchange import gather_objects
-from steadytrain.components.train.loop.watch import (
+from steadytrain.components.train.loop.control import (
     StoppedEarly,
     Watch,
     memory_for,
     requested_outcome,
 )
+from steadytrain.components.train.loop.data import Rows, drawn, share
+from steadytrain.components.train.loop.exchange import gather_objects
 
 # Each training row's loss under a reference model, in a file that later attempts and runs read.
 #

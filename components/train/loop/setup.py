@@ -28,20 +28,54 @@ from steadytrain.components.tasks.frozen_parts import attach, parameter_count
 from steadytrain.components.techniques.curriculum.order import SequenceLength
 from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat, longest_wait
-from steadytrain.components.train.loop.compiled import compile_layers
+from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.exchange import set_longest_wait
-from steadytrain.components.train.loop.kernels import usable
+from steadytrain.components.train.loop.kernels import compile_layers, usable
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler
-from steadytrain.components.train.loop.order import Order
-from steadytrain.components.train.loop.phases import Phases
-from steadytrain.components.train.loop.run_order import run_order, sequences_of
+from steadytrain.components.train.loop.order import Order, run_order, sequences_of
 from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
-from steadytrain.components.train.loop.watch import Watch
-from steadytrain.components.train.strategy.base import Strategy
-from steadytrain.components.train.strategy.choose import apply_strategy
+from steadytrain.components.train.strategy.base import Strategy, Timer, apply_strategy
+
+
+@dataclass(frozen=True)
+class PhaseSeconds:
+    """Seconds of a step's phases on this rank.
+
+    backward: without waiting for the other ranks' gradients.
+    optimizer: of clipping and the update. On a GPU, of the step before: the update of this one is
+        not over yet when it is read.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+
+
+class Phases:
+    """Times the phases of steps.
+
+    meeting: the wait for the other ranks before a step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.meeting, self.forward = Timer(device), Timer(device)
+        self.backward, self.optimizer = Timer(device), Timer(device)
+
+    def take(self, exchanged: float) -> PhaseSeconds:
+        """Return the seconds of the passes since the last call.
+
+        Call this where the device has finished the backward pass, so that nothing waits for it.
+
+        Args:
+            exchanged: seconds of the backward passes in which this rank waited for the others.
+        """
+        return PhaseSeconds(
+            forward=self.forward.take(),
+            backward=max(0.0, self.backward.take() - exchanged),
+        )
 
 
 @dataclass

@@ -20,8 +20,7 @@ from steadytrain.components.train.errors import Diverged
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.optim import current_rate
-from steadytrain.components.train.loop.phases import PhaseSeconds
-from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.setup import Parts, PhaseSeconds
 
 
 @dataclass(frozen=True)

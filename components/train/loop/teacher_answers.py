@@ -36,14 +36,14 @@ from steadytrain.components.tasks.base import Row, RowTeacher, TrainingTask
 from steadytrain.components.tasks.fitting import fitted, splitting
 from steadytrain.components.techniques.distillation.loss import CLASSES, LIKELY, REST
 from steadytrain.components.techniques.distillation.teacher import FIELD
-from steadytrain.components.train.loop.data import Rows, drawn
-from steadytrain.components.train.loop.exchange import gather_objects
-from steadytrain.components.train.loop.watch import (
+from steadytrain.components.train.loop.control import (
     StoppedEarly,
     Watch,
     memory_for,
     requested_outcome,
 )
+from steadytrain.components.train.loop.data import Rows, drawn
+from steadytrain.components.train.loop.exchange import gather_objects
 
 _WORK: Final = "storing the teacher's answers"
 _FILE_TOKENS: Final = 2**18

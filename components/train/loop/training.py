@@ -23,25 +23,25 @@ from steadytrain.components.train.checkpoint import (
 from steadytrain.components.train.checkpoint.cadence import Cadence
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.errors import Diverged, NonFiniteState
-from steadytrain.components.train.loop.batches import RankBatches
+from steadytrain.components.train.loop.batches import Prefetch, RankBatches
 from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
-from steadytrain.components.train.loop.evaluated import (
-    evaluated_weights,
-    exported_weights,
-    saved_state,
-)
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.halving import Halving
 from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing
-from steadytrain.components.train.loop.prefetch import Prefetch
 from steadytrain.components.train.loop.progress import ExportedChoice, Progress, highest_normal_loss
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.seeds import random_state, restore_random_state
 from steadytrain.components.train.loop.setup import Parts, build_module
 from steadytrain.components.train.loop.steps import Agreement, StepResult, agree, take_step
-from steadytrain.components.train.loop.validation import best_by, validate
+from steadytrain.components.train.loop.validation import (
+    best_by,
+    evaluated_weights,
+    exported_weights,
+    saved_state,
+    validate,
+)
 
 FAILED_SECONDS: Final = 5.0
 """How long a failed training run waits for the checkpoint that is being written."""

@@ -31,6 +31,7 @@ from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import AWAY_SECONDS, retry_storage
+from steadytrain.components.shared.stopping import StopRequest, stop_requests
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.trace import attempt_traceparent
 from steadytrain.components.shared.workspace import Workspace
@@ -63,7 +64,6 @@ from steadytrain.components.train.recovery.takeover import (
     undecided,
 )
 from steadytrain.components.train.recovery.watch import Watch
-from steadytrain.components.train.signals import StopRequest, stop_requests
 
 GROWTH_SECONDS = 300.0
 """How long an attempt waits for nodes that the run can do without."""

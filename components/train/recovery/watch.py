@@ -22,6 +22,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry, any_error
+from steadytrain.components.shared.stopping import StopRequest
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
@@ -29,7 +30,6 @@ from steadytrain.components.train.launch.launcher import RunningAttempt
 from steadytrain.components.train.recovery.history import State, is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import pods_waited
-from steadytrain.components.train.signals import StopRequest
 
 POLL_SECONDS = 0.1
 DELETED_SECONDS = 10.0

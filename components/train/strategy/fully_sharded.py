@@ -26,8 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.region import Region, whole
-from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, Region, whole, whole_piece
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_tensors,

@@ -17,8 +17,7 @@ import torch
 from accelerate import Accelerator
 
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.region import Region, whole
-from steadytrain.components.train.checkpoint.snapshot import Piece, whole_piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, Region, whole, whole_piece
 from steadytrain.components.train.checkpoint.state import (
     allocate,
     by_parameter,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from steadytrain.components.train.checkpoint.region import Region
+from steadytrain.components.train.checkpoint.snapshot import Region
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,

@@ -21,8 +21,13 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.manifest import COMMIT
-from steadytrain.components.train.checkpoint.region import Region
-from steadytrain.components.train.checkpoint.snapshot import HostMemory, cut, encode, in_place
+from steadytrain.components.train.checkpoint.snapshot import (
+    HostMemory,
+    Region,
+    cut,
+    encode,
+    in_place,
+)
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_settings,

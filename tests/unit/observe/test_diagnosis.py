@@ -31,7 +31,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import LossSum
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.loop.emitter import Emitter
+from steadytrain.components.train.loop.progress import Emitter
 from steadytrain.components.train.loop.training import Training
 
 from support.training import (

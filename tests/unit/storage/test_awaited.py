@@ -6,6 +6,7 @@ import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.stopping import StopRequest
 from steadytrain.components.shared.storage import local
 from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.train.agent.__main__ import Agent
@@ -14,7 +15,6 @@ from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec, Exi
 from steadytrain.components.train.launch import agent as launched
 from steadytrain.components.train.launch.agent import AgentAttempt, AgentExit
 from steadytrain.components.train.loop.control import StopRequests
-from steadytrain.components.train.signals import StopRequest
 
 from support.fuse import mirror
 

@@ -13,7 +13,7 @@ from steadytrain.components.shared.cluster import (
     this_pod_name,
 )
 from steadytrain.components.shared.retry import retry
-from steadytrain.components.train.launch.job_kinds import TRAIN_JOB, TRAINING_RUNTIME
+from steadytrain.components.train.launch.job import TRAIN_JOB, TRAINING_RUNTIME
 
 
 def named(name, **labels):

@@ -7,7 +7,7 @@ import pytest
 from steadytrain.components.shared import retry
 from steadytrain.components.shared.cluster import Refused
 from steadytrain.components.train.attempt import Exits, RankError
-from steadytrain.components.train.launch.job_kinds import TRAIN_JOB
+from steadytrain.components.train.launch.job import TRAIN_JOB
 from steadytrain.components.train.launch.naming import FOLDER, GENERATION
 
 from support.following import event, failure

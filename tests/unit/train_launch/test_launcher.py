@@ -15,7 +15,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptSpec, Exits
 from steadytrain.components.train.launch import follow, own_pod, pods
 from steadytrain.components.train.launch import launcher as launcher_module
-from steadytrain.components.train.launch.job_kinds import PyTorchJob, TrainJob
+from steadytrain.components.train.launch.job import PyTorchJob, TrainJob
 from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.launch.pods import PodsLauncher
 from steadytrain.components.train.launch.process import ProcessLauncher

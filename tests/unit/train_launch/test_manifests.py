@@ -11,7 +11,7 @@ import yaml
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.train.launch.evidence import node_of
-from steadytrain.components.train.launch.job_kinds import PyTorchJob
+from steadytrain.components.train.launch.job import PyTorchJob
 from steadytrain.components.train.launch.own_pod import OwnPod
 
 from support.golden import assert_golden

@@ -9,7 +9,7 @@ from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch import removal
-from steadytrain.components.train.launch.job_kinds import TRAIN_JOB
+from steadytrain.components.train.launch.job import TRAIN_JOB
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
 from steadytrain.components.train.launch.removal import (
     remove_jobs,

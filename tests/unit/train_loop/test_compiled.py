@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from steadytrain.components.train.errors import CompiledCodeDamaged
-from steadytrain.components.train.loop.compiled import keep_compiled, without_damaged
+from steadytrain.components.train.loop.kernels import keep_compiled, without_damaged
 
 from support.disks import small_file_system
 
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 import torch
 import torch._dynamo.utils
-from steadytrain.components.train.loop.compiled import compile_layers, keep_compiled
+from steadytrain.components.train.loop.kernels import compile_layers, keep_compiled
 keep_compiled(Path(sys.argv[1]))
 module = torch.nn.Linear(4, 4)
 compile_layers(module)

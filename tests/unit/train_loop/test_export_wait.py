@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from steadytrain.components.train.loop import export_wait
-from steadytrain.components.train.loop.export_wait import beating, wait_for_file
+from steadytrain.components.train.loop import process
+from steadytrain.components.train.loop.process import beating, wait_for_file
 
 
 def test_only_progress_renews_the_heartbeat(monkeypatch):
-    monkeypatch.setattr(export_wait, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(process, "EVERY_SECONDS", 0.05)
     beats = []
     with beating(lambda: beats.append(1)):
         end = time.monotonic() + 60
@@ -25,7 +25,7 @@ def test_only_progress_renews_the_heartbeat(monkeypatch):
 
 
 def test_waiting_ends_with_the_export(monkeypatch):
-    monkeypatch.setattr(export_wait, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(process, "EVERY_SECONDS", 0.05)
     try:
         with beating(lambda: None):
             raise OSError

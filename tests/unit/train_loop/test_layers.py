@@ -14,8 +14,8 @@ from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import LayersMeasured
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
-from steadytrain.components.train.loop import layers
-from steadytrain.components.train.loop.layers import layer_of
+from steadytrain.components.train.loop import monitors
+from steadytrain.components.train.loop.monitors import layer_of
 from steadytrain.components.train.recovery.takeover import inputs_digest
 
 from support.forked import on_ranks
@@ -51,7 +51,7 @@ def test_norms_are_those_of_the_gradients_the_weights_and_the_update(make_bench,
     before.train_here()
     after = make_bench("after", training={**WATCHED, "max_steps": 6, "max_grad_norm": 1e-3})
     taken = {}
-    prompt = layers.LayerMonitor.before_update
+    prompt = monitors.LayerMonitor.before_update
 
     def spy(self, update):
         weights = {name: item.clone() for name, item in self.context.weights.items()}
@@ -59,7 +59,7 @@ def test_norms_are_those_of_the_gradients_the_weights_and_the_update(make_bench,
         taken[update.step] = weights, gradients, update.grad_norm
         prompt(self, update)
 
-    monkeypatch.setattr(layers.LayerMonitor, "before_update", spy)
+    monkeypatch.setattr(monitors.LayerMonitor, "before_update", spy)
     training = after.train_here()
     last = measured(after)[-1]
     weights, gradients, norm = taken[6]
@@ -85,7 +85,7 @@ def test_norms_are_those_of_the_gradients_the_weights_and_the_update(make_bench,
 def test_update_of_a_large_weight_is_estimated_well(make_bench, monkeypatch):
     exact, sampled = make_bench("exact", training=WATCHED), make_bench("sampled", training=WATCHED)
     exact.train_here()
-    monkeypatch.setattr(layers, "SAMPLE", 256)
+    monkeypatch.setattr(monitors, "SAMPLE", 256)
     sampled.train_here()
     for one, other in zip(measured(exact), measured(sampled), strict=True):
         assert one.weight == other.weight

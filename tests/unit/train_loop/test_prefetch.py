@@ -17,9 +17,8 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.techniques.inference import to_device
-from steadytrain.components.train.loop.batches import take_share
+from steadytrain.components.train.loop.batches import Prefetch, take_share
 from steadytrain.components.train.loop.order import RowOrder
-from steadytrain.components.train.loop.prefetch import Prefetch
 
 from support.training import events_of, result_of
 

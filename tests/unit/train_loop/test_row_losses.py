@@ -21,9 +21,8 @@ from steadytrain.components.shared.errors import BadInput, ConfigError, PathTake
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.loop import row_losses as scoring
-from steadytrain.components.train.loop.control import OUTCOMES
+from steadytrain.components.train.loop.control import OUTCOMES, StoppedEarly, Watch
 from steadytrain.components.train.loop.main import Rank
-from steadytrain.components.train.loop.watch import StoppedEarly, Watch
 
 from support.forked import on_ranks
 from support.scoring import (

@@ -16,10 +16,9 @@ from steadytrain.components.shared.errors import BadInput, PathTaken, StorageErr
 from steadytrain.components.tasks import causal_lm, models
 from steadytrain.components.techniques.distillation.teacher import AnsweringTeacher
 from steadytrain.components.train.loop import teacher_answers
-from steadytrain.components.train.loop.control import OUTCOMES
+from steadytrain.components.train.loop.control import OUTCOMES, StoppedEarly, Watch
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.setup import set_up
-from steadytrain.components.train.loop.watch import StoppedEarly, Watch
 
 from support.answering import IN_A_FILE, TOGETHER, store_on_a_rank
 from support.forked import on_ranks

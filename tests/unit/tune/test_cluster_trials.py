@@ -10,7 +10,7 @@ import pytest
 from steadytrain.components.shared import retry
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.train.launch import launcher
-from steadytrain.components.train.launch.job_kinds import TRAIN_JOB, TrainJob
+from steadytrain.components.train.launch.job import TRAIN_JOB, TrainJob
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
 from steadytrain.components.tune.trials.cluster import STUDY, ClusterTrials, RanksInPods, trials_for
 from steadytrain.components.tune.trials.folder import TrialFolder
