@@ -135,7 +135,7 @@ def show_data(
     For example: `steadytrain show-data chats.jsonl --n 3 --set model.base=hub:NAME`
     """
     from steadytrain.components.preprocess.data_card import show
-    from steadytrain.components.shared.controls import on_one_line, printable
+    from steadytrain.components.shared.redaction import on_one_line, printable
     from steadytrain.pipelines.sources import open_source
 
     chosen = open_source(source, with_options(overrides, run=run, output=output))
@@ -166,7 +166,7 @@ def show_data(
 
 
 def _marked(document: Document, *, color: bool) -> str:
-    from steadytrain.components.shared.controls import printable
+    from steadytrain.components.shared.redaction import printable
 
     texts = [(printable(piece.text), piece.target) for piece in document.pieces]
     if color:

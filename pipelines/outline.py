@@ -16,7 +16,7 @@ from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.tracking.connect import resolve_uri, shown
-from steadytrain.components.shared.tracking.reading import version_link
+from steadytrain.components.shared.tracking.run import version_link
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.tasks.base import load_task

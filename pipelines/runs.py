@@ -19,8 +19,7 @@ from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError, Unreadable
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, StepFinished, StepStarted
-from steadytrain.components.shared.lease import is_held
-from steadytrain.components.shared.lock import try_lock
+from steadytrain.components.shared.lease import is_held, try_lock
 from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.quantities import timestamp
 from steadytrain.components.shared.storage import LocalStorage

@@ -12,13 +12,13 @@ import typer
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.plain import shortened
-from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.log import step_format
 from steadytrain.components.shared.records import DataRecord, Record
+from steadytrain.components.shared.redaction import printable
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.pipelines.options import Extra, check_extra

@@ -10,9 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.quantities import amount, duration, moment, number, size
-from steadytrain.components.shared.redaction import redact
+from steadytrain.components.shared.redaction import redact, without_controls
 
 
 def html(template: str, **values: Any) -> str:

@@ -23,7 +23,7 @@ from typing import Final
 
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import StorageError
-from steadytrain.components.shared.lock import try_lock
+from steadytrain.components.shared.lease import try_lock
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import sync_file, sync_folder
 

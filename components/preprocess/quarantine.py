@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config.plain import shortened
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.left_out import SET_ASIDE
+from steadytrain.components.shared.redaction import on_one_line
 from steadytrain.components.tasks.encoding.fields import DEFECTS, NO_CLASS_REMEDY
 
 EXCERPT_CHARACTERS: Final = 400

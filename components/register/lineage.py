@@ -18,8 +18,8 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.lineage import ENVIRONMENT, FINGERPRINT, PLAN
-from steadytrain.components.shared.tracking.reading import reading_client
+from steadytrain.components.shared.tracking.finish import ENVIRONMENT, FINGERPRINT, PLAN
+from steadytrain.components.shared.tracking.run import reading_client
 from steadytrain.components.shared.tracking.store import sqlite_uri
 
 _TAGS = {

@@ -23,11 +23,11 @@ from steadytrain.components.report.side_by_side import (
 )
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.records import EvaluationRecord
+from steadytrain.components.shared.redaction import on_one_line
 
 if TYPE_CHECKING:
     from steadytrain.components.evaluate.paired import PairedDifference

@@ -29,9 +29,9 @@ from steadytrain.components.report.story import (
     outcome,
     wall_seconds,
 )
-from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import BatchSplit, CheckpointSkipped, StepFailed
 from steadytrain.components.shared.quantities import duration, number, percent
+from steadytrain.components.shared.redaction import on_one_line
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 

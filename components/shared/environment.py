@@ -1,4 +1,4 @@
-"""What a process runs on: packages, the user's code, and container images."""
+"""What a process runs on: packages, the user's code, container images, and the caller's span."""
 
 from __future__ import annotations
 
@@ -90,3 +90,18 @@ STEP_IMAGE = image("step")
 
 TRAIN_IMAGE = image("train")
 """Image for training, evaluation and registration."""
+
+
+TRACEPARENT: Final = "TRACEPARENT"
+"""Variable with the span."""
+
+FORM: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
+)
+"""Version, trace id, span id and flags; the last three are groups."""
+
+
+def callers_span() -> str:
+    """Return the span of this process's caller; "" if the variable names none."""
+    text = os.environ.get(TRACEPARENT, "").strip()
+    return text if FORM.fullmatch(text) else ""

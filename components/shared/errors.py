@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.shared.controls import printable
-from steadytrain.components.shared.redaction import redact
+from steadytrain.components.shared.redaction import printable, redact
 
 FIX: Final = "\n  fix: "
 """Stands between the message of an error and its fix."""

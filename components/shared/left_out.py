@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from steadytrain.components.shared.class_names import listed
-from steadytrain.components.shared.controls import on_one_line
+from steadytrain.components.shared.redaction import on_one_line
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.records import DataRecord

@@ -14,7 +14,7 @@ from typing import Any, Final
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import BASE_FILE, MODEL_FILES, files_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.lock import lock
+from steadytrain.components.shared.lease import lock
 from steadytrain.components.shared.paths import below, check_distinct, checked, local_path
 from steadytrain.components.shared.storage import S3Storage
 from steadytrain.components.shared.storage.local import local_errors, sync_folder

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar
 
-from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.foreign import foreign, raised_by_code
+from steadytrain.components.shared.redaction import on_one_line
 
 T = TypeVar("T")
 METRICS = "steadytrain.metrics"

@@ -1,13 +1,4 @@
-"""Recognize secrets, in one place.
-
-Configurations that contain a secret are rejected, and everything that is shown, logged or stored
-has secrets replaced.
-
-A secret is recognized by the prefix that its issuer has published, by the name it is assigned to,
-by its position in an address, or because it is the value of an environment variable that is not
-known to be harmless. It is never recognized by looking random: digests of models, data and commits
-do too.
-"""
+"""Recognize secrets, in one place, and control characters, which would change a terminal or a page."""
 
 from __future__ import annotations
 
@@ -18,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import Final
 from urllib.parse import quote, unquote
 
 PLACEHOLDER = "[redacted]"
@@ -261,3 +253,25 @@ def _any_of(values: frozenset[str]) -> re.Pattern[str] | None:
     # Longest first, because one value may be the start of another.
     ordered = sorted(forms, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+_CONTROL: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""The sequences with which a terminal sets colors (ECMA-48), and the other control characters."""
+
+
+def without_controls(text: str) -> str:
+    """Return text of several lines without colors and control characters but tab and newline."""
+    return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def printable(text: str) -> str:
+    """Escape what cannot be encoded, and drop what controls a terminal.
+
+    Names of files and packages are anybody's: they may have bytes that are not valid text.
+    """
+    return without_controls(text.encode(errors="backslashreplace").decode())
+
+
+def on_one_line(text: str) -> str:
+    """Return text in which each character that cannot be printed is a space."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)

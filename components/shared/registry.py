@@ -16,13 +16,13 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest, value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
-from steadytrain.components.shared.lock import lock
+from steadytrain.components.shared.lease import lock
 from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.records import DataRecord, GateRecord, Subject, TrainRecord
 from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.tracking.batches import value
 from steadytrain.components.shared.tracking.connect import tracking_errors
-from steadytrain.components.shared.tracking.lineage import FINGERPRINT
+from steadytrain.components.shared.tracking.finish import FINGERPRINT
 from steadytrain.components.shared.workspace import Workspace
 
 _NAMES = {

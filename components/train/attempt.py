@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.controls import printable
 from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import Record
-from steadytrain.components.shared.redaction import redact, traceback_of
+from steadytrain.components.shared.redaction import printable, redact, traceback_of
 
 _BUILT_IN = (Exception, BaseException, object)
 _LONGEST_TEXT = 20_000  # Characters. User code may put a whole batch into a message.

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from steadytrain.components.pages.charts import aligned
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.studies import DESIGNS
+from steadytrain.components.shared.config.tune import DESIGNS
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tune.comparisons import Estimate, Row, chart, estimates, row

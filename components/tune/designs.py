@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, TuneConfig, from_mapping
-from steadytrain.components.shared.config.changes import merged
-from steadytrain.components.shared.config.space import changed
-from steadytrain.components.shared.config.studies import DESIGNS, AblationConfig
-from steadytrain.components.shared.config.studies import Design as DesignName
+from steadytrain.components.shared.config.space import changed, merged
+from steadytrain.components.shared.config.tune import DESIGNS, AblationConfig
+from steadytrain.components.shared.config.tune import Design as DesignName
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tune.history import Params, Trial
 from steadytrain.components.tune.space import Fits

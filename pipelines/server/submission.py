@@ -15,11 +15,11 @@ from steadytrain.components.shared.cluster import Refused, Unreachable
 from steadytrain.components.shared.cluster import connect as connect_to_cluster
 from steadytrain.components.shared.config import RunConfig, load, to_parameters
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.environment import callers_span
 from steadytrain.components.shared.errors import BadInput, ServerError
 from steadytrain.components.shared.kubeflow.connection import IN_CLUSTER, Server, connect
 from steadytrain.components.shared.pagination import named, pages
 from steadytrain.components.shared.quantities import size
-from steadytrain.components.shared.traceparent import callers_span
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.resubmit import continuation, describes
 from steadytrain.components.tune.designs import as_cross_validation, check_folds

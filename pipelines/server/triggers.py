@@ -27,7 +27,7 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, RunBusy, ServerError, StorageError
 from steadytrain.components.shared.kubeflow.connection import Server
-from steadytrain.components.shared.lock import EXPIRY_SECONDS, lock
+from steadytrain.components.shared.lease import EXPIRY_SECONDS, lock
 from steadytrain.components.shared.pagination import named, pages
 from steadytrain.components.shared.quantities import moment
 from steadytrain.components.shared.retry import AWAY_SECONDS, FOREVER, Retry

@@ -18,7 +18,6 @@ from steadytrain.components.report.report_page import content
 from steadytrain.components.report.sentences import describe
 from steadytrain.components.report.side_by_side import differences, results
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.controls import without_controls
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
@@ -26,6 +25,7 @@ from steadytrain.components.shared.events.types import (
     newest_attempt,
 )
 from steadytrain.components.shared.quantities import amount, size, timestamp
+from steadytrain.components.shared.redaction import without_controls
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.start import Estimate, estimate
 from steadytrain.pipelines.view.library import MOST_RUNS, Opened, Row, Sort

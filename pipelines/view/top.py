@@ -24,10 +24,9 @@ from steadytrain.components.report.facts import Spending
 from steadytrain.components.report.figures import memory, standing
 from steadytrain.components.report.sentences import describe
 from steadytrain.components.report.story import attempts
-from steadytrain.components.shared.controls import on_one_line
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.quantities import amount, duration, moment, number, size
-from steadytrain.components.shared.redaction import redact
+from steadytrain.components.shared.redaction import on_one_line, redact
 from steadytrain.pipelines.view.library import Board, Library, Opened, Row, Sort
 
 _WIDE: Final = 60

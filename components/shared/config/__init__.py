@@ -16,13 +16,17 @@ from steadytrain.components.shared.config.evaluation import (
 )
 from steadytrain.components.shared.config.load import from_mapping, load, preset_names
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
-from steadytrain.components.shared.config.operations import PipelineConfig
+from steadytrain.components.shared.config.operations import PipelineConfig, RecoveryConfig
 from steadytrain.components.shared.config.parameters import from_parameters, to_parameters
-from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.run import RunConfig
-from steadytrain.components.shared.config.studies import AblationConfig, CrossValidationConfig
 from steadytrain.components.shared.config.training import TrainingConfig
-from steadytrain.components.shared.config.tune import Dimension, Objective, TuneConfig
+from steadytrain.components.shared.config.tune import (
+    AblationConfig,
+    CrossValidationConfig,
+    Dimension,
+    Objective,
+    TuneConfig,
+)
 
 __all__ = [
     "AblationConfig",

@@ -19,7 +19,6 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from steadytrain.components.shared.config.changes import change_problems, comparison_problems
 from steadytrain.components.shared.config.document import damage, parse, read
 from steadytrain.components.shared.config.fields import describe
 from steadytrain.components.shared.config.plain import (
@@ -36,7 +35,11 @@ from steadytrain.components.shared.config.secrets import (
     names_a_secret,
     redact,
 )
-from steadytrain.components.shared.config.space import space_problems
+from steadytrain.components.shared.config.space import (
+    change_problems,
+    comparison_problems,
+    space_problems,
+)
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
 _TYPE: Final = re.compile(r"function-|constrained-|\w+\[")

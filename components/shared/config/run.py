@@ -21,17 +21,23 @@ from steadytrain.components.shared.config.evaluation import (
     TrackingConfig,
 )
 from steadytrain.components.shared.config.model import ModelConfig
-from steadytrain.components.shared.config.operations import ObservabilityConfig, PipelineConfig
+from steadytrain.components.shared.config.operations import (
+    ObservabilityConfig,
+    PipelineConfig,
+    RecoveryConfig,
+)
 from steadytrain.components.shared.config.optimizers import (
     DEFAULT,
     check_settings,
     optimizer_spec,
 )
-from steadytrain.components.shared.config.recovery import RecoveryConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
-from steadytrain.components.shared.config.studies import AblationConfig, CrossValidationConfig
 from steadytrain.components.shared.config.training import TrainingConfig
-from steadytrain.components.shared.config.tune import TuneConfig
+from steadytrain.components.shared.config.tune import (
+    AblationConfig,
+    CrossValidationConfig,
+    TuneConfig,
+)
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.effects import Effect, Use, counted
 from steadytrain.components.shared.errors import BadInput

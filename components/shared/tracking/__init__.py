@@ -3,8 +3,12 @@
 from steadytrain.components.shared.tracking.connect import check_tracking, resolve_uri, use_tracking
 from steadytrain.components.shared.tracking.finish import finish_run
 from steadytrain.components.shared.tracking.mlflow_sink import MlflowSink
-from steadytrain.components.shared.tracking.reading import read_registry, run_links, version_link
-from steadytrain.components.shared.tracking.run import parent_run
+from steadytrain.components.shared.tracking.run import (
+    parent_run,
+    read_registry,
+    run_links,
+    version_link,
+)
 
 __all__ = [
     "MlflowSink",

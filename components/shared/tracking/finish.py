@@ -1,16 +1,31 @@
-"""What a run sends to MLflow at its end. Nothing here can fail a successful run."""
+"""What a run sends to MLflow at its end: results, what it was made from, and what it made.
+
+Nothing here can fail a successful run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, TrackingError
+from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events.types import (
+    CheckpointSaved,
+    TrainingStarted,
+    Validated,
+    newest_attempt,
+)
+from steadytrain.components.shared.pagination import all_found
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
-from steadytrain.components.shared.tracking.batches import Batches, key
+from steadytrain.components.shared.tracking.batches import Batches, key, points
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     error_with_timeout,
@@ -18,9 +33,8 @@ from steadytrain.components.shared.tracking.connect import (
     short_timeouts,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.lineage import log_lineage
 from steadytrain.components.shared.tracking.mlflow_sink import Delivery
-from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.notes import attempt_note, identity, recall, warn
 from steadytrain.components.shared.tracking.run import continue_run, delete_doubles
 from steadytrain.components.shared.workspace import Workspace
 
@@ -122,3 +136,143 @@ def _artifacts(workspace: Workspace) -> Iterator[tuple[Path, str]]:
         data = DataRecord.load(prepared)
         candidates += [(data.path(name), "data") for name in ("card.json", "card.html")]
     yield from (pair for pair in candidates if pair[0].is_file())
+
+
+DIGEST_LENGTH = 36
+"""Longest digest of a dataset in MLflow. The tag `steadytrain.data_fingerprint` has all of it."""
+
+FINGERPRINT = "steadytrain.data_fingerprint"
+ENVIRONMENT, PLAN = "steadytrain.environment", "steadytrain.plan"
+"""Tags of a run, as JSON: where its newest attempt ran, and how the work was divided there."""
+_CHECKPOINT = "steadytrain.checkpoint"
+_KIND = "checkpoint"
+
+
+def log_lineage(tracking: Tracking, run_id: str, config: RunConfig, workspace: Workspace) -> None:
+    """Log a run's data, environment, plan and checkpoints. It can be repeated.
+
+    Raises what MLflow raises.
+    """
+    path = workspace.record("preprocess")
+    if path.is_file():
+        _log_data(tracking, run_id, config, DataRecord.load(path))
+    events = read_events(workspace.events)
+    for tag, content in _circumstances(events).items():
+        tracking.client.set_tag(run_id, tag, json.dumps(content))
+    _log_checkpoints(tracking, run_id, workspace, events)
+
+
+def _circumstances(events: Sequence[Event]) -> dict[str, Mapping[str, Any]]:
+    """Return the tags that describe the newest attempt, as plain data."""
+    found: dict[str, Mapping[str, Any]] = {}
+    if (newest := newest_attempt(events)) is not None:
+        found[PLAN] = {
+            "world_size": newest.world_size,
+            "nodes": newest.nodes,
+            "device": newest.device,
+            "gradient_accumulation_steps": newest.gradient_accumulation_steps,
+            **asdict(newest.batch),
+            "strategy": newest.batch.strategy_on(newest.world_size),
+        }
+    for event in events:
+        if isinstance(event, TrainingStarted) and event.environment:
+            found[ENVIRONMENT] = event.environment
+    return found
+
+
+def _log_data(tracking: Tracking, run_id: str, config: RunConfig, data: DataRecord) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    sources = [redact(address) for _, address in config.data.addresses]
+    about = {
+        "fingerprint": data.fingerprint,
+        "inputs_digest": data.inputs_digest,
+        "card": "data/card.json",
+        "sides": {
+            name: {"documents": side.documents, "rows": side.rows, "tokens": side.tokens}
+            for name, side in data.sides.items()
+        },
+    }
+    dataset = Dataset(
+        name=config.name,
+        digest=data.fingerprint[:DIGEST_LENGTH],
+        source_type="steadytrain",
+        source=json.dumps({"sources": sources}),
+        profile=json.dumps(about),
+    )
+    context = InputTag("mlflow.data.context", "training")
+    tracking.client.log_inputs(run_id, [DatasetInput(dataset, [context])])
+    tracking.client.set_tag(run_id, FINGERPRINT, data.fingerprint)
+
+
+def _log_checkpoints(
+    tracking: Tracking, parent: str, workspace: Workspace, events: Sequence[Event]
+) -> None:
+    """Create a model for each checkpoint that was validated, and the last one of each attempt.
+
+    The models have no files: the checkpoint stays where it is, and retention may remove it.
+    """
+    from mlflow.entities import Metric
+
+    known, client = _known(tracking, workspace), tracking.client
+    for saved, scores in _worth_keeping(events):
+        run_id = recall(workspace, attempt_note(parent, saved.attempt))
+        name = f"attempt-{saved.attempt}-step-{saved.step}"
+        if not run_id or name in known:
+            continue
+        model = client.create_logged_model(
+            tracking.experiment_id,
+            name=name,
+            source_run_id=run_id,
+            tags={_CHECKPOINT: identity(workspace)},
+            params={
+                "attempt": str(saved.attempt),
+                "step": str(saved.step),
+                "bytes": str(saved.bytes),
+                "checkpoint": redact(saved.checkpoint),
+            },
+            model_type=_KIND,
+        )
+        if scores is not None:
+            # The time of the event, as in the attempt's curve: there it is the same point.
+            time = int(scores.time * 1000)
+            metrics = [
+                Metric(key(metric), value, time, saved.step, model.model_id)
+                for metric, value in points(scores)
+            ]
+            client.log_batch(run_id, metrics=metrics)
+        client.finalize_logged_model(model.model_id, "READY")
+
+
+def _known(tracking: Tracking, workspace: Workspace) -> set[str]:
+    """Return the names of this run's models. One that was not finished is replaced."""
+    from mlflow.entities import LoggedModelStatus
+
+    mine, names = f"tags.`{_CHECKPOINT}` = '{identity(workspace)}'", set()
+    found = all_found(
+        lambda token: tracking.client.search_logged_models(
+            [tracking.experiment_id], filter_string=mine, page_token=token
+        )
+    )
+    for model in list(found):
+        if model.status == LoggedModelStatus.READY:
+            names.add(model.name)
+        else:
+            tracking.client.delete_logged_model(model.model_id)
+    return names
+
+
+def _worth_keeping(
+    events: Sequence[Event],
+) -> Iterator[tuple[CheckpointSaved, Validated | None]]:
+    """Yield checkpoints in order, each with the validation of its step if there was one."""
+    scores: Mapping[tuple[int, int], Validated] = {
+        (event.attempt, event.step): event for event in events if isinstance(event, Validated)
+    }
+    saved = {
+        (event.attempt, event.step): event for event in events if isinstance(event, CheckpointSaved)
+    }
+    last = dict(sorted(saved))
+    for place, event in sorted(saved.items()):
+        if place in scores or last[event.attempt] == event.step:
+            yield event, scores.get(place)

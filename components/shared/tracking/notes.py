@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from steadytrain.components.shared.errors import RunBusy, TrackingError
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.lock import lock
+from steadytrain.components.shared.lease import lock
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import local_errors

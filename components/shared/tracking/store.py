@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from steadytrain.components.shared.errors import RunBusy, TrackingError
-from steadytrain.components.shared.lock import WAIT_SECONDS, lock
+from steadytrain.components.shared.lease import WAIT_SECONDS, lock
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import set_aside

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
+from steadytrain.components.shared.environment import FORM, callers_span
 from steadytrain.components.shared.errors import StorageError
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.traceparent import FORM, callers_span
 from steadytrain.components.shared.tracking.notes import identity, recall
 from steadytrain.components.shared.workspace import Workspace
 

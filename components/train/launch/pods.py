@@ -9,11 +9,11 @@ from pathlib import Path
 
 from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
+from steadytrain.components.shared.environment import TRACEPARENT
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import CPU
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec

@@ -14,13 +14,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from steadytrain.components.shared.environment import TRACEPARENT
 from steadytrain.components.shared.output_log import redact_output
 from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.processes import set_title
 from steadytrain.components.shared.redaction import traceback_of
 from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.storage.local import Awaited
-from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.train.agent.processes import answer_to_signal
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,

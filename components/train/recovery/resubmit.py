@@ -21,8 +21,7 @@ from steadytrain.components.shared.errors import BadInput, ServerError, StorageE
 from steadytrain.components.shared.events.types import Event, Resubmitted, Warned
 from steadytrain.components.shared.kubeflow.connection import Server
 from steadytrain.components.shared.kubeflow.connection import connect as connect_to_kubeflow
-from steadytrain.components.shared.lease import is_held
-from steadytrain.components.shared.lock import lock
+from steadytrain.components.shared.lease import is_held, lock
 from steadytrain.components.shared.pagination import named, pages
 from steadytrain.components.shared.retry import retry
 from steadytrain.components.shared.storage import LocalStorage

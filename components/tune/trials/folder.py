@@ -16,8 +16,7 @@ from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.lease import Generations
-from steadytrain.components.shared.lock import lock
+from steadytrain.components.shared.lease import Generations, lock
 from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.retry import FOREVER
 from steadytrain.components.shared.storage import LocalStorage, open_storage

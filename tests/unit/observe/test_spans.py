@@ -9,6 +9,7 @@ import pytest
 
 from steadytrain.components.observe.otlp.exports import SpanReader
 from steadytrain.components.observe.otlp.spans import RunSpans, left_out
+from steadytrain.components.shared.environment import TRACEPARENT
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
@@ -19,7 +20,6 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
 )
-from steadytrain.components.shared.traceparent import TRACEPARENT
 from steadytrain.components.shared.tracking.trace import Trace, attempt_span, attempt_traceparent
 
 from support.decided import halved

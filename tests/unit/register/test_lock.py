@@ -8,10 +8,9 @@ import time
 import pytest
 
 from steadytrain.components.shared import lease as leases
-from steadytrain.components.shared import lock as module
+from steadytrain.components.shared import lease as module
 from steadytrain.components.shared.errors import RunBusy, StorageError
-from steadytrain.components.shared.lease import Holder
-from steadytrain.components.shared.lock import lock
+from steadytrain.components.shared.lease import Holder, lock
 from steadytrain.components.shared.storage import S3Storage
 
 from support.holding import holding
@@ -87,7 +86,7 @@ def test_threads_exclude_each_other(address):
 def test_killed_process_releases_a_file_lock(tmp_path):
     code = (
         "import sys, time\n"
-        "from steadytrain.components.shared.lock import lock\n"
+        "from steadytrain.components.shared.lease import lock\n"
         "with lock(sys.argv[1], 'x'):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"

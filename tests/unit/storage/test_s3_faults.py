@@ -13,7 +13,7 @@ import pytest
 
 from steadytrain.components.shared.append_log import ObjectLog
 from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.shared.lock import lock
+from steadytrain.components.shared.lease import lock
 from steadytrain.components.shared.storage import S3Storage, open_storage, s3
 
 from support.command import wait_for

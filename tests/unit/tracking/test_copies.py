@@ -16,7 +16,7 @@ from steadytrain.components.shared.stage import ReuseStore
 from steadytrain.components.shared.tracking import finish_run, parent_run, use_tracking
 from steadytrain.components.shared.tracking.connect import import_mlflow
 from steadytrain.components.shared.tracking.notes import identity
-from steadytrain.components.shared.tracking.reading import read_registry
+from steadytrain.components.shared.tracking.run import read_registry
 from steadytrain.components.shared.workspace import Workspace
 
 

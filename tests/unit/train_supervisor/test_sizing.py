@@ -12,7 +12,7 @@ from mlflow.store.entities import PagedList
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events.types import AttemptStarted, DecisionMade
-from steadytrain.components.shared.tracking.lineage import PLAN, log_lineage
+from steadytrain.components.shared.tracking.finish import PLAN, log_lineage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.sizing import Sizing
