@@ -1,4 +1,15 @@
-"""Recognize secrets, in one place, and control characters, which would change a terminal or a page."""
+"""Recognize secrets, in one place, and control characters in text that a run wrote.
+
+Configurations that contain a secret are rejected, and everything that is shown, logged or stored
+has secrets replaced.
+
+A secret is recognized by the prefix that its issuer has published, by the name it is assigned to,
+by its position in an address, or because it is the value of an environment variable that is not
+known to be harmless. It is never recognized by looking random: digests of models, data and commits
+do too.
+
+Control characters would change a terminal or a page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies: hyperparameter tuning, and comparisons of an ablation's changes or a data set's folds."""
+"""Studies: hyperparameter tuning, an ablation's changes, and the folds of a data set."""
 
 from __future__ import annotations
 

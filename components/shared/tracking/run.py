@@ -1,4 +1,4 @@
-"""The MLflow run of a pipeline run: its description, links to its pages, and what a store has of it."""
+"""The MLflow run of a pipeline run: its description, its pages, and what a store has of it."""
 
 from __future__ import annotations
 
