@@ -25,10 +25,14 @@ _MOST_COLUMNS = 200
 
 
 class SampleCard(BaseModel):
-    """A record: the beginning of its content, and its first row as the model sees it."""
+    """A record: the beginning of its content, and its first row as the model sees it.
+
+    picture: the address of what an image looks like; "" for other data.
+    """
 
     id: str = ""
     text: str
+    picture: str = ""
     label: str | None = None
     row: list[Any] = []
 
@@ -79,6 +83,7 @@ class DataCard(BaseModel):
     unprinted_keys: number of messages with each key that the chat template does not print.
     warnings: what was noticed about the data.
     columns: what the columns of a table are, as `tabular.columns.Column`; empty for other data.
+    facts: what else the training side has in common, by name.
     """
 
     fingerprint: str = ""
@@ -99,6 +104,7 @@ class DataCard(BaseModel):
     unprinted_keys: dict[str, int] = {}
     warnings: list[str] = []
     columns: list[dict[str, Any]] = []
+    facts: dict[str, str] = {}
     sides: dict[str, SideCard] = {}
 
 
@@ -145,6 +151,7 @@ def data_section(
             for column in card.columns[:_MOST_COLUMNS]
         ],
         "table_columns": len(card.columns),
+        "facts": card.facts,
         "lengths": list(_lengths(card)),
         "labels": [
             (

@@ -42,7 +42,6 @@ from steadytrain.components.preprocess.survey import check_sides, survey
 from steadytrain.components.shared.arrow_files import added_columns, join_files
 from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import DATA_CODE, code_digest, file_digest, value_digest
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.events.types import Warned
@@ -209,19 +208,19 @@ class _Builder:
             absent = {token: name for token, name in absent.items() if token not in {*found}}
         return [*absent.values()]
 
-    def _describe(self, names: list[str]) -> list[dict[str, Any]]:
-        """Write what the columns of a table are, and return it; nothing for other data."""
+    def _describe(self, names: list[str]) -> dict[str, Any]:
+        """Write what the rows have in common, and return the fields of the data card for it."""
         describe = getattr(self.encoder, "describe", None)
         if describe is None:
-            return []
+            return {}
         sides = {side: map(read_table, self._parts(side, names)) for side in SIDES}
-        table = describe(sides)
-        content = table.model_dump_json(indent=1)
+        found = describe(sides)
+        content = found.model_dump_json(indent=1)
         (self.folder / COLUMNS).write_text(content, encoding="utf-8")
-        for remark in table.remarks():
+        for remark in found.remarks():
             self._warn(remark)
-        columns: list[dict[str, Any]] = table.model_dump()["columns"]
-        return [{**each, "examples": [*map(redact, each["examples"])]} for each in columns]
+        fields: dict[str, Any] = found.card()
+        return fields
 
     def _numbers(self, names: list[str]) -> dict[Side, dict[str, float]]:
         """Return how the numbers to predict are distributed on each side, if records have them.
@@ -318,11 +317,11 @@ class _Builder:
         record: DataRecord,
         reading: Reading,
         numbers: Mapping[Side, Mapping[str, float]],
-        described: list[dict[str, Any]],
+        described: dict[str, Any],
     ) -> None:
         settings, names = self.encoder.tokenizer, set(self.encoder.schema.names)
         threshold = self.data.near_duplicate_threshold if settings else None
-        documents = None
+        documents, picture = None, getattr(self.encoder, "picture", None)
         if settings and "input_ids" in names:
             tokenizer = kept_tokenizer(self.folder / TOKENIZER)
             documents = partial(documents_of, tokenizer=tokenizer, names=settings.documents)
@@ -353,11 +352,13 @@ class _Builder:
             unread_keys=dict(reading.unread),
             unprinted_keys=dict(unprinted),
             warnings=self.warnings,
-            columns=described,
             sides={
-                side: side_card(record, side, counts[side], numbers, documents, marked=marked)
+                side: side_card(
+                    record, side, counts[side], numbers, documents, picture, marked=marked
+                )
                 for side in get_args(Side)
             },
+            **described,
         )
         plain = card.model_dump()
         content = json.dumps(plain, indent=2, ensure_ascii=False)

@@ -168,6 +168,18 @@ class Files:
         return {"text": text, "path": path, "package": package}
 
 
+class WholeFiles(Files):
+    """Files that are a record each: the content as `image`, the folder as `label`, and the `path`.
+
+    A file in no folder has no label.
+    """
+
+    def _record(self, path: str, content: bytes) -> Mapping[str, Any] | Defect:
+        if len(content) > self.limit:
+            return Defect("too_long", f"more than {self.limit:,} bytes")
+        return {"image": content, "label": PurePosixPath(path).parent.name or None, "path": path}
+
+
 def as_row(value: Any) -> Mapping[str, Any] | Defect:
     """Return a JSON value as a row: its fields, or a defect if it is not an object."""
     if isinstance(value, dict | Defect):

@@ -224,6 +224,7 @@ def side_card(
     counts: SideCounts,
     numbers: Mapping[Side, Mapping[str, float]],
     documents: Callable[[Mapping[str, Any]], list[Document]] | None,
+    picture: Callable[[Mapping[str, Any]], str] | None = None,
     *,
     marked: bool,
 ) -> SideCard:
@@ -231,6 +232,7 @@ def side_card(
 
     Args:
         documents: returns the documents of a row; None if rows are not tokens.
+        picture: returns the address of a picture of a row; None if there is none.
         marked: whether rows say which of their tokens are targets.
     """
     prepared = record.sides[side]
@@ -254,7 +256,8 @@ def side_card(
         samples=[
             SampleCard(
                 id=one.id,
-                text=redact(one.text),
+                text="" if picture else redact(one.text),
+                picture=picture(one.values) if picture and one.values else "",
                 label=one.label,
                 row=documents(one.values) if documents and one.values else [],
             )
@@ -285,6 +288,7 @@ def card_html(card: DataCard, record: DataRecord, records_line: str) -> str:
         "near duplicates": "data.near_duplicate_threshold: "
         f"{card.near_duplicate_threshold or 'not searched'}",
         "tokenizer": tokens,
+        **card.facts,
         "fingerprint": card.fingerprint,
     }
     return html(

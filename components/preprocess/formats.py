@@ -9,6 +9,7 @@ csv     a header line, then one record per row; the delimiter may be another one
 parquet, arrow  one record per row
 text    one record per line; blank lines are separators, not records
 source  one record per file, with `text`, `path` and `package`
+bytes   one record per file, with `image`, `label` and `path`
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -30,6 +31,7 @@ from steadytrain.components.preprocess.chunks import (
     Files,
     Lines,
     Rows,
+    WholeFiles,
     as_row,
     not_json,
 )
@@ -45,6 +47,8 @@ CHUNK_ROWS: Final = 4096
 METADATA: Final = "files that describe the data"
 HIDDEN: Final = "hidden files"
 UNREAD: Final = "files with a suffix that is not read"
+BYTES: Final = "bytes"
+"""The format of a file that is a record as it is."""
 _DESCRIBING: Final = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
 }
@@ -62,6 +66,7 @@ def wanted(
     address: str,
     data: DataConfig,
     left_out: Counter[str] | None = None,
+    whole_files: Collection[str] = (),
 ) -> list[tuple[SourceFile, str]]:
     """Return those files of an address that are read, each with its format.
 
@@ -71,6 +76,7 @@ def wanted(
     Args:
         left_out: counts hidden files, files that describe the data, and unless it is a source
             tree, those that are not read because of their suffix.
+        whole_files: suffixes of files that are a record each.
 
     Raises:
         BadInput: none of the files can be read.
@@ -79,8 +85,11 @@ def wanted(
     files = [file for file in files if not file.hidden]
     if len(files) < total and left_out is not None:
         left_out[HIDDEN] += total - len(files)
-    known = dict.fromkeys(data.suffixes, "source")
-    if data.format == "auto" and not address.startswith("package:"):
+    known: dict[str, str] = dict.fromkeys(data.suffixes, "source")
+    by_suffix: Mapping[str, str]
+    if data.format == "auto" and any(file.suffix.lower() in whole_files for file in files):
+        by_suffix = dict.fromkeys(whole_files, BYTES)
+    elif data.format == "auto" and not address.startswith("package:"):
         by_suffix = SUFFIXES if any(file.suffix.lower() in SUFFIXES for file in files) else known
     elif data.format in ("auto", "source"):
         by_suffix = known
@@ -137,16 +146,20 @@ def read_files(
             if name in COLUMNAR:
                 with file.local(scratch) as path:
                     yield from apart.iterate(file.name, COLUMNAR[name], file.name, path)
-            elif name != "source":
+            elif name not in _WHOLE:
                 yield from _READERS[name](file, scratch, data)
             else:
+                if type(whole) is not _WHOLE[name]:
+                    if whole.content:
+                        yield whole
+                    whole = _WHOLE[name]([], data.max_record_bytes)
                 with file.open(scratch) as stream:
                     content = stream.data.read(data.max_record_bytes + 4)
                 whole.content.append((file.name, file.path, content))
                 whole.size += file.size
                 if whole.size >= CHUNK_BYTES or len(whole.content) >= CHUNK_ROWS:
                     yield whole
-                    whole = Files([], data.max_record_bytes)
+                    whole = _WHOLE[name]([], data.max_record_bytes)
         if whole.content:
             yield whole
 
@@ -323,6 +336,7 @@ def _grouped(
     yield Rows(file.name, content, file.size - seen, detected)
 
 
+_WHOLE: Final = {"source": Files, BYTES: WholeFiles}
 _READERS: dict[str, Callable[[SourceFile, Path, DataConfig], Iterator[Chunk]]] = {
     "jsonl": lambda file, scratch, _: _read_lines(file, scratch, plain=False),
     "text": lambda file, scratch, _: _read_lines(file, scratch, plain=True),

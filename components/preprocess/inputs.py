@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 
 from steadytrain.components.preprocess.chunks import Chunk
-from steadytrain.components.preprocess.formats import read_files, wanted
+from steadytrain.components.preprocess.formats import BYTES, read_files, wanted
 from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files, naming
@@ -24,6 +24,7 @@ from steadytrain.components.preprocess.split import (
     Given,
     side_from_data,
     side_of_file,
+    side_of_folders,
     side_of_split,
 )
 from steadytrain.components.preprocess.tables import readable, tables
@@ -31,6 +32,7 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
+from steadytrain.components.tasks.base import open_encoder
 
 _MEMORY_BYTES = 4 << 30
 """The library keeps full row groups in memory."""
@@ -270,6 +272,7 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
             sum((part.left_out for part in parts.values()), Counter()),
             parts,
         )
+    whole_files = getattr(open_encoder(data), "whole_files", ())
     files: dict[str, tuple[SourceFile, str]] = {}
     datasets: dict[str, None] = {}
     given: dict[str, Given] = {}
@@ -285,7 +288,7 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
                 files_there = find_files(address, data.exclude, left_out)
                 if output is not None:
                     files_there = _outside(output, files_there, address, left_out)
-                found = wanted(files_there, address, data, left_out)
+                found = wanted(files_there, address, data, left_out, whole_files)
                 names = [file.name for file, _ in found]
                 if source not in _SIDES and (twice := len(files.keys() & set(names))):
                     left_out[TWICE] += twice
@@ -309,7 +312,11 @@ def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, G
     for (file, kind), path in zip(files, paths, strict=True):
         above = len(path.parts) - len(PurePosixPath(file.path).parts)
         inside = PurePosixPath(*path.parts[min(shared, above) :])
-        side = None if kind == "source" else side_of_file(inside, file.suffix)
+        if kind == BYTES:
+            # A file's name says nothing, and its folder is its class.
+            side = side_of_folders(inside.parts[:-2])
+        else:
+            side = None if kind == "source" else side_of_file(inside, file.suffix)
         if (given := side_from_data(side, data, file.name)) != "train":
             found[file.name] = given
     return found

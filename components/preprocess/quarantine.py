@@ -29,6 +29,7 @@ _ADVICE: Final = {
     "not_a_class": NO_CLASS_REMEDY,
     "unknown_label": "add the labels to data.labels, or leave data.labels out",
     "too_long": "raise data.max_record_bytes",
+    "huge_image": "raise data.images.max_pixels",
     "refused_by_template": "set data.chat_template to one that accepts them",
 }
 """By reason: what may help instead of a change to the records."""
@@ -78,6 +79,8 @@ def excerpt_of(row: Mapping[str, Any], needed: Iterable[str]) -> str:
 def _brief(value: Any) -> Any:
     if isinstance(value, str):
         return shortened(value)
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
     if isinstance(value, Mapping):
         return {name: _brief(item) for name, item in value.items()}
     return [_brief(item) for item in value[:_TURNS]] if isinstance(value, list) else value

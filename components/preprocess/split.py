@@ -46,8 +46,12 @@ def side_of_split(name: str) -> Side | None:
 def side_of_file(path: PurePosixPath, suffix: str) -> Side | None:
     """Return the side that the name of a file says, or else that of a folder, such as `dev`."""
     name = path.name.rpartition(suffix)[0] if suffix else path.name
-    folders = (_SIDES.get(folder.lower()) for folder in reversed(path.parts[:-1]))
-    return side_of_split(name) or next(filter(None, folders), None)
+    return side_of_split(name) or side_of_folders(path.parts[:-1])
+
+
+def side_of_folders(names: Sequence[str]) -> Side | None:
+    """Return the side that the innermost folder with the name of one says."""
+    return next(filter(None, (_SIDES.get(name.lower()) for name in reversed(names))), None)
 
 
 def side_from_data(side: Side | None, data: DataConfig, where: str) -> Given:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tabular.model import is_missing, plain_number
 
@@ -85,6 +86,13 @@ class Table(BaseModel):
             elif column.note:
                 yield f"{name} {column.note}"
         yield from self.unread_elsewhere
+
+    def card(self) -> dict[str, Any]:
+        """Return the fields of the data card."""
+        columns: list[dict[str, Any]] = self.model_dump()["columns"]
+        return {
+            "columns": [{**each, "examples": [*map(redact, each["examples"])]} for each in columns]
+        }
 
     def unread(self, records: Sequence[Mapping[str, Any]], side: str) -> Iterator[str]:
         """Yield a sentence for each column with values of another kind on a held-out side."""

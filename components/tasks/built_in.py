@@ -39,7 +39,8 @@ def _text_metrics(_: RunConfig) -> Sequence[str]:
     return "bits_per_byte", "loss", "perplexity"
 
 
-def _tested_class_metrics(_: RunConfig) -> Sequence[str]:
+def tested_class_metrics(_: RunConfig) -> Sequence[str]:
+    """Return the metrics of the test side if each record has one class."""
     return "accuracy", "auroc", "ece", "loss", "macro_f1"
 
 
@@ -51,7 +52,8 @@ def _retrieval_metrics(_: RunConfig) -> Sequence[str]:
     return "loss", "recall_at_1", "mean_reciprocal_rank"
 
 
-def _class_metrics(_: RunConfig) -> Sequence[str]:
+def class_metrics(_: RunConfig) -> Sequence[str]:
+    """Return the validation metrics if each record has one class."""
     return "loss", "accuracy", "macro_f1"
 
 
@@ -150,10 +152,10 @@ TEXT_EMBEDDING: Final = Task(
 SEQUENCE_CLASSIFICATION: Final = Task(
     encoder=LabeledTextEncoder,
     training=late(
-        f"{_TASKS}.sequence_classification:SequenceClassification", metrics=_class_metrics
+        f"{_TASKS}.sequence_classification:SequenceClassification", metrics=class_metrics
     ),
     scorer=late(
-        f"{_TASKS}.scoring.classification:ClassificationScorer", metrics=_tested_class_metrics
+        f"{_TASKS}.scoring.classification:ClassificationScorer", metrics=tested_class_metrics
     ),
     packager=late(f"{_TASKS}.sequence_classification:ClassifierPackager"),
     objectives=frozenset(
@@ -193,7 +195,7 @@ MULTI_LABEL_CLASSIFICATION: Final = Task(
 MULTI_TASK: Final = Task(
     encoder=PartTextEncoder,
     training=late(f"{_TASKS}.multi_task:MultiTaskClassification", metrics=_part_metrics),
-    scorer=late(f"{_TASKS}.scoring.classification:MultiTaskScorer", metrics=_tested_class_metrics),
+    scorer=late(f"{_TASKS}.scoring.classification:MultiTaskScorer", metrics=tested_class_metrics),
     packager=late(f"{_TASKS}.multi_task:MultiTaskPackager"),
     objectives=frozenset(
         {"multi_task", "r_drop", "focal_loss", "class_weights", "adversarial", "augmentation"}

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.config.data import MULTI_LABEL, TABLES
+from steadytrain.components.shared.config.images import IMAGES
 from steadytrain.components.shared.config.plain import assign, shortened
 from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
@@ -31,8 +32,11 @@ _FROM_SCRATCH: Final = (
     "sequence_regression",
     MULTI_LABEL,
     "multi_task",
+    *IMAGES,
 )
 """Tasks that need no model to start from; they are not imported to find that out."""
+_DECLARED: Final = (*TABLES, *IMAGES)
+"""Tasks that say which fields they read (`Task.reads`)."""
 _MODEL: Final = "model.config."
 _CORNERS: Final = 1000
 """Combinations of a search's values that are tried for a value that is refused by itself."""
@@ -81,7 +85,8 @@ def _framework(config: RunConfig) -> Iterator[Problem]:
     """Yield a framework of steadytrain that does not train the task."""
     task, framework = config.data.task, config.model.framework
     default = type(config.model).model_fields["framework"].default
-    if task not in TABLES and (framework == default or not is_ours(TRAINERS, framework)):
+    ours = framework == default or not is_ours(TRAINERS, framework)
+    if ours and task not in _DECLARED:
         return
     trained = load_task(task)
     known = trained.frameworks or {default}

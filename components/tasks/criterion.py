@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -131,3 +132,40 @@ class Criterion:
             loss += found.detach()
             logits[place] = gradient.to(logits.dtype)
         return loss
+
+
+def class_sums(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """Return what `TrainingTask.validate` does for logits of classes.
+
+    Args:
+        logits: (rows, classes), float32.
+        targets: (rows), int64.
+    """
+    predicted = logits.argmax(-1)
+    right = targets[predicted == targets]
+    sums = {
+        "loss": functional.cross_entropy(logits, targets, reduction="sum").item(),
+        "weight": len(targets),
+        "correct": len(right),
+    }
+    # Each class's hits, and how often it is true or predicted, for F1.
+    for name, found in (("hits", right), ("seen", torch.cat([targets, predicted]))):
+        counts = torch.bincount(found, minlength=logits.shape[-1]).tolist()
+        sums |= {f"{name}_{index}": count for index, count in enumerate(counts)}
+    return sums
+
+
+def class_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return the validation metrics of the sums of `class_sums`."""
+    rows = max(sums["weight"], 1)
+    # As on the test side, a class that is neither true nor predicted does not count.
+    scores = [
+        2 * sums[f"hits_{name.removeprefix('seen_')}"] / seen
+        for name, seen in sums.items()
+        if name.startswith("seen_") and seen
+    ]
+    return {
+        "loss": sums["loss"] / rows,
+        "accuracy": sums["correct"] / rows,
+        "macro_f1": sum(scores) / max(len(scores), 1),
+    }

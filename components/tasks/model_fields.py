@@ -125,6 +125,7 @@ _NUMBERS: Final = "sequence_regression"
 _CLASSES: Final = {
     "sequence_classification": "single_label_classification",
     "multi_task": "single_label_classification",
+    "image_classification": "single_label_classification",
     "multi_label_classification": "multi_label_classification",
 }
 """By task with classes: Transformers' name of its kind of problem."""

@@ -122,6 +122,7 @@ def build(
 
     Args:
         auto: Transformers' auto class for the kind of model.
+        tokenizer: None if the model reads no text.
         settings: further fields of the model's configuration.
 
     Raises:
@@ -143,8 +144,9 @@ def build(
                 model = _loaded(auto, folder, tokenizer, settings, how)
         if folder is not None and config.model.added_tokens:
             add_tokens(model, tokenizer, config.model.added_tokens)
-        _check_vocabulary(model, tokenizer)
-        _check_length(model, data.sequence_length)
+        if tokenizer is not None:
+            _check_vocabulary(model, tokenizer)
+            _check_length(model, data.sequence_length)
         add_split(model, data.split_digest)
         # Do this right away: if parts of the model are on the host, it cannot run before.
         lighten(model, config.model.adapter)
@@ -237,16 +239,21 @@ def _weights(folder: Path) -> Iterator[Path]:
 def _from_scratch(
     auto: Any, fields: Mapping[str, Any], tokenizer: Any, settings: Mapping[str, Any]
 ) -> torch.nn.Module:
-    special = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    filled = {"vocab_size": len(tokenizer), **special, **settings, **fields}
+    filled = {**_tokens(tokenizer), **settings, **fields}
     if problems := [*unknown_fields(fields)]:
         raise ConfigError(problems)
     model: torch.nn.Module = auto.from_config(
         AutoConfig.for_model(**filled), dtype=torch.float32, trust_remote_code=False
     )
     return model
+
+
+def _tokens(tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of a model that its tokenizer determines."""
+    if tokenizer is None:
+        return {}
+    special = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {"vocab_size": len(tokenizer), **{name: getattr(tokenizer, name) for name in special}}
 
 
 def _loaded(
@@ -262,7 +269,8 @@ def _loaded(
             f"{field}: {folder} contains no weights ({' or '.join(_WEIGHTS)})",
             remedy="give a folder with weights, or set model.config to train from scratch",
         )
-    _check_tokenizer(folder, tokenizer, field)
+    if tokenizer is not None:
+        _check_tokenizer(folder, tokenizer, field)
     # A model without a head does without the pooler too.
     new_head = "num_labels" in settings or auto is AutoModel
     try:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from steadytrain.components.shared.model_source import resolve_config
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.criterion import Criterion, Mixed
+from steadytrain.components.tasks.criterion import Criterion, Mixed, class_metrics, class_sums
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.tasks.text import R_DROP, check_drops
@@ -148,33 +148,10 @@ class SequenceClassification(TextHead):
         return LossSum(total)
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        logits, targets = head_logits(model, batch), batch["targets"]
-        predicted = logits.argmax(-1)
-        right = targets[predicted == targets]
-        sums = {
-            "loss": _summed_loss(logits, targets).item(),
-            "weight": len(targets),
-            "correct": len(right),
-        }
-        # Each class's hits, and how often it is true or predicted, for F1.
-        for name, found in (("hits", right), ("seen", torch.cat([targets, predicted]))):
-            counts = torch.bincount(found, minlength=logits.shape[-1]).tolist()
-            sums |= {f"{name}_{index}": count for index, count in enumerate(counts)}
-        return sums
+        return class_sums(head_logits(model, batch), batch["targets"])
 
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        rows = max(sums["weight"], 1)
-        # As on the test side, a class that is neither true nor predicted does not count.
-        scores = [
-            2 * sums[f"hits_{name.removeprefix('seen_')}"] / seen
-            for name, seen in sums.items()
-            if name.startswith("seen_") and seen
-        ]
-        return {
-            "loss": sums["loss"] / rows,
-            "accuracy": sums["correct"] / rows,
-            "macro_f1": sum(scores) / max(len(scores), 1),
-        }
+        return class_metrics(sums)
 
 
 class ClassifierPackager(TransformersPackager):
@@ -192,7 +169,9 @@ def collate_padded(rows: Sequence[Row], pad_token_id: int) -> Batch:
 
 def class_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     """Return the summed cross-entropy of a micro-batch, in nats, with smoothed labels."""
-    return _summed_loss(head_logits(model, batch), batch["targets"], smoothing)
+    return functional.cross_entropy(
+        head_logits(model, batch), batch["targets"], reduction="sum", label_smoothing=smoothing
+    )
 
 
 def _class_answers(
@@ -218,9 +197,3 @@ def _mixed(batch: Batch, order: Callable[[torch.Tensor], torch.Tensor]) -> Mixed
 
 def _unchanged(rows: torch.Tensor) -> torch.Tensor:
     return rows
-
-
-def _summed_loss(
-    logits: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0
-) -> torch.Tensor:
-    return functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)

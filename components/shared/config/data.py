@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.images import IMAGES, ImagesConfig
 from steadytrain.components.shared.effects import Effect, IfSet, Use
 from steadytrain.components.shared.section import (
     Address,
@@ -93,6 +94,12 @@ class Columns(Section):
         description="For sequence_classification, sequence_regression and "
         "multi_label_classification: column with a second text, such as the hypothesis for a "
         "premise. The tokenizer encodes both as a pair. None means that there is one text.",
+    )
+    image: Annotated[str | None, IfSet()] = Field(
+        None,
+        description="For image_classification: column of a table with the name of an image's file, "
+        "relative to the folder of the table, or with the content of the file. None means that the "
+        "files of data.source are the images, and that their folders are the classes.",
     )
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
@@ -233,9 +240,9 @@ class DataConfig(Section):
         "causal_lm",
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
         "denoising, text_embedding, sequence_classification, multi_label_classification, "
-        "sequence_regression, multi_task, tabular_classification, tabular_regression, the name of "
-        "an installed package's task, or module:NAME "
-        "for your own task.",
+        "sequence_regression, multi_task, tabular_classification, tabular_regression, "
+        "image_classification, the name of an installed package's task, or module:NAME for your "
+        "own task.",
     )
     task_options: Annotated[PlainJson, Effect.ROWS] = Field(
         {},
@@ -287,6 +294,7 @@ class DataConfig(Section):
         "target, data.columns.group and data.columns.slice. Columns that identify a record or "
         "that have one value are left out and reported.",
     )
+    images: ImagesConfig = ImagesConfig()
     allow_leaks: Annotated[list[str], IfSet()] = Field(
         [],
         description="Only for tables: columns to learn from although they identify a record, or "
@@ -441,6 +449,18 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _images_are_of_the_task(self) -> DataConfig:
+        reads = self.task in IMAGES or not plugins.is_ours(plugins.TASKS, self.task)
+        if self.images != ImagesConfig() and not reads:
+            raise at_odds(
+                "data.images",
+                self.images.model_dump(exclude_defaults=True),
+                f"{self.task} reads no images",
+                f"leave it out, or use data.task {' or '.join(IMAGES)}",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _prompts_group(self) -> DataConfig:
         if not self.group_by_prompt:
             ours = plugins.is_ours(plugins.TASKS, self.task)
@@ -497,7 +517,11 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _columns_are_of_the_task(self) -> DataConfig:
-        tasks = {"text_pair": _WITH_PAIRS, "input": ("supervised_finetuning",)}
+        tasks = {
+            "text_pair": _WITH_PAIRS,
+            "input": ("supervised_finetuning",),
+            "image": IMAGES,
+        }
         columns = {"data.columns": self.columns} | {
             f"data.parts.{name}.columns": part.columns for name, part in self.parts.items()
         }

@@ -31,6 +31,7 @@ from steadytrain.components.techniques.distillation import DistillationConfig
 from steadytrain.components.techniques.focal_loss import FocalLossConfig
 from steadytrain.components.techniques.gradient_compression import CompressionConfig
 from steadytrain.components.techniques.hidden_spans import DenoisingConfig
+from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
 from steadytrain.components.techniques.masked_tokens import MaskingConfig
 from steadytrain.components.techniques.mixup import MixupConfig
 from steadytrain.components.techniques.multi_task import MultiTaskConfig
@@ -166,6 +167,7 @@ class TrainingConfig(Section):
     adversarial: AdversarialConfig = AdversarialConfig()
     mixup: MixupConfig = MixupConfig()
     augmentation: AugmentationConfig = AugmentationConfig()
+    image_augmentation: ImageAugmentationConfig = ImageAugmentationConfig()
     dpo: Annotated[DpoConfig, Effect.OBJECTIVE] = DpoConfig()
     kto: Annotated[KtoConfig, Effect.OBJECTIVE] = KtoConfig()
     masking: Annotated[MaskingConfig, Effect.OBJECTIVE] = MaskingConfig()

@@ -142,8 +142,12 @@ class Encoder(Protocol):
     keeps_copies: whether equal records are all kept, as in a table with few columns. They are on
         one side of the split. Optional; without it, one of them is kept.
     describe: takes the rows of each side, in tables, and returns a `BaseModel` of what those of the
-        training side have in common, with a method `remarks` for what users should know. It is
-        stored as `COLUMNS`. Optional.
+        training side have in common, with a method `remarks` for what users should know, and a
+        method `card` for the fields of the data card. It is stored as `COLUMNS`. Optional.
+    whole_files: suffixes of files that are one record each, with the content of the file as
+        `image`, its folder as `label`, and its `path`. If a folder has such files, others are not
+        read. Optional.
+    picture: takes the values of a row, and returns the address of a picture of it. Optional.
     tokenizer: how to make the tokenizer. None means that records are not text: there is no
         tokenizer, and neither near duplicates nor words are looked at.
     """

@@ -1,0 +1,1 @@
+"""Images: each with one class, in folders or named by a table."""

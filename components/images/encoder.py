@@ -1,0 +1,231 @@
+"""Read images with their classes. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+from pydantic import BaseModel, ConfigDict
+
+from steadytrain.components.images.pixels import Unreadable, decoded, prepared
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.left_out import readable
+from steadytrain.components.shared.records import DataRecord, Side
+from steadytrain.components.tasks.encoding.base import (
+    COLUMNS,
+    Content,
+    EncodedRecord,
+    EncodedRow,
+    Fitted,
+)
+from steadytrain.components.tasks.encoding.fields import Defect, class_of
+from steadytrain.components.tasks.encoding.labeled_text import ClassIndex, trained_indices
+
+PIXELS: Final = "pixels"
+"""Column of rows and of test records: bytes, as (height, width, channels)."""
+SUFFIXES: Final = frozenset(
+    {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+)
+_SHOWN: Final = 10
+_FEW: Final = 20
+"""Images of a class below which what they share is not judged."""
+
+
+class Images(BaseModel):
+    """What the images of the training side have in common.
+
+    sizes, modes: number of images by the size and mode of their files, the most frequent first.
+    mean, deviation: of each channel, from 0 to 1.
+    found: sentences about what users should know.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sizes: dict[str, int]
+    modes: dict[str, int]
+    mean: list[float]
+    deviation: list[float]
+    found: list[str] = []
+
+    def remarks(self) -> Iterator[str]:
+        yield from self.found
+
+    def card(self) -> dict[str, Any]:
+        """Return the fields of the data card."""
+        return {
+            "facts": {
+                "sizes of the files": _listed(self.sizes),
+                "modes of the files": _listed(self.modes),
+                "mean of each channel": ", ".join(f"{value:.3f}" for value in self.mean),
+                "deviation of each channel": ", ".join(f"{value:.3f}" for value in self.deviation),
+            }
+        }
+
+
+@dataclass(frozen=True)
+class ImageEncoder:
+    """Images with one class each: that of their folder, or of a column."""
+
+    data: DataConfig
+
+    packed = False
+    labeled = True
+    tokenizer = None
+
+    @property
+    def whole_files(self) -> frozenset[str]:
+        return frozenset() if self.data.columns.image else SUFFIXES
+
+    @property
+    def schema(self) -> pa.Schema:
+        columns: dict[str, pa.DataType] = {
+            PIXELS: pa.binary(self.data.images.size**2 * self.data.images.channels),
+            "label": pa.int32(),
+            "size": pa.string(),
+            "mode": pa.string(),
+        }
+        return pa.schema(columns)
+
+    @property
+    def column(self) -> str:
+        """The column with the image."""
+        return self.data.columns.image or "image"
+
+    def columns(self) -> Sequence[Sequence[str]]:
+        return [[self.column, self.data.columns.label]]
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        settings, content = self.data.images, row.get(self.column)
+        label = class_of(row, self.data.columns.label, self.data.labels)
+        if isinstance(content, Mapping):
+            # As the library `datasets` stores images.
+            content = content.get("bytes")
+        if content is None:
+            raise Defect("missing_field", f"{self.column} is absent or null")
+        if not isinstance(content, bytes):
+            raise Defect("wrong_type", f"{self.column} is {str(content)[:80]!r}, not an image")
+        try:
+            image, mode = decoded(content, settings.max_pixels)
+            pixels = prepared(image, settings.size, settings.color, settings.resize)
+        except Unreadable as error:
+            raise Defect("huge_image" if error.huge else "broken_image", str(error)) from error
+        shape = f"{image.width} x {image.height}"
+        # A gray image is the same, whether its file has one channel or three.
+        digest = hashlib.sha256(image.convert("RGB").tobytes()).hexdigest()
+        text = json.dumps(
+            {"size": shape, "mode": mode, PIXELS: base64.b64encode(pixels.tobytes()).decode()},
+        )
+        return Content(text, label, identity=f"{shape} {digest}")
+
+    def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
+        texts: list[Any] = records["content"].to_pylist()
+        contents = [json.loads(text)[PIXELS] for text in texts]
+        pixels = pa.array(map(base64.b64decode, contents), self.schema.field(PIXELS).type)
+        return {PIXELS: pixels, "label": records["label"]}
+
+    def row_encoder(self, fitted: Fitted) -> ImageRows:
+        return ImageRows(ClassIndex(trained_indices(fitted)))
+
+    def describe(self, sides: Mapping[Side, Iterable[pa.Table]]) -> Images:
+        """Return what the images of the training side have in common."""
+        channels = self.data.images.channels
+        sums, squares, places = np.zeros(channels), np.zeros(channels), 0
+        facts = {name: Counter[tuple[str, int]]() for name in ("size", "mode")}
+        one_color = 0
+        for table in sides["train"]:
+            columns: dict[str, list[Any]] = table.select([*facts, "label", PIXELS]).to_pydict()
+            for name, counts in facts.items():
+                counts.update(zip(columns[name], columns["label"], strict=True))
+            for one in columns[PIXELS]:
+                pixels = np.frombuffer(one, np.uint8).reshape(-1, channels)
+                shares = pixels / 255.0
+                sums += shares.sum(0)
+                squares += np.square(shares).sum(0)
+                places += len(shares)
+                one_color += bool((pixels == pixels[0]).all())
+        mean = sums / max(1, places)
+        deviation = np.sqrt(np.maximum(squares / max(1, places) - mean**2, 0))
+        found = [*self._given_away(facts)]
+        if one_color:
+            found.append(f"{one_color:,} images of the training side are of one color")
+        totals = {name: _totals(counts) for name, counts in facts.items()}
+        return Images(
+            sizes=totals["size"],
+            modes=totals["mode"],
+            mean=mean.tolist(),
+            # A channel that is the same everywhere is not scaled.
+            deviation=np.where(deviation > 1e-6, deviation, 1.0).tolist(),
+            found=found,
+        )
+
+    @staticmethod
+    def _given_away(facts: Mapping[str, Counter[tuple[str, int]]]) -> Iterator[str]:
+        """Yield a sentence for each property of the files that tells all classes apart."""
+        for name, counts in facts.items():
+            classes, images = defaultdict[str, set[int]](set), Counter[int]()
+            for (value, label), count in counts.items():
+                classes[value].add(label)
+                images[label] += count
+            alone = all(len(labels) == 1 for labels in classes.values())
+            if alone and len(images) > 1 and min(images.values()) >= _FEW:
+                yield (
+                    f"the {name} of an image's file gives its class away: each {name} belongs to "
+                    "one class, so the model may learn traces of it instead of what is shown"
+                )
+
+    def picture(self, values: Mapping[str, Any]) -> str:
+        """Return a row's image as the address of a PNG that holds it."""
+        images = self.data.images
+        pixels = np.frombuffer(values[PIXELS], np.uint8)
+        shape = (images.size, images.size, images.channels)
+        content = io.BytesIO()
+        Image.fromarray(pixels.reshape(shape).squeeze()).save(content, "PNG")
+        return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Encodes images."""
+
+    target_of: ClassIndex
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        return [self._encoded(record) for record in records]
+
+    def _encoded(self, record: Content) -> EncodedRecord | Defect:
+        target = self.target_of(record)
+        if isinstance(target, Defect):
+            return target
+        values = json.loads(record.text)
+        values |= {PIXELS: base64.b64decode(values[PIXELS]), "label": target}
+        return EncodedRecord(1, [EncodedRow(values, tokens=1, targets=1)])
+
+
+def scale_of(data: DataRecord) -> tuple[list[float], list[float]]:
+    """Return the mean and deviation of each channel on the training side."""
+    path: Path = data.path(COLUMNS)
+    found = Images.model_validate_json(path.read_text(encoding="utf-8"))
+    return found.mean, found.deviation
+
+
+def _totals(counts: Counter[tuple[str, int]]) -> dict[str, int]:
+    totals = Counter[str]()
+    for (value, _), count in counts.items():
+        totals[value] += count
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    shown = [f"{readable(name)} ({count:,})" for name, count in [*counts.items()][:_SHOWN]]
+    more = len(counts) - len(shown)
+    return ", ".join([*shown, *([f"and {more:,} others"] if more else [])])

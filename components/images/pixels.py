@@ -1,0 +1,143 @@
+"""Turn image files into arrays of pixels: the preparation that training and serving share.
+
+A model is exported with a copy of this file, so it imports nothing but Pillow and NumPy.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+# Only decoders of common formats: others run programs, or are rarely tested.
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+_BOMB = 178_000_000
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+class Unreadable(ValueError):
+    """Why a file is not an image that can be used.
+
+    huge: whether it has too many pixels.
+    """
+
+    def __init__(self, message: str, *, huge: bool = False) -> None:
+        super().__init__(message)
+        self.huge = huge
+
+
+def decoded(content: bytes, max_pixels: int = _BOMB) -> tuple[Image.Image, str]:
+    """Return an image in 8 bits, RGB or gray, and the mode that its file has.
+
+    It is turned as its EXIF data say, what is transparent becomes white, and of an animation the
+    first picture is taken.
+
+    Args:
+        max_pixels: its size is known before it is decoded, so that a small file cannot fill the
+            memory.
+
+    Raises:
+        Unreadable: it is broken, too large, or has pixels of another kind.
+    """
+    if not content:
+        raise Unreadable("the file is empty")
+    with warnings.catch_warnings():
+        # Here, the limit is max_pixels.
+        warnings.simplefilter("ignore")
+        try:
+            return _decoded(content, max_pixels)
+        except Unreadable:
+            raise
+        except Image.DecompressionBombError as error:
+            raise Unreadable(f"more than {_BOMB:,} pixels", huge=True) from error
+        except MemoryError:
+            raise
+        except Exception as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            # The name of the stream says nothing.
+            raise Unreadable(why.partition(" <_io.")[0]) from error
+
+
+def _decoded(content: bytes, max_pixels: int) -> tuple[Image.Image, str]:
+    with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
+        width, height = opened.size
+        if width * height > max_pixels:
+            raise Unreadable(f"{width} x {height} pixels", huge=True)
+        mode = opened.mode
+        opened.load()
+        return _plain(ImageOps.exif_transpose(opened)), mode
+
+
+def from_array(array: Any) -> Image.Image:
+    """Return the image of an array: (height, width), (height, width, 1), 3 or 4 channels, 8 bits.
+
+    Raises:
+        Unreadable: it is something else.
+    """
+    pixels = np.asarray(array)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    channels = pixels.shape[2] if pixels.ndim == 3 else 1
+    whole = pixels.size and np.issubdtype(pixels.dtype, np.integer)
+    if pixels.ndim not in (2, 3) or channels not in (1, 3, 4) or not whole:
+        raise Unreadable(
+            f"an array of {pixels.dtype} with the shape {pixels.shape} is no image: give whole "
+            "numbers from 0 to 255, (height, width) or (height, width, channels)"
+        )
+    if pixels.min() < 0 or pixels.max() > 255:
+        raise Unreadable(f"pixels from {pixels.min()} to {pixels.max()} are not from 0 to 255")
+    return _plain(Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8)))
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Return an image with the mode L or RGB."""
+    if image.mode in ("L", "RGB") and "transparency" not in image.info:
+        return image
+    if image.mode in ("1", "L"):
+        image = image if "transparency" in image.info else image.convert("L")
+    if image.mode in _SIXTEEN_BITS:
+        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise Unreadable(f"its pixels have 32 bits (mode {image.mode}); write 8 or 16 bits")
+    if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:
+        over = image.convert("RGBA")
+        white = Image.new("RGBA", over.size, "white")
+        found = Image.alpha_composite(white, over).convert("RGB")
+        return found.convert("L") if image.mode in ("L", "LA", "La") else found
+    return image if image.mode == "L" else image.convert("RGB")
+
+
+def prepared(image: Image.Image, size: int, color: str, resize: str) -> NDArray[np.uint8]:
+    """Return the pixels that a model reads: (size, size, channels).
+
+    Args:
+        image: as `decoded` returns it.
+        color: "rgb" or "gray".
+        resize: "crop" cuts off what is longer than wide, "pad" adds black, "stretch" distorts.
+    """
+    image = image.convert("RGB" if color == "rgb" else "L")
+    width, height = image.size
+    if (width, height) == (size, size):
+        return _array(image)
+    if resize == "pad":
+        longest = max(width, height)
+        inner = [max(1, round(side * size / longest)) for side in (width, height)]
+        canvas = Image.new(image.mode, (size, size))
+        place = ((size - inner[0]) // 2, (size - inner[1]) // 2)
+        canvas.paste(image.resize((inner[0], inner[1]), Image.Resampling.BILINEAR), place)
+        return _array(canvas)
+    box = (0.0, 0.0, float(width), float(height))
+    if resize == "crop":
+        shortest = min(width, height)
+        left, top = (width - shortest) / 2, (height - shortest) / 2
+        box = (left, top, left + shortest, top + shortest)
+    return _array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def _array(image: Image.Image) -> NDArray[np.uint8]:
+    found = np.array(image, dtype=np.uint8)
+    return found if found.ndim == 3 else found[..., None]

@@ -1,0 +1,202 @@
+"""Score a model of images, export and load it, and log it to MLflow."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image
+
+from steadytrain.components.images.encoder import PIXELS
+from steadytrain.components.images.predictor import SETTINGS
+from steadytrain.components.images.training import PROCESSOR, image_scale, scaled
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.fitting import batched
+from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
+from steadytrain.components.tasks.packaging import never_wrapped, save_model
+from steadytrain.components.tasks.scoring.classification import (
+    class_scores,
+    label_indices,
+    score_class_frequencies,
+)
+
+_ARTIFACT: Final = "model"
+_EXAMPLES: Final = 3
+_CODE: Final = ("pixels.py", "predictor.py")
+_PREPARATION: Final = ("size", "color", "resize")
+_NEEDED: Final = ("mlflow", "numpy", "pandas", "pillow", "safetensors", "torch", "transformers")
+
+
+class ImageScorer:
+    """Scores predicted classes."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        model, settings = components["model"].eval(), components["settings"]
+        device = next(model.parameters()).device
+        channels = len(settings["mean"])
+        scale = settings["mean"], settings["deviation"]
+
+        @torch.inference_mode()
+        def answer(images: Sequence[bytes]) -> list[Any]:
+            stacked = np.frombuffer(b"".join(images), np.uint8)
+            size = settings["size"]
+            pixels = torch.tensor(stacked.reshape(len(images), size, size, channels))
+            inputs = scaled(pixels.permute(0, 3, 1, 2).to(device), scale)
+            logits = model(pixel_values=inputs).logits
+            return list(logits.double().log_softmax(dim=-1).cpu().numpy())
+
+        truth = label_indices(records, self.data.labels)
+        images: list[Any] = records.column(PIXELS).to_pylist()
+        found = batched(answer, images, self.config.evaluation.batch_size, lambda _: 1)
+        chances = np.array(found).reshape(-1, len(self.data.labels))
+        return class_scores(records, truth, chances)
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        return score_class_frequencies(self.data, records)
+
+
+class ImagePackager:
+    """Exports a model with its preparation and the code for both, and logs it to MLflow."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        given = self.config.model.export_dtype
+        with never_wrapped():
+            save_model(model, folder, getattr(torch, given) if given else dtype_of_files(model))
+        images = self.config.data.images
+        mean, deviation = image_scale(self.config, self.data)
+        content = {
+            **{name: getattr(images, name) for name in (*_PREPARATION, "max_pixels")},
+            "mean": mean,
+            "deviation": deviation,
+            "labels": self.data.labels,
+        }
+        _write(folder / SETTINGS, content)
+        # For Transformers' own pipeline. Only images of another shape are resized otherwise there.
+        _write(
+            folder / PROCESSOR,
+            {
+                "image_processor_type": "ViTImageProcessor",
+                "do_convert_rgb": images.color == "rgb",
+                "do_resize": True,
+                "size": {"height": images.size, "width": images.size},
+                "resample": int(Image.Resampling.BILINEAR),
+                "do_rescale": True,
+                "rescale_factor": 1 / 255,
+                "do_normalize": True,
+                "image_mean": mean,
+                "image_std": deviation,
+            },
+        )
+        for name in _CODE:
+            shutil.copyfile(Path(__file__).with_name(name), folder / name)
+
+    def load_exported(self, folder: Path) -> Components:
+        """Load a model, with the code of this version and not with that in the folder.
+
+        Raises:
+            BadInput: it cannot be read, or it reads other images or predicts other classes than
+                those of the data.
+        """
+        from transformers import AutoModelForImageClassification
+
+        try:
+            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            model: Any = AutoModelForImageClassification.from_pretrained(
+                folder.absolute(),
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise BadInput(
+                f"{folder} has no model of images that can be read: {error}",
+                remedy="train it again, or restore the folder",
+            ) from error
+        note_dtype(model, folder)
+        self._check(settings)
+        return {"model": model, "settings": settings}
+
+    def _check(self, settings: dict[str, Any]) -> None:
+        if settings["labels"] != self.data.labels:
+            raise BadInput(
+                f"the model predicts the classes {', '.join(settings['labels'])}, and the data "
+                f"have {', '.join(self.data.labels)}",
+                remedy="name the classes in data.labels, or register under another name",
+            )
+        for name in _PREPARATION:
+            if settings[name] != getattr(self.config.data.images, name):
+                raise BadInput(
+                    f"the model reads images with data.images.{name} {settings[name]!r}, and the "
+                    f"data have {getattr(self.config.data.images, name)!r}",
+                    remedy=f"set data.images.{name} to {settings[name]!r}, or register under "
+                    "another name",
+                )
+
+    def log_model(
+        self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
+    ) -> str:
+        import mlflow
+        import pandas as pd
+
+        images = self.config.data.images
+        first: list[Any] = records.slice(0, _EXAMPLES).column(PIXELS).to_pylist()
+        shape = (images.size, images.size, images.channels)
+        example = pd.DataFrame({"image": [_png(one, shape) for one in first]})
+        logged = mlflow.pyfunc.log_model(
+            name=name,
+            python_model=str(Path(__file__).with_name("served.py")),
+            artifacts={_ARTIFACT: str(folder)},
+            signature=_signature(self.data.labels),
+            input_example=example,
+            metadata=metadata,
+            pip_requirements=[
+                f"{package}=={version(package).partition('+')[0]}" for package in _NEEDED
+            ],
+        )
+        return str(logged.model_uri)
+
+    def load_logged(self, model_uri: str) -> Components:
+        # Only the files: MLflow's own load_model would run the code that is registered with them.
+        import mlflow
+
+        with tempfile.TemporaryDirectory() as scratch:
+            place = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
+            return self.load_exported(Path(place) / "artifacts" / _ARTIFACT)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+
+
+def _png(pixels: bytes, shape: tuple[int, int, int]) -> bytes:
+    content = io.BytesIO()
+    array = np.frombuffer(pixels, np.uint8).reshape(shape)
+    Image.fromarray(array if shape[2] > 1 else array[..., 0]).save(content, "PNG")
+    return content.getvalue()
+
+
+def _signature(labels: Sequence[str]) -> Any:
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    found = [ColSpec("string", "prediction")]
+    found += [ColSpec("double", f"probability_{label}") for label in labels]
+    return ModelSignature(Schema([ColSpec("binary", "image")]), Schema(found))

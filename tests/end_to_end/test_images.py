@@ -1,0 +1,124 @@
+"""Images from folders to a registered model: killed, resumed, gated, and served elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.heartbeat import Beat
+
+from support.command import wait_for
+from support.pictures import digits, write_folders
+from support.training import events_of
+
+SERVE = """
+import json, sys
+
+class WithoutSteadytrain:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "steadytrain":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, WithoutSteadytrain())
+import mlflow, numpy, pandas
+from pathlib import Path
+from PIL import Image
+
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+paths = sorted(Path(sys.argv[3]).glob("*/*.png"))
+kinds = {
+    "bytes": [path.read_bytes() for path in paths],
+    "paths": [str(path) for path in paths],
+    "arrays": [numpy.asarray(Image.open(path)) for path in paths],
+}
+found = {
+    name: model.predict(pandas.DataFrame({"image": images}))["prediction"].tolist()
+    for name, images in kinds.items()
+}
+print(json.dumps({**found, "target": [path.parent.name for path in paths]}))
+"""
+SETTINGS = [
+    "data.images.size=8",
+    "data.test_share=0.2",
+    "model.config={model_type: vit, hidden_size: 48, intermediate_size: 96, num_hidden_layers: 2, "
+    "num_attention_heads: 4, patch_size: 2, hidden_dropout_prob: 0.0, "
+    "attention_probs_dropout_prob: 0.0}",
+    "training.num_train_epochs=8",
+    "training.learning_rate=4e-3",
+    "training.image_augmentation={shift: 0.07}",
+    "compute.threads_per_rank=1",
+]
+
+
+@pytest.fixture
+def start(steadytrain):
+    """Return a function that starts a run on a folder of images."""
+
+    def started(source, run, *overrides):
+        fields = (f"data.source=[{source}]", f"run={run}", *SETTINGS, *overrides)
+        line = steadytrain.line("run", "images", "--output", steadytrain.output, sets=fields)
+        return subprocess.Popen(
+            line,
+            env=steadytrain.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return started
+
+
+def finish(program):
+    out, err = program.communicate(timeout=900)
+    assert program.returncode == 0, out + err
+
+
+@pytest.mark.slow
+def test_images_are_trained_killed_resumed_gated_registered_and_served(
+    start, steadytrain, tmp_path
+):
+    source = write_folders(tmp_path / "digits", *digits())
+    broken = {"empty.png": b"", "text.jpg": b"no image", "cut.png": b"\x89PNG\r\n\x1a\n\0\0"}
+    for name, content in broken.items():
+        (source / "3" / name).write_bytes(content)
+    killed = start(source, "killed", "training.save_steps=20")
+    workspace = Workspace(steadytrain.output, "killed")
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
+    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    finish(killed)
+    finish(start(source, "quiet"))
+    records = [
+        TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
+        for run in ("killed", "quiet")
+    ]
+    assert [record.attempts for record in records] == [2, 1]
+    assert records[0].weights_digest == records[1].weights_digest
+    evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    assert evaluation.metrics["accuracy"].value > 0.9 > evaluation.baselines["accuracy"]
+    registered = RegistrationRecord.load(workspace.record("promote"))
+    assert registered.champion
+    store = f"sqlite:///{steadytrain.output / 'mlflow.db'}"
+    for name in broken:
+        (source / "3" / name).unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, store, registered.model_uri, str(source)],
+        env=steadytrain.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["bytes"] == found["paths"] == found["arrays"]
+    hits = [a == b for a, b in zip(found["bytes"], found["target"], strict=True)]
+    assert sum(hits) / len(hits) > 0.95

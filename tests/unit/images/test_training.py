@@ -1,0 +1,251 @@
+"""Training on images: the same steps as plain PyTorch, and the same pixels however it runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from steadytrain.components.images.training import ImageClassification, image_scale
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
+from steadytrain.components.techniques.image_augmentation.changes import augmented
+from steadytrain.components.train.loop.data import Rows
+from steadytrain.components.train.loop.order import RowOrder
+
+from support.pictures import noise
+from support.training import losses_of
+
+RECIPE = [
+    "training.global_batch_size=16",
+    "training.max_steps=20",
+    "training.learning_rate=3e-3",
+    "training.lr_scheduler_type=constant",
+    "training.warmup_steps=0",
+    "training.weight_decay=0",
+    "training.logging_steps=1",
+    "training.eval_steps=10",
+    "training.save_steps=10",
+    "training.seed=5",
+]
+CHANGED = [
+    "training.image_augmentation.shift=0.2",
+    "training.image_augmentation.rotation=20",
+    "training.image_augmentation.contrast=0.3",
+    "training.image_augmentation.erase=0.3",
+]
+
+
+def by_hand(source, data):
+    """Return the losses of the same training, with nothing but Pillow, Torch and Transformers."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    files = {np.asarray(Image.open(path)).tobytes(): path for path in source.glob("*/*.png")}
+    rows = Rows([data.path(name) for name in data.sides["train"].shards])
+    paths = [files[rows[index]["pixels"]] for index in range(len(rows))]
+    images = torch.stack([torch.tensor(np.asarray(Image.open(path))) for path in paths]) / 255
+    images = ((images - images.mean()) / images.std(unbiased=False))[:, None]
+    targets = torch.tensor([int(path.parent.name) for path in paths])
+    torch.manual_seed(5)
+    model = ViTForImageClassification(
+        ViTConfig(
+            image_size=8,
+            num_channels=1,
+            num_labels=10,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            patch_size=2,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    order, losses = RowOrder(len(rows), seed=5), []
+    for step in range(20):
+        batch = list(order.take(16 * step, 16))
+        logits = model(pixel_values=images[batch]).logits
+        loss = torch.nn.functional.cross_entropy(logits, targets[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_losses_agree_with_a_loop_written_by_hand(bench, prepared_digits):
+    made = bench(*RECIPE)
+    made.train_here()
+    ours = [loss for _, loss in sorted(losses_of(made.workspace).items())]
+    theirs = by_hand(*prepared_digits)
+    assert len(ours) == len(theirs) == 20
+    assert ours == pytest.approx(theirs, abs=1e-4)
+    assert ours[-1] < ours[0]
+
+
+def weights(made):
+    (path,) = made.workspace.model.glob("*.safetensors")
+    return load_file(path)
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    """Return a folder for a run without a fault, which the tests of this file compare with."""
+    return tmp_path_factory.mktemp("quiet")
+
+
+def undisturbed(bench, quiet):
+    made = bench(*RECIPE, *CHANGED, root=quiet)
+    if not made.workspace.model.is_dir():
+        made.train_here()
+    return made
+
+
+def test_resumed_run_has_the_same_weights(bench, quiet):
+    whole, made = undisturbed(bench, quiet), bench(*RECIPE, *CHANGED)
+    checkpoint = whole.workspace.checkpoints / "step-00000010"
+    made.train_here(2, resume_from=checkpoint)
+    expected, found = weights(whole), weights(made)
+    assert {*found} == {*expected}
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_smaller_micro_batch_sees_the_same_images(bench, quiet):
+    whole = undisturbed(bench, quiet)
+    made = bench(*RECIPE, *CHANGED, "training.micro_batch_size=4")
+    made.train_here()
+    expected, found = losses_of(whole.workspace), losses_of(made.workspace)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_two_ranks_see_the_same_images(bench, quiet):
+    whole = undisturbed(bench, quiet)
+    made = bench(*RECIPE, *CHANGED, "compute.nproc_per_node=2")
+    ended = made.run(ranks=2)
+    assert ended.code == 0, ended.output
+    expected, found = losses_of(whole.workspace), losses_of(made.workspace)
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_changes_depend_on_seed_and_place_alone(bench):
+    made = bench(*RECIPE, *CHANGED)
+    task = ImageClassification(made.config, made.data)
+    rows = Rows([made.data.path(name) for name in made.data.sides["train"].shards])
+    first = [task.draw(rows[3], place, training=True)["pixels"] for place in (3, 480, 3)]
+    assert (first[0] == first[2]).all()
+    assert (first[0] != first[1]).any()
+    assert task.draw(rows[3], 3, training=False)["pixels"] == rows[3]["pixels"]
+    other = bench(*RECIPE, *CHANGED, "training.seed=6")
+    again = ImageClassification(other.config, other.data).draw(rows[3], 3, training=True)
+    assert (again["pixels"] != first[0]).any()
+
+
+IMAGE = np.stack([noise(1, 32)[0]] * 3, -1)
+
+
+def generators(count):
+    return (np.random.default_rng([7, number]) for number in range(count))
+
+
+def test_whole_shift_moves_pixels():
+    config = ImageAugmentationConfig(shift=0.25)
+    middle = np.zeros((32, 32, 1), np.uint8)
+    middle[15:17, 15:17] = 240
+    places = []
+    for random in generators(200):
+        found = augmented(middle, config, random)[..., 0].astype(float)
+        assert found.sum() == pytest.approx(960, rel=0.05)
+        rows, columns = np.indices(found.shape)
+        places.append(
+            (
+                (rows * found).sum() / found.sum() - 15.5,
+                (columns * found).sum() / found.sum() - 15.5,
+            )
+        )
+    places = np.array(places)
+    assert abs(places).max() <= 8.1
+    assert abs(places.mean(0)).max() < 1
+    assert places.std(0) == pytest.approx([8 / 3**0.5] * 2, rel=0.15)
+
+
+def test_half_turn_turns_about_the_middle():
+    class Half:
+        def uniform(self, low, high, size=None):
+            return high if size is None else np.zeros(size)
+
+        def random(self):
+            return 1.0
+
+    found = augmented(IMAGE, ImageAugmentationConfig(rotation=180), Half())
+    inner = slice(1, -1)
+    off = found[inner, inner].astype(int) - IMAGE[::-1, ::-1][inner, inner]
+    assert abs(off).max() <= 1
+
+
+def test_flips_are_as_frequent_as_they_should_be():
+    found = [augmented(IMAGE, ImageAugmentationConfig(flip="both"), one) for one in generators(400)]
+    views = [IMAGE, IMAGE[:, ::-1], IMAGE[::-1], IMAGE[::-1, ::-1]]
+    counts = [sum((one == view).all() for one in found) for view in views]
+    assert sum(counts) == 400
+    assert all(70 < count < 130 for count in counts)
+    sideways = ImageAugmentationConfig(flip="horizontal")
+    found = [augmented(IMAGE, sideways, one) for one in generators(50)]
+    assert {(one == IMAGE).all() or (one == IMAGE[:, ::-1]).all() for one in found} == {True}
+
+
+def test_light_and_contrast_change_as_much_as_they_should():
+    flat = np.full((8, 8, 3), 100, np.uint8)
+    means = [
+        augmented(flat, ImageAugmentationConfig(brightness=0.2), one).mean()
+        for one in generators(200)
+    ]
+    assert 80 <= min(means) < 85
+    assert 115 < max(means) <= 120
+    halves = np.concatenate([flat[:4] - 50, flat[4:] + 50])
+    spread = [
+        np.ptp(augmented(halves, ImageAugmentationConfig(contrast=0.5), one).astype(int))
+        for one in generators(200)
+    ]
+    assert 50 <= min(spread) < 60
+    assert 140 < max(spread) <= 150
+
+
+def test_a_rectangle_is_erased():
+    areas = []
+    for random in generators(200):
+        found = augmented(np.zeros((32, 32, 1), np.uint8), ImageAugmentationConfig(erase=1), random)
+        rows, columns, _ = np.nonzero(found)
+        areas.append(np.ptp(rows) * np.ptp(columns) / 1024)
+    assert 0.3 < max(areas) < 0.4
+    assert min(areas) < 0.05
+
+
+def test_model_and_images_must_fit(bench):
+    made = bench("model.config.image_size=16")
+    with pytest.raises(BadInput, match=r"data\.images\.size = 8: the model has image_size 16"):
+        ImageClassification(made.config, made.data).build_model()
+    made = bench("model.config.num_channels=3")
+    with pytest.raises(BadInput, match=r"data\.images\.color = 'gray'"):
+        ImageClassification(made.config, made.data).build_model()
+
+
+def test_scale_is_that_of_the_model_if_it_has_one(bench, tmp_path):
+    (tmp_path / "base").mkdir()
+    place = tmp_path / "base" / "preprocessor_config.json"
+    place.write_text('{"image_mean": [0.4], "image_std": [0.2]}')
+    started = [f"model.base={tmp_path / 'base'}", "model.config={}"]
+    made = bench(*started)
+    assert image_scale(made.config, made.data) == ([0.4], [0.2])
+    made = bench(*started, "data.images.normalization=data")
+    assert image_scale(made.config, made.data)[0] != [0.4]
+    place.write_text('{"image_mean": [0.4, 0.4, 0.4], "image_std": [0.2, 0.2, 0.2]}')
+    with pytest.raises(BadInput, match="not 1 numbers each"):
+        image_scale(bench(*started).config, made.data)
+    made = bench("data.images.normalization=model")
+    with pytest.raises(BadInput, match="a model from scratch has none"):
+        image_scale(made.config, made.data)
