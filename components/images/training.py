@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from steadytrain.components.images.encoder import PIXELS, scale_of
 from steadytrain.components.shared.config import RunConfig
@@ -26,6 +27,10 @@ from steadytrain.components.techniques.text_augmentation.changes import generato
 
 PROCESSOR: Final = "preprocessor_config.json"
 """Transformers' name of the file with a model's mean and deviation."""
+_BATCH_NORM: Final = (
+    "the model has batch normalization, so a smaller micro-batch, also where memory runs out, "
+    "changes what it learns; models with layer normalization, such as convnext, learn the same"
+)
 
 
 class ImageClassification:
@@ -96,8 +101,8 @@ class ImageClassification:
                 )
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
-        del model
-        return [*filter(None, [self.head_remark])]
+        normalized = any(isinstance(part, _BatchNorm) for part in model.modules())
+        return [*filter(None, [self.head_remark, _BATCH_NORM * normalized])]
 
     def cost(self, row: Row) -> int:
         del row

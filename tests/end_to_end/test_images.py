@@ -50,11 +50,12 @@ print(json.dumps({**found, "target": [path.parent.name for path in paths]}))
 SETTINGS = [
     "data.images.size=8",
     "data.test_share=0.2",
-    "model.config={model_type: vit, hidden_size: 48, intermediate_size: 96, num_hidden_layers: 2, "
-    "num_attention_heads: 4, patch_size: 2, hidden_dropout_prob: 0.0, "
-    "attention_probs_dropout_prob: 0.0}",
+    "model.config={model_type: convnext, patch_size: 2, num_stages: 2, hidden_sizes: [32, 64], "
+    "depths: [1, 1], layer_scale_init_value: 1.0}",
     "training.num_train_epochs=8",
     "training.learning_rate=4e-3",
+    "training.global_batch_size=32",
+    "training.micro_batch_size=32",
     "training.image_augmentation={shift: 0.07}",
     "compute.threads_per_rank=1",
 ]
