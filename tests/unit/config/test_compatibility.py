@@ -54,6 +54,7 @@ CONTENT = {
     "training.adversarial": {"training": {"adversarial": {"kind": "fgm"}}},
     "training.mixup": {"training": {"mixup": {"alpha": 0.4}}},
     "training.augmentation": {"training": {"augmentation": {"swap": 0.1}}},
+    "training.image_augmentation": {"training": {"image_augmentation": {"shift": 0.1}}},
     "training.curriculum": {"training": {"curriculum": {"by": "length"}}},
     "training.curriculum.by sequence_length": {
         "training": {"curriculum": {"by": "sequence_length"}}
