@@ -55,7 +55,6 @@ SETTINGS = [
     "training.num_train_epochs=8",
     "training.learning_rate=4e-3",
     "training.global_batch_size=32",
-    "training.micro_batch_size=32",
     "training.image_augmentation={shift: 0.07}",
     "compute.threads_per_rank=1",
 ]

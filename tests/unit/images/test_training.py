@@ -29,6 +29,7 @@ RECIPE = [
     "training.eval_steps=10",
     "training.save_steps=10",
     "training.seed=5",
+    "training.image_augmentation={shift: 0, zoom: 0, rotation: 0}",
 ]
 CHANGED = [
     "training.image_augmentation.shift=0.2",
