@@ -8,9 +8,8 @@ Transformers' layers keeps under autocast was measured on the live tensors of re
 
 from __future__ import annotations
 
-from steadytrain.components.memory.families import Traits
 from steadytrain.components.memory.setting import FP32, Setting
-from steadytrain.components.memory.shape import LayerMemory, Matrix, Shape
+from steadytrain.components.memory.shape import LayerMemory, Matrix, Shape, Traits
 
 
 def layer_memory(shape: Shape, setting: Setting) -> LayerMemory:

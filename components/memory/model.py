@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from steadytrain.components.memory.families import has_formula
-from steadytrain.components.memory.shape import Shape, shape_of
+from steadytrain.components.memory.shape import Shape, has_formula, shape_of
 from steadytrain.components.shared.config import ModelConfig, RunConfig
 from steadytrain.components.shared.config.document import read
 from steadytrain.components.shared.config.plain import find_unfit
@@ -54,7 +53,7 @@ def any_model_shape(config: RunConfig) -> Shape:
     if not frozen:
         return shape
     # Imported late, because it imports torch.
-    from steadytrain.components.memory.traced import traced_still
+    from steadytrain.components.memory.trace import traced_still
 
     return replace(shape, frozen=frozen, still=traced_still(config, architecture, labels))
 
@@ -70,7 +69,7 @@ def model_groups(config: RunConfig) -> Sequence[Group]:
     if not configured or importlib.util.find_spec("torch") is None:
         return ()
     # Imported late, because it imports torch.
-    from steadytrain.components.memory.traced import traced_groups
+    from steadytrain.components.memory.trace import traced_groups
 
     return traced_groups(config, architecture_of(config.model), label_count(config))
 
@@ -88,7 +87,7 @@ def any_shape(architecture: Mapping[str, Any], labels: int = 0) -> Shape:
     if has_formula(architecture) or importlib.util.find_spec("torch") is None:
         return shape_of(architecture, labels=labels)
     # Imported late, because it imports torch.
-    from steadytrain.components.memory.traced import traced_shape
+    from steadytrain.components.memory.trace import traced_shape
 
     return traced_shape(architecture, labels)
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from steadytrain.components.memory.frozen import frozen_problems
 from steadytrain.components.memory.model import known_models
 from steadytrain.components.memory.setting import FP32
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.memory.states import trained_parameters
+from steadytrain.components.memory.states import frozen_problems, trained_parameters
 from steadytrain.components.plan.offer import answering_problem, answering_remark
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT

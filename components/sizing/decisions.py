@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from steadytrain.components.memory.frozen import frozen_decisions
-from steadytrain.components.memory.states import matrix_share
+from steadytrain.components.memory.states import frozen_decisions, matrix_share
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.decision import Decision, set_by_user

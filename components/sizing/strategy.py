@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from steadytrain.components.memory.frozen import FrozenEmbeddings, FrozenHead, lighter
+from steadytrain.components.memory.states import FrozenEmbeddings, FrozenHead, lighter
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import (
     Offload,

@@ -8,10 +8,9 @@ import pytest
 from transformers import AutoConfig
 
 from steadytrain.components.memory.activations import layer_memory
-from steadytrain.components.memory.families import families
 from steadytrain.components.memory.setting import Setting
-from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.memory.traced import traced_shape
+from steadytrain.components.memory.shape import families, shape_of
+from steadytrain.components.memory.trace import traced_shape
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.sizing.time_cost import flops_per_token
 

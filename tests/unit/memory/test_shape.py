@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.memory.families import has_formula
 from steadytrain.components.memory.groups import layers_of
 from steadytrain.components.memory.model import architecture_of, known_models
-from steadytrain.components.memory.shape import FAMILIES, shape_of
+from steadytrain.components.memory.shape import FAMILIES, has_formula, shape_of
 from steadytrain.components.shared.config import ModelConfig
 from steadytrain.components.shared.errors import BadInput
 

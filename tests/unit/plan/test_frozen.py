@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from steadytrain.components.memory.frozen import lighter
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.memory.states import lighter
 from steadytrain.components.plan.dry_run import dry_run
 from steadytrain.components.sizing.fit import at
 from steadytrain.components.sizing.start import planned_start

@@ -15,7 +15,7 @@ from steadytrain.components.memory.random_model import with_layers
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.states import trained_parameters
-from steadytrain.components.memory.traced import traced_shape
+from steadytrain.components.memory.trace import traced_shape
 from steadytrain.components.plan.render import render
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
