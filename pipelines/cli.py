@@ -54,6 +54,7 @@ LESSONS: Final = {
         "compare",
         "lineage",
         "extract",
+        "predict",
         "stop",
         "resume",
         "gc",
@@ -191,6 +192,7 @@ app.command()(run_commands.report)
 app.command()(run_commands.compare)
 app.command()(model_commands.lineage)
 app.command()(model_commands.extract)
+app.command()(model_commands.predict)
 app.command()(run_commands.stop)
 app.command()(run_commands.resume)
 app.command()(run_commands.gc)

@@ -1,16 +1,17 @@
-"""Commands about data and models: lineage, extract, show-data."""
+"""Commands about data and models: lineage, extract, predict, show-data."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     DEFAULT_OUTPUT,
@@ -26,6 +27,8 @@ from steadytrain.pipelines.options import (
 
 if TYPE_CHECKING:
     from steadytrain.components.preprocess.data_card import Document
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.config.data import DataConfig
 
 
 def lineage(
@@ -112,6 +115,168 @@ def extract(
         options.show({"folder": str(folder), "part": part, "labels": labels})
     else:
         typer.echo(f"{folder}: classifier of {part} with {', '.join(labels)}")
+
+
+def predict(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A registered model, such as NAME@champion or models:/NAME/VERSION, or a folder "
+            "with an MLmodel file.",
+        ),
+    ],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATA...", help="Files, folders, globs, s3:// or hub: addresses of records."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write: .jsonl, .csv or .parquet. Without it, predictions are printed "
+            "as JSON lines."
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str],
+        typer.Option(
+            "--column",
+            metavar="INPUT=COLUMN",
+            help="The data's column for an input of the model, such as text=body. Can be repeated.",
+        ),
+    ] = [],  # noqa: B006  typer copies it
+    with_inputs: Annotated[
+        bool, typer.Option("--with-inputs", help="Write what the model read of a record, too.")
+    ] = False,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Records per call of the model; it is halved if one fails.")
+    ] = 256,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what the model reads, and predict for three records only."
+        ),
+    ] = False,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    output: Output = DEFAULT_OUTPUT,
+    as_json: Json = False,
+) -> None:
+    """Predict for all records of a file, with any model that is registered.
+
+    It reads data as training does, one batch after the other. Each prediction comes with the source
+    and line of its record. A record that the model cannot take goes to OUT.quarantine.jsonl with
+    the reason; more of these than data.max_bad_share are an error. The file appears under its name
+    only when it is complete.
+
+    The model's own code runs, as MLflow has it, so name only models that you trust. --set takes
+    data.format, data.csv, data.max_bad_share and data.max_record_bytes.
+
+    For example: `steadytrain predict adult-income@champion new.csv --out scores.parquet`
+    """
+    check_extra("data", "steadytrain predict")
+    from steadytrain.components.predict.batch import Progress
+    from steadytrain.components.predict.batch import predict as predict_batches
+    from steadytrain.components.predict.model import open_model
+    from steadytrain.components.shared.stage import quiet
+
+    quiet()
+    _check_out(out, overwrite=overwrite)
+    renamed = dict(_pair(text) for text in columns)
+    loaded = open_model(model, output, renamed)
+    data = _data_to_read(sources, loaded.trained, overrides)
+
+    def show(state: Progress) -> None:
+        share = f", {state.share:.0%} of the data" if state.share else ""
+        typer.echo(f"predict: {state.predicted:,} of {state.records:,} records{share}", err=True)
+
+    summary = predict_batches(
+        loaded,
+        data,
+        None if dry_run else out,
+        batch_size=batch_size,
+        with_inputs=with_inputs,
+        limit=3 if dry_run else None,
+        show=show,
+    )
+    facts = {
+        "model": loaded.address,
+        "inputs": {item.name or "text": item.column for item in loaded.inputs},
+        "out": None if dry_run or out is None else str(out),
+        **asdict(summary),
+    }
+    if as_json:
+        options.show(facts)
+        return
+    if dry_run:
+        read = ", ".join(f"{item.column} ({item.kind})" for item in loaded.inputs)
+        typer.echo(f"{loaded.address} reads {read}", err=True)
+    rate = summary.records / max(summary.seconds, 1e-9)
+    typer.echo(
+        f"predicted {summary.predicted:,} of {summary.records:,} records with {loaded.address} "
+        f"({rate:,.0f} per second)",
+        err=True,
+    )
+    if summary.warning:
+        typer.echo(f"warning: {summary.warning}", err=True)
+    if summary.unread:
+        typer.echo(f"columns that the model does not read: {', '.join(summary.unread)}", err=True)
+
+
+_READ: Final = ("data.format", "data.csv", "data.max_bad_share", "data.max_record_bytes")
+
+
+def _data_to_read(
+    sources: Sequence[str], trained: RunConfig | None, overrides: Sequence[str]
+) -> DataConfig:
+    """Return how to read records: with the limits of training, unless overridden."""
+    from steadytrain.components.shared.config.load import load, override_items
+
+    for field, value in override_items(overrides):
+        if not field.startswith(_READ):
+            raise BadInput(
+                f"--set {field}={value}: predict does not read {field}",
+                remedy=f"it reads {', '.join(_READ)}",
+            )
+    limits = () if trained is None else ("max_bad_share", "max_record_bytes")
+    learned = [(f"data.{name}", getattr(trained.data, name)) for name in limits if trained]
+    return load(
+        "causal-lm",
+        [
+            ("data.source", list(sources)),
+            ("data.format", "auto"),
+            ("data.exclude", []),
+            *learned,
+            *overrides,
+        ],
+    ).data
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, column = text.partition("=")
+    if not (name and equals and column):
+        raise BadInput(f"--column {text}: it is not INPUT=COLUMN", remedy="such as text=body")
+    return name, column
+
+
+def _check_out(out: Path | None, *, overwrite: bool) -> None:
+    from steadytrain.components.predict.batch import SUFFIXES
+
+    if out is None:
+        return
+    if out.suffix not in SUFFIXES:
+        raise BadInput(
+            f"--out {out}: {out.suffix or 'no suffix'} is not a format of predictions",
+            remedy=f"use {', '.join(SUFFIXES)}",
+        )
+    if not out.parent.is_dir():
+        raise BadInput(
+            f"--out {out}: the folder {out.parent} does not exist", remedy="make it first"
+        )
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise BadInput(f"--out {out} exists", remedy="add --overwrite, or give another name")
 
 
 def show_data(

@@ -66,7 +66,7 @@ class TableEncoder:
         names = self.data.features or [
             name for name in row if name not in (self.target, columns.group, columns.slice)
         ]
-        values = {name: _plain(name, row.get(name)) for name in names}
+        values = {name: plain_value(name, row.get(name)) for name in names}
         text = json.dumps(values, sort_keys=True, ensure_ascii=False)
         # Records that differ in the target alone are on one side of the split.
         return Content(text, label, prompt=text, identity=f"{label} {text}")
@@ -174,7 +174,7 @@ def parsed(rows: Any) -> list[Mapping[str, Any]]:
     return [json.loads(text) for text in rows[FEATURES].to_pylist()]
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain_value(name: str, value: Any) -> Any:
     """Return a value as JSON has it.
 
     Raises:

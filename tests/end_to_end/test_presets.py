@@ -86,6 +86,23 @@ def test_changed_configuration_leaves_a_finished_run_unchanged(shared_steadytrai
     assert "finished" in shared_steadytrain("list", "--output", lm.output).out
 
 
+def test_predict_continues_each_text_with_the_champion(lm, shared_steadytrain, tmp_path):
+    (folder,) = lm.runs
+    address = f"{records(folder)['register'].model_name}@champion"
+    texts = [{"text": "import json"}, {"text": ""}, {"text": "def main():"}]
+    source = tmp_path / "texts.jsonl"
+    source.write_text("\n".join(map(json.dumps, texts)))
+    line = ["predict", address, source, "--output", lm.output]
+    refused = shared_steadytrain(*line)
+    assert refused.code == 2
+    assert "text is empty" in refused.err
+    done = shared_steadytrain(*line, sets=("data.max_bad_share=0.5",))
+    assert done.code == 0, done.err
+    rows = [json.loads(text) for text in done.out.splitlines()]
+    assert [row["line"] for row in rows] == [1, 3]
+    assert rows[0]["prediction"].startswith("import json")
+
+
 def test_report_shows_what_happened(lm):
     (folder,) = lm.runs
     page = (folder / "report.html").read_text()

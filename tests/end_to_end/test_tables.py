@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.shared.events.types import CheckpointSaved
@@ -96,6 +97,12 @@ def test_table_is_trained_killed_resumed_gated_registered_and_served(start, stea
     found = served(steadytrain, registered.model_uri, source)
     hits = [a == b for a, b in zip(found["prediction"], found["target"], strict=True)]
     assert sum(hits) / len(hits) > 0.95
+    out = tmp_path / "predictions.parquet"
+    address = f"{registered.model_name}@champion"
+    done = steadytrain("predict", address, source, "--out", out, "--output", steadytrain.output)
+    assert done.code == 0, done.err
+    assert pq.read_table(out)["prediction"].to_pylist() == found["prediction"]
+    assert "does not read: target" in done.err
 
 
 @pytest.mark.slow

@@ -1,6 +1,11 @@
 """Report runs to MLflow: one MLflow run per pipeline run, one child run per attempt."""
 
-from steadytrain.components.shared.tracking.connect import check_tracking, resolve_uri, use_tracking
+from steadytrain.components.shared.tracking.connect import (
+    check_tracking,
+    import_mlflow,
+    resolve_uri,
+    use_tracking,
+)
 from steadytrain.components.shared.tracking.finish import finish_run
 from steadytrain.components.shared.tracking.mlflow_sink import MlflowSink
 from steadytrain.components.shared.tracking.run import (
@@ -14,6 +19,7 @@ __all__ = [
     "MlflowSink",
     "check_tracking",
     "finish_run",
+    "import_mlflow",
     "parent_run",
     "read_registry",
     "resolve_uri",

@@ -30,6 +30,7 @@ DEFECTS: Final = {
     "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",
     "refused_by_template": "the tokenizer's chat template rejects it",
     "label_unseen_in_training": "held out, with a label that training never saw",
+    "not_predicted": "the model raises an error for it, or predicts no finite number",
 }
 """By reason: what is wrong with a record."""
 NO_CLASS_REMEDY: Final = (

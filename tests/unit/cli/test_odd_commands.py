@@ -18,6 +18,7 @@ ORDINARY = {
     ("report",): ["mine"],
     ("compare",): ["mine", "other"],
     ("extract",): ["no-such", "topic", "new"],
+    ("predict",): ["no-such@champion", "rows.csv"],
     ("gc",): ["--dry-run"],
     ("plan",): ["good.yaml", "--formula", "--gpu=h100"],
     ("submit",): ["good.yaml", "--set=output=/mnt"],

@@ -30,6 +30,7 @@ COMMANDS = [
     ("cross-validate", "cross-validation"),
     ("step", "train", "causal-lm"),
     ("extract", "model", "part", "folder"),
+    ("predict", "model@champion", "data.csv"),
 ]
 
 
@@ -51,7 +52,7 @@ def test_missing_packages_are_reported_before_any_file_is_touched(base_install, 
     done = call(*command, folder=folder)
     assert done.code == 2
     assert "not installed here" in done.err
-    extra = "data" if command[0] == "plan" else "train"
+    extra = "data" if command[0] in ("plan", "predict") else "train"
     assert f"fix: pip install 'steadytrain[{extra}]'" in done.err
     assert not list(folder.iterdir())
 

@@ -1,0 +1,381 @@
+"""Predict for every record of a source, in batches, with what cannot be predicted by name."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from steadytrain.components.predict.model import Kind, ServedModel
+from steadytrain.components.preprocess.formats import read_files
+from steadytrain.components.preprocess.inputs import find_inputs, read_dataset
+from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
+from steadytrain.components.preprocess.reading import check_defects
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.storage.local import local_errors
+from steadytrain.components.tasks.encoding.fields import Defect, utf8_size
+
+SUFFIXES: Final = (".jsonl", ".csv", ".parquet")
+_SECONDS: Final = 5.0
+"""Time between two lines of progress."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """What has been read so far.
+
+    share: of the bytes of all files; 0 if their size is unknown.
+    unread: number of records by column that the model does not read.
+    """
+
+    records: int = 0
+    predicted: int = 0
+    share: float = 0.0
+    unread: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a batch prediction has done.
+
+    refused: number of records by reason.
+    warning: the refused records in a sentence, with the first of each reason; "" if there are none.
+    unread: columns that the model does not read.
+    """
+
+    records: int
+    predicted: int
+    seconds: float
+    refused: Mapping[str, int]
+    warning: str
+    unread: Sequence[str]
+
+
+class Predictions(Protocol):
+    """Where predictions go."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows. All have the same names."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class JsonLinesPredictions:
+    """Predictions as JSON lines."""
+
+    def __init__(self, handle: TextIO) -> None:
+        self._handle = handle
+
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._handle.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        self._handle.flush()
+
+
+class CsvPredictions:
+    """Predictions as comma-separated values, with a header."""
+
+    def __init__(self, handle: TextIO) -> None:
+        self._handle, self._names = handle, list[str]()
+        self._rows = csv.writer(handle)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if not self._names:
+            self._names = list(rows[0])
+            self._rows.writerow(self._names)
+        for row in rows:
+            nested = [name for name, value in row.items() if isinstance(value, list | dict)]
+            if nested or list(row) != self._names:
+                raise BadInput(
+                    f"the predictions have {', '.join(nested or row)[:200]}, which a CSV file does "
+                    "not hold",
+                    remedy="give --out a name that ends with .jsonl",
+                )
+            self._rows.writerow(row.values())
+
+    def close(self) -> None:
+        self._handle.flush()
+
+
+class ParquetPredictions:
+    """Predictions as Parquet, with the types of the first batch.
+
+    kinds: of the columns that are copied from the records.
+    """
+
+    def __init__(self, path: Path, kinds: Mapping[str, Kind]) -> None:
+        self._path, self._kinds = path, kinds
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        table = pa.table({name: self._column(name, rows) for name in rows[0]})
+        if self._writer is None:
+            self._schema = table.schema
+            self._writer = pq.ParquetWriter(self._path, self._schema)
+        self._writer.write_table(table.cast(self._schema))
+
+    def _column(self, name: str, rows: Sequence[Row]) -> Any:
+        kind, values = self._kinds.get(name), [row[name] for row in rows]
+        if kind is None:
+            return pa.array(values)
+        if kind == "number":
+            return pa.array(values, pa.float64())
+        return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def predict(
+    model: ServedModel,
+    data: DataConfig,
+    out: Path | None,
+    *,
+    batch_size: int = 256,
+    with_inputs: bool = False,
+    limit: int | None = None,
+    show: Callable[[Progress], None] = lambda _: None,
+) -> Summary:
+    """Predict for every record at `data.source`, and write one row for each good one.
+
+    A row has `source` and `line` of its record, and the model's answer. A record that the model
+    cannot take goes to a quarantine file, with the reason. The file of predictions gets its name
+    when it is complete. Until then, and if too many records are defective, `.partial` follows it.
+
+    Args:
+        out: the file to write, with one of `SUFFIXES`. None stands for JSON lines on standard
+            output, without a quarantine file.
+        with_inputs: whether a row also has the columns that the model reads.
+        limit: number of records after which to stop.
+        show: is called now and then.
+
+    Raises:
+        BadInput: nothing can be read at the source, or the file cannot hold such predictions.
+        DataError: there is no record, or more than `data.max_bad_share` of them are defective.
+        StorageError: the file cannot be written.
+    """
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if out is None:
+            partial, refused = None, scratch / "quarantine.jsonl"
+            predictions: Predictions = JsonLinesPredictions(sys.stdout)
+        else:
+            partial = out.with_name(f"{out.name}.partial")
+            refused = out.with_name(f"{out.name}.quarantine.jsonl")
+            predictions = _opened(partial, out.suffix, model, with_inputs, stack)
+        quarantine = Quarantine(refused)
+        stack.callback(quarantine.close)
+        batcher = _Batcher(model, predictions, partial, quarantine, with_inputs=with_inputs)
+        state = batcher.state
+        _run(batcher, data, scratch, batch_size, limit, show)
+        with _writing(partial):
+            predictions.close()
+        if not state.records:
+            raise DataError(
+                f"data.source = {', '.join(data.source)} has no records",
+                remedy="give a data set that is not empty",
+            )
+        _check_defects(data, quarantine, state.records, partial)
+    if out is not None and partial is not None:
+        with _writing(out):
+            with partial.open("rb") as handle:
+                os.fsync(handle.fileno())
+            partial.replace(out)
+            if not quarantine.counts:
+                refused.unlink()
+    return Summary(
+        state.records,
+        state.predicted,
+        time.monotonic() - started,
+        dict(quarantine.counts),
+        quarantine.warning(state.records),
+        list(state.unread),
+    )
+
+
+def _check_defects(
+    data: DataConfig, quarantine: Quarantine, records: int, partial: Path | None
+) -> None:
+    try:
+        check_defects(data, quarantine, records)
+    except DataError as error:
+        there = f"; {partial} has the predictions for the others" if partial else ""
+        raise DataError(
+            error.message + there,
+            remedy="fix these records, name the columns with --column INPUT=COLUMN, or raise "
+            "data.max_bad_share",
+        ) from error
+
+
+def _opened(
+    path: Path, suffix: str, model: ServedModel, with_inputs: bool, stack: contextlib.ExitStack
+) -> Predictions:
+    if suffix == ".parquet":
+        kinds = {item.column: item.kind for item in model.inputs} if with_inputs else {}
+        return ParquetPredictions(path, kinds)
+    with _writing(path):
+        handle = stack.enter_context(path.open("w", encoding="utf-8", newline=""))
+    return CsvPredictions(handle) if suffix == ".csv" else JsonLinesPredictions(handle)
+
+
+def _writing(path: Path | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context whose system errors are of a file; standard output has its own."""
+    return local_errors("write", path) if path else contextlib.nullcontext()
+
+
+def _run(
+    batcher: _Batcher,
+    data: DataConfig,
+    scratch: Path,
+    batch_size: int,
+    limit: int | None,
+    show: Callable[[Progress], None],
+) -> None:
+    state, shown = batcher.state, time.monotonic()
+    for source, line, row in _rows(data, scratch, state):
+        if limit is not None and state.records >= limit:
+            break
+        batcher.add(source, line, row, data.max_record_bytes)
+        if len(batcher.values) >= batch_size:
+            batcher.flush()
+        if time.monotonic() - shown > _SECONDS:
+            shown = time.monotonic()
+            show(state)
+    batcher.flush()
+
+
+def _rows(
+    data: DataConfig, scratch: Path, state: Progress
+) -> Iterator[tuple[str, int, Mapping[str, Any] | Defect]]:
+    inputs = find_inputs(data)
+    total = sum(file.size for file, _ in inputs.files)
+    read = 0
+    for chunk in read_files(inputs.files, data, scratch):
+        yield from chunk.rows()
+        read += chunk.size
+        state.share = min(1.0, read / total) if total and not inputs.datasets else 0.0
+    for address in inputs.datasets:
+        for chunk in read_dataset(address):
+            yield from chunk.rows()
+
+
+class _Batcher:
+    """Collects records, and predicts for them together."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        predictions: Predictions,
+        path: Path | None,
+        quarantine: Quarantine,
+        *,
+        with_inputs: bool,
+    ) -> None:
+        self.model, self.state, self.values = model, Progress(), list[Any]()
+        self._predictions, self._path = predictions, path
+        self._quarantine, self._copies = quarantine, with_inputs
+        self._read = [item.column for item in model.inputs]
+        self._places = list[tuple[str, int, Mapping[str, Any]]]()
+
+    def add(self, source: str, line: int, row: Mapping[str, Any] | Defect, largest: int) -> None:
+        """Take a record, or put it into quarantine."""
+        self.state.records += 1
+        try:
+            if isinstance(row, Defect):
+                raise row
+            self.state.unread.update(row.keys() - set(self._read))
+            value = self.model.value(row)
+            length = utf8_size(value if isinstance(value, str) else json.dumps(value))
+            if length > largest:
+                detail = f"{length:,} bytes, more than data.max_record_bytes = {largest:,}"
+                raise Defect("too_long", detail)
+        except Defect as defect:
+            self._refuse(source, line, row, defect)
+            return
+        self.values.append(value)
+        self._places.append((source, line, row))
+
+    def flush(self) -> None:
+        """Predict for what has been collected.
+
+        Raises:
+            DataError: the model has refused all of several records, and predicted for none yet.
+        """
+        places, values = self._places, self.values
+        self._places, self.values = [], []
+        if values:
+            self._predict(places, values)
+        if len(values) > 1 and not self.state.predicted:
+            first = self._quarantine.first["not_predicted"]
+            raise DataError(
+                f"the model predicts for none of the first {len(values)} records: {first.detail}",
+                remedy="give the columns that it was trained on, in the same form",
+            )
+
+    def _predict(
+        self, places: Sequence[tuple[str, int, Mapping[str, Any]]], values: Sequence[Any]
+    ) -> None:
+        """Predict for a batch; if that fails, for each half, down to the record that fails.
+
+        So a batch that does not fit in memory is halved, too.
+        """
+        try:
+            answers = self.model.answers(values)
+        except Exception as error:
+            if len(values) > 1:
+                half = len(values) // 2
+                self._predict(places[:half], values[:half])
+                self._predict(places[half:], values[half:])
+                return
+            source, line, row = places[0]
+            self._refuse(source, line, row, Defect("not_predicted", str(error)[:500]))
+            return
+        rows = [
+            {"source": source, "line": line, **self._copied(value, answer), **answer}
+            for (source, line, _), value, answer in zip(places, values, answers, strict=True)
+        ]
+        with _writing(self._path):
+            self._predictions.write(rows)
+        self.state.predicted += len(rows)
+
+    def _copied(self, value: Any, answer: Row) -> Row:
+        if not self._copies:
+            return {}
+        inputs = self.model.inputs
+        found = (
+            {inputs[0].column: value}
+            if self.model.single
+            else {item.column: value[item.name] for item in inputs}
+        )
+        if twice := found.keys() & {"source", "line", *answer}:
+            raise BadInput(
+                f"--with-inputs: the record and its prediction both have {min(twice)!r}",
+                remedy="leave --with-inputs out, and join the files by source and line",
+            )
+        return found
+
+    def _refuse(
+        self, source: str, line: int, row: Mapping[str, Any] | Defect, defect: Defect
+    ) -> None:
+        excerpt = "" if isinstance(row, Defect) else excerpt_of(row, self._read)
+        self._quarantine.add([Entry(source, line, defect.reason, defect.detail, excerpt=excerpt)])

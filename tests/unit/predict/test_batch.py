@@ -1,0 +1,192 @@
+"""Batch prediction writes a row for each good record, and names the others."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.predict.batch import predict
+from steadytrain.components.predict.model import Input, ServedModel
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+
+
+class Doubles:
+    """A model that doubles x. It rejects 13, and batches of more than `most` rows."""
+
+    def __init__(self, most=1000):
+        self.most, self.sizes = most, []
+
+    def predict(self, frame):
+        self.sizes.append(len(frame))
+        if len(frame) > self.most:
+            raise MemoryError("out of memory")
+        if (frame["x"] == 13).any():
+            raise ValueError("13 brings bad luck")
+        return pd.DataFrame({"prediction": frame["x"] * 2, "side": ["a"] * len(frame)})
+
+
+class Texts:
+    def predict(self, texts):
+        return [text.upper() for text in texts]
+
+
+def doubling(loaded=None):
+    inputs = [Input("x", "x", "number", required=False), Input("c", "c", "any", required=False)]
+    return ServedModel("models:/m/1", inputs, None, loaded or Doubles())
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Return a function that writes records and returns how they are read."""
+
+    def write(records, *overrides):
+        path = tmp_path / "records.jsonl"
+        path.write_text("\n".join(json.dumps(record) for record in records))
+        basis = [("data.source", [str(path)]), ("data.format", "auto"), ("data.exclude", [])]
+        return load("causal-lm", [*basis, *overrides]).data
+
+    return write
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+NUMBERS = [{"x": n, "c": f"c{n}"} for n in range(10)]
+
+
+def test_each_record_has_a_row_with_its_line(data, tmp_path):
+    out = tmp_path / "out.jsonl"
+    done = predict(doubling(), data(NUMBERS), out, batch_size=4)
+    assert [(row["line"], row["prediction"]) for row in lines(out)] == [
+        (n + 1, 2.0 * n) for n in range(10)
+    ]
+    assert (done.records, done.predicted, done.warning) == (10, 10, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "records.jsonl"]
+
+
+def test_batch_that_fails_is_halved_down_to_the_record(data, tmp_path):
+    records = [{"x": n} for n in range(64)]
+    out, model = tmp_path / "out.jsonl", doubling(Doubles(most=16))
+    done = predict(model, data(records), out, batch_size=64)
+    assert [row["prediction"] / 2 for row in lines(out)] == [n for n in range(64) if n != 13]
+    assert done.refused == {"not_predicted": 1}
+    (refused,) = lines(tmp_path / "out.jsonl.quarantine.jsonl")
+    assert (refused["line"], refused["detail"]) == (14, "13 brings bad luck")
+    assert "13 brings bad luck" in done.warning
+
+
+def test_more_bad_records_than_allowed_are_an_error_and_leave_the_good_ones(data, tmp_path):
+    records = [*NUMBERS, {"x": "seven", "c": "c"}, {"y": 1}]
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(DataError) as caught:
+        predict(doubling(), data(records), out)
+    assert "x is 'seven', not a number" in caught.value.message
+    assert "missing_field" in caught.value.message
+    assert not out.exists()
+    assert len(lines(tmp_path / "out.jsonl.partial")) == 10
+    allowed = data(records, ("data.max_bad_share", 0.5))
+    done = predict(doubling(), allowed, out)
+    assert (done.predicted, done.refused) == (10, {"wrong_type": 1, "missing_field": 1})
+    assert not (tmp_path / "out.jsonl.partial").exists()
+
+
+def test_model_that_refuses_the_first_batch_ends_the_prediction(data, tmp_path):
+    model = doubling(Doubles(most=0))
+    with pytest.raises(DataError, match="none of the first 4 records: out of memory"):
+        predict(model, data(NUMBERS), tmp_path / "out.jsonl", batch_size=4)
+    assert len(model.loaded.sizes) < 10
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_prediction_that_is_not_finite_is_refused(data, tmp_path, wrong):
+    class Breaks(Doubles):
+        def predict(self, frame):
+            found = super().predict(frame)
+            found.loc[frame["x"] == 3, "prediction"] = wrong
+            return found
+
+    allowed = data(NUMBERS, ("data.max_bad_share", 0.2))
+    done = predict(doubling(Breaks()), allowed, tmp_path / "out.jsonl")
+    assert done.refused == {"not_predicted": 1}
+    assert [row["line"] for row in lines(tmp_path / "out.jsonl")] == [1, 2, 3, *range(5, 11)]
+
+
+def test_too_few_answers_are_never_written(data, tmp_path):
+    class Loses(Doubles):
+        def predict(self, frame):
+            return super().predict(frame).iloc[1:]
+
+    with pytest.raises(DataError, match="0 answers for 1 records"):
+        predict(doubling(Loses()), data(NUMBERS), tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_tables_hold_inputs_and_predictions(data, tmp_path, suffix):
+    out = tmp_path / f"out{suffix}"
+    records = [*NUMBERS, {"x": 10, "c": 5}]
+    predict(doubling(), data(records), out, batch_size=4, with_inputs=True)
+    if suffix == ".csv":
+        with out.open(newline="") as handle:
+            found = list(csv.DictReader(handle))
+        assert [row["c"] for row in found][-2:] == ["c9", "5"]
+        assert [row["prediction"] for row in found[:2]] == ["0.0", "2.0"]
+    else:
+        table = pq.read_table(out)
+        assert table.column_names == ["source", "line", "x", "c", "prediction", "side"]
+        assert table["c"].to_pylist()[-2:] == ["c9", "5"]
+
+
+def test_csv_refuses_lists(data, tmp_path):
+    class Vectors(Doubles):
+        def predict(self, frame):
+            return [[1.0, 2.0]] * len(frame)
+
+    with pytest.raises(BadInput, match="a CSV file does not hold"):
+        predict(doubling(Vectors()), data(NUMBERS), tmp_path / "out.csv")
+
+
+def test_columns_that_are_not_read_are_named(data, tmp_path):
+    records = [{**record, "y": 1} for record in NUMBERS]
+    assert predict(doubling(), data(records), tmp_path / "out.jsonl").unread == ["y"]
+
+
+def test_texts_come_from_a_column(data, tmp_path):
+    model = ServedModel("m", [Input("", "body", "text", required=True)], None, Texts())
+    records = [{"body": "one"}, {"body": " "}, {"body": "two"}]
+    out = tmp_path / "out.jsonl"
+    done = predict(model, data(records, ("data.max_bad_share", 0.5)), out)
+    assert [row["prediction"] for row in lines(out)] == ["ONE", "TWO"]
+    assert done.refused == {"empty_field": 1}
+
+
+def test_long_record_is_refused(data, tmp_path):
+    model = ServedModel("m", [Input("", "text", "text", required=True)], None, Texts())
+    records = [{"text": "x" * 2000}, *({"text": "short"} for _ in range(3))]
+    limits = ("data.max_record_bytes", 1024), ("data.max_bad_share", 0.5)
+    done = predict(model, data(records, *limits), tmp_path / "out.jsonl")
+    assert done.refused == {"too_long": 1}
+
+
+def test_empty_source_is_an_error(data, tmp_path):
+    with pytest.raises(DataError, match="has no records"):
+        predict(doubling(), data([]), tmp_path / "out.jsonl")
+
+
+def test_name_of_a_prediction_among_the_inputs_is_an_error(data, tmp_path):
+    model = ServedModel("m", [Input("x", "side", "number", required=False)], None, Doubles())
+    with pytest.raises(BadInput, match="both have 'side'"):
+        predict(model, data([{"side": 1}]), tmp_path / "out.jsonl", with_inputs=True)
+
+
+def test_full_disk_is_an_error_that_names_the_file(data, tmp_path):
+    (tmp_path / "out.jsonl.partial").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=r"out[.]jsonl[.]partial"):
+        predict(doubling(), data(NUMBERS * 3000), tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
