@@ -87,6 +87,10 @@ class ImageEncoder:
         return frozenset() if self.data.columns.image else SUFFIXES
 
     @property
+    def attached(self) -> tuple[str, frozenset[str]] | None:
+        return (self.column, SUFFIXES) if self.data.columns.image else None
+
+    @property
     def schema(self) -> pa.Schema:
         columns: dict[str, pa.DataType] = {
             PIXELS: pa.binary(self.data.images.size**2 * self.data.images.channels),
@@ -182,6 +186,11 @@ class ImageEncoder:
                     f"the {name} of an image's file gives its class away: each {name} belongs to "
                     "one class, so the model may learn traces of it instead of what is shown"
                 )
+
+    def brief(self, text: str) -> str:
+        """Return what a record is without its pixels."""
+        found = json.loads(text)
+        return f"{found['size']} pixels, mode {found['mode']}"
 
     def picture(self, values: Mapping[str, Any]) -> str:
         """Return a row's image as the address of a PNG that holds it."""

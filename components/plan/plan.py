@@ -15,6 +15,7 @@ from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.plan.offer import Offer, Size, offer_of, policy, scaling
 from steadytrain.components.plan.problems import problems, remarks, remedies
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.images import IMAGES
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.decision import Decision
@@ -169,6 +170,11 @@ def plan_training(
     if config.model.framework != "pytorch":
         raise BadInput(
             f"model.framework = {config.model.framework!r}: plans are for PyTorch models",
+            remedy="see what a run would do with `steadytrain run FILE --dry-run`",
+        )
+    if config.data.task in IMAGES:
+        raise BadInput(
+            f"data.task = {config.data.task!r}: plans are for models of texts",
             remedy="see what a run would do with `steadytrain run FILE --dry-run`",
         )
     nodes, per_node = config.compute.nodes, config.compute.nproc_per_node

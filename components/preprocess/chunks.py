@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from steadytrain.components.preprocess.local_files import open_regular
 from steadytrain.components.preprocess.split import Given
+from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
 CHUNK_BYTES: Final = 1 << 20
@@ -178,6 +182,54 @@ class WholeFiles(Files):
         if len(content) > self.limit:
             return Defect("too_long", f"more than {self.limit:,} bytes")
         return {"image": content, "label": PurePosixPath(path).parent.name or None, "path": path}
+
+
+@dataclass
+class WithFiles:
+    """Rows with the names of files in a column: the content of a file replaces its name.
+
+    folder: of the files, with links resolved; others are not read.
+    suffixes: that their names end with.
+    """
+
+    chunk: Chunk
+    folder: Path
+    column: str
+    suffixes: frozenset[str]
+    limit: int
+
+    def __post_init__(self) -> None:
+        self.size, self.given = self.chunk.size, self.chunk.given
+        self.detected: str = getattr(self.chunk, "detected", "")
+
+    def rows(self) -> Iterator[Row]:
+        for source, line, row in self.chunk.rows():
+            try:
+                yield source, line, self._filled(row)
+            except Defect as defect:
+                yield source, line, defect
+
+    def _filled(self, row: Mapping[str, Any] | Defect) -> Mapping[str, Any] | Defect:
+        name = None if isinstance(row, Defect) else row.get(self.column)
+        if not isinstance(name, str) or not name.strip():
+            return row
+        shown = f"{self.column} is {name[:80]!r}"
+        path = Path(os.path.realpath(self.folder / name))
+        if not path.is_relative_to(self.folder) or path.suffix.lower() not in self.suffixes:
+            raise Defect(
+                "missing_file",
+                f"{shown}, which is not the name of an image in the folder of the table",
+            )
+        try:
+            with open_regular(path) as handle:
+                content = handle.read(self.limit + 1)
+        except (DataError, OSError, ValueError) as error:
+            raise Defect("missing_file", f"{shown}, and there is no such file") from error
+        if len(content) > self.limit:
+            raise Defect("too_long", f"{shown}, a file with more than {self.limit:,} bytes")
+        filled: Any = copy.copy(row)
+        filled[self.column] = content
+        return filled  # type: ignore[no-any-return]
 
 
 def as_row(value: Any) -> Mapping[str, Any] | Defect:

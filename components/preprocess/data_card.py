@@ -150,7 +150,8 @@ def show(config: RunConfig, count: int) -> list[Shown]:
     encoder = open_encoder(config.data)
     found = list(first_records(config, encoder, count))
     if encoder.tokenizer is None or "input_ids" not in encoder.schema.names:
-        return [_as_text(*record) for record in found]
+        brief = getattr(encoder, "brief", redact)
+        return [_as_text(*record, brief) for record in found]
     good = [record for _, _, record in found if isinstance(record, Checked)]
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = _tokenizer(config, encoder, good, Path(scratch) / "tokenizer")
@@ -184,11 +185,13 @@ def show(config: RunConfig, count: int) -> list[Shown]:
         return shown
 
 
-def _as_text(source: str, line: int, record: Checked | Defect) -> Shown:
-    """Return a record whose rows are not tokens."""
+def _as_text(
+    source: str, line: int, record: Checked | Defect, brief: Callable[[str], str]
+) -> Shown:
+    """Return a record whose rows are not tokens, with what people see of its content."""
     if isinstance(record, Defect):
         return Shown(source, line, f"{record.reason}: {record.detail}")
-    piece = Piece(_abridged(redact(record.content)), target=False)
+    piece = Piece(_abridged(brief(record.content)), target=False)
     return Shown(source, line, label=record.label, rows=[[Document("", 0, 0, [piece])]])
 
 

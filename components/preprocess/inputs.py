@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -15,7 +16,7 @@ from urllib.parse import parse_qsl
 
 import pyarrow as pa
 
-from steadytrain.components.preprocess.chunks import Chunk
+from steadytrain.components.preprocess.chunks import Chunk, WithFiles
 from steadytrain.components.preprocess.formats import BYTES, read_files, wanted
 from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.parallel import cores
@@ -185,6 +186,8 @@ class Inputs:
         none; the splits of a data set are known only when they are read.
     left_out: number of files that are not data, by kind (see `local_files.py`), and OWN_OUTPUT.
     parts: of each part alone, if there are several (`data.parts`).
+    attached: files that records name, by the folder of the table that has the records.
+    named: the column with their names, and their suffixes; None if there is none.
     """
 
     files: list[tuple[SourceFile, str]]
@@ -192,6 +195,8 @@ class Inputs:
     given: Mapping[str, Given] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     parts: Mapping[str, Inputs] = field(default_factory=dict)
+    attached: Mapping[Path, list[SourceFile]] = field(default_factory=dict)
+    named: tuple[str, frozenset[str]] | None = None
 
     @property
     def bytes(self) -> int | None:
@@ -204,7 +209,12 @@ class Inputs:
 
         None means that a data set is not on this machine.
         """
-        sizes = [*(file.size for file, _ in self.files), *map(dataset_bytes, self.datasets)]
+        beside = (file.size for files in self.attached.values() for file in files)
+        sizes = [
+            *(file.size for file, _ in self.files),
+            *beside,
+            *map(dataset_bytes, self.datasets),
+        ]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
 
@@ -214,6 +224,8 @@ class Inputs:
             return value_digest({name: part.digest() for name, part in self.parts.items()})
         with ThreadPoolExecutor(cores()) as pool:
             digests = list(pool.map(SourceFile.digest, [file for file, _ in self.files]))
+            beside = {file.name: file for files in self.attached.values() for file in files}
+            contents = list(pool.map(SourceFile.digest, beside.values()))
         named = [
             [file.path, name, digest, *filter(None, [self.given.get(file.name)])]
             for (file, name), digest in zip(self.files, digests, strict=True)
@@ -222,7 +234,8 @@ class Inputs:
         for address in self.datasets:
             with self._naming(address):
                 datasets.append(dataset_digest(address) + self.given.get(address, ""))
-        return value_digest([sorted(named), sorted(datasets)])
+        attached = [sorted(zip(beside, contents, strict=True))] if beside else []
+        return value_digest([sorted(named), sorted(datasets), *attached])
 
     def chunks_by_part(self, data: DataConfig, scratch: Path) -> Iterator[tuple[DataConfig, Chunk]]:
         """Yield everything in chunks, as `chunks` does, each with the settings of its part."""
@@ -238,13 +251,27 @@ class Inputs:
             ]
             for chunk in read_files(of_side, data, scratch):
                 chunk.given = given
-                yield chunk
+                yield self.filled(chunk, data)
         for address in self.datasets:
             with self._naming(address):
                 for chunk in read_dataset(address):
                     named = chunk.given if chunk.given != "pooled" else None
                     chunk.given = self.given.get(address) or side_from_data(named, data, address)
                     yield chunk
+
+    def filled(self, chunk: Chunk, data: DataConfig) -> Chunk:
+        """Return a chunk whose rows have the content of the files that they name."""
+        place = self.folders.get(getattr(chunk, "source", ""))
+        if place is None or self.named is None:
+            return chunk
+        return WithFiles(chunk, place, *self.named, limit=data.max_record_bytes)
+
+    @cached_property
+    def folders(self) -> Mapping[str, Path]:
+        """The folder of each table whose records name files, by the name of the table."""
+        local = [file for file, _ in self.files if isinstance(file.location, Path)]
+        places = {file.name: file.location.parent for file in local}  # type: ignore[union-attr]
+        return {name: place for name, place in places.items() if place in self.attached}
 
     def _naming(self, dataset: str) -> contextlib.AbstractContextManager[None]:
         side = self.given.get(dataset)
@@ -272,7 +299,9 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
             sum((part.left_out for part in parts.values()), Counter()),
             parts,
         )
-    whole_files = getattr(open_encoder(data), "whole_files", ())
+    encoder = open_encoder(data)
+    whole_files = getattr(encoder, "whole_files", ())
+    named = getattr(encoder, "attached", None)
     files: dict[str, tuple[SourceFile, str]] = {}
     datasets: dict[str, None] = {}
     given: dict[str, Given] = {}
@@ -288,6 +317,10 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
                 files_there = find_files(address, data.exclude, left_out)
                 if output is not None:
                     files_there = _outside(output, files_there, address, left_out)
+                if named:
+                    # They are read when a record names them.
+                    tables = [each for each in files_there if each.suffix.lower() not in named[1]]
+                    files_there = tables or files_there
                 found = wanted(files_there, address, data, left_out, whole_files)
                 names = [file.name for file, _ in found]
                 if source not in _SIDES and (twice := len(files.keys() & set(names))):
@@ -296,7 +329,26 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
             if source in _SIDES:
                 given |= dict.fromkeys(names, _SIDES[source])
     ours = [each for each in files.values() if each[0].name not in given]
-    return Inputs(list(files.values()), list(datasets), _named(ours, data) | given, left_out)
+    return Inputs(
+        list(files.values()),
+        list(datasets),
+        _named(ours, data) | given,
+        left_out,
+        attached=_attached([file for file, _ in files.values()], named[1]) if named else {},
+        named=named,
+    )
+
+
+def _attached(tables: list[SourceFile], suffixes: frozenset[str]) -> dict[Path, list[SourceFile]]:
+    """Return the files with some suffixes in and below the folder of each local table."""
+    folders = {file.location.parent: None for file in tables if isinstance(file.location, Path)}
+    found = dict[Path, list[SourceFile]]()
+    for folder in folders:
+        files = find_files(str(folder), [], Counter())
+        beside = [file for file in files if file.suffix.lower() in suffixes]
+        if beside:
+            found[folder] = beside
+    return found
 
 
 def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, Given]:

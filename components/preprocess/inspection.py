@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -190,7 +190,8 @@ def first_rows(data: DataConfig, records: int = RECORDS) -> Generator[Row]:
                 yield from _first(read_dataset(part), each)
             else:
                 _check_sizes(part)
-                yield from _first(read_files(part, data, Path(scratch)), each)
+                chunks = read_files(part, data, Path(scratch))
+                yield from _first(chunks, each, lambda chunk: inputs.filled(chunk, data))
 
 
 def _files_to_read(files: _Files) -> list[_Files]:
@@ -200,9 +201,11 @@ def _files_to_read(files: _Files) -> list[_Files]:
     return [[file] for file in files[:: max(1, len(files) // _FILES)][:_FILES]]
 
 
-def _first(chunks: Iterator[Chunk], count: int) -> Iterator[Row]:
+def _first(
+    chunks: Iterator[Chunk], count: int, filled: Callable[[Chunk], Chunk] = lambda chunk: chunk
+) -> Iterator[Row]:
     try:
-        yield from islice((row for chunk in chunks for row in chunk.rows()), count)
+        yield from islice((row for chunk in chunks for row in filled(chunk).rows()), count)
     finally:
         # Ends the process that decodes the file.
         if isinstance(chunks, Generator):

@@ -147,6 +147,10 @@ class Encoder(Protocol):
     whole_files: suffixes of files that are one record each, with the content of the file as
         `image`, its folder as `label`, and its `path`. If a folder has such files, others are not
         read. Optional.
+    attached: the column of a table with the names of files, relative to its folder, and their
+        suffixes. The content of a file replaces its name. None if there is no such column.
+        Optional.
+    brief: takes `Content.text`, and returns what people see of it. Optional.
     picture: takes the values of a row, and returns the address of a picture of it. Optional.
     tokenizer: how to make the tokenizer. None means that records are not text: there is no
         tokenizer, and neither near duplicates nor words are looked at.

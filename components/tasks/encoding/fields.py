@@ -25,6 +25,7 @@ DEFECTS: Final = {
     "contradicted": "a column that is not used says that its chosen answer is not the better one",
     "not_a_class": "the label is a measured value or several classes",
     "unknown_label": "the label is not among data.labels",
+    "missing_file": "names a file that is not there",
     "broken_image": "is not an image that can be read",
     "huge_image": "has more pixels than data.images.max_pixels",
     "too_long": "is longer than data.max_record_bytes, or a name in it than 1024 bytes",

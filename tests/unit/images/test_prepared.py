@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from steadytrain.components.images.encoder import ImageEncoder, scale_of
+from steadytrain.components.preprocess.data_card import show
 from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError
@@ -149,6 +150,60 @@ def test_bytes_in_a_table_are_images(tmp_path):
     _, data = prepared(tmp_path / "digits.parquet", *columns)
     assert data.labels == [f"n{number}" for number in range(10)]
     assert sum(side.documents for side in data.sides.values()) == 200
+
+
+def write_table(folder, names, labels):
+    lines = [f"{name},{label}" for name, label in zip(names, labels, strict=True)]
+    path = folder / "table.csv"
+    path.write_text("\n".join(["file,what", *lines]) + "\n")
+    return path
+
+
+NAMED = ["data.columns.image=file", "data.columns.label=what"]
+
+
+def test_table_names_the_files(tmp_path):
+    images, labels = (part[:200] for part in digits())
+    folder = tmp_path / "images"
+    write_folders(folder / "all", images, ["flat"] * 200)
+    (tmp_path / "outside.png").write_bytes(written(noise(1)[0]))
+    (folder / "inside.png").symlink_to(tmp_path / "outside.png")
+    (folder / "notes.md").write_text("no image")
+    names = [f"all/flat/{number:05}.png" for number in range(200)]
+    lost = ["all/no.png", "../outside.png", "inside.png", str(tmp_path / "outside.png"), "notes.md"]
+    table = write_table(folder, [*names, *lost], [*labels, *[0] * len(lost)])
+    for source in (table, folder):
+        _, data = prepared(source, *NAMED, f"output={tmp_path / source.name}-out")
+        assert sum(side.documents for side in data.sides.values()) == 200
+        reasons = [entry["reason"] for entry in quarantine(data)]
+        assert reasons == ["missing_file"] * len(lost)
+        rows = rows_of(data, "train") + rows_of(data, "validation")
+        known = {(one.tobytes(), str(label)) for one, label in zip(images, labels, strict=True)}
+        assert {*rows} <= known
+        # Images that a table names are not left out, but other files are.
+        assert sum(card(data)["left_out"].values()) == (0 if source == table else 2)
+
+
+def test_changed_file_that_a_table_names_is_read_again(tmp_path):
+    images = noise(60)
+    folder = write_folders(tmp_path / "images", images, ["all"] * 60)
+    names = [f"all/{number:05}.png" for number in range(60)]
+    table = write_table(folder, names, [number % 2 for number in range(60)])
+    _, first = prepared(table, *NAMED)
+    _, again = prepared(table, *NAMED)
+    assert again.folder == first.folder
+    (folder / names[0]).write_bytes(written(noise(1, seed=3)[0]))
+    _, changed = prepared(table, *NAMED)
+    assert changed.fingerprint != first.fingerprint
+
+
+def test_first_records_are_shown_without_their_pixels(tmp_path):
+    folder = write_folders(tmp_path / "images", noise(9), ["a", "b", "c"] * 3)
+    shown = show(image_config(folder), 2)
+    assert [one.rows[0][0].pieces[0].text for one in shown] == ["8 x 8 pixels, mode L"] * 2
+    table = write_table(folder, ["a/00000.png", "b/00001.png"], ["x", "y"])
+    shown = show(image_config(table, *NAMED), 2)
+    assert [one.rows[0][0].pieces[0].text for one in shown] == ["8 x 8 pixels, mode L"] * 2
 
 
 @pytest.mark.parametrize(
