@@ -89,7 +89,7 @@ class ImagePackager:
             "labels": self.data.labels,
         }
         _write(folder / SETTINGS, content)
-        # For Transformers' own pipeline. Only images of another shape are resized otherwise there.
+        # For Transformers' own pipeline, which reads all images in color.
         _write(
             folder / PROCESSOR,
             {
