@@ -18,6 +18,7 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tabular.columns import Table, Target, inferred
+from steadytrain.components.tabular.model import plain_number
 from steadytrain.components.tasks.encoding.base import Content, EncodedRecord, EncodedRow, Fitted
 from steadytrain.components.tasks.encoding.fields import Defect, class_of, number_of
 from steadytrain.components.tasks.encoding.labeled_text import (
@@ -58,18 +59,21 @@ class TableEncoder:
         return target
 
     def columns(self) -> Sequence[Sequence[str]]:
-        return [[self.target, *self.data.features]]
+        weight = self.data.columns.weight
+        return [[self.target, *self.data.features, *([weight] if weight else [])]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         label = self.label_of(row)
         columns = self.data.columns
-        names = self.data.features or [
-            name for name in row if name not in (self.target, columns.group, columns.slice)
-        ]
+        others = self.target, columns.group, columns.slice, columns.weight
+        names = self.data.features or [name for name in row if name not in others]
         values = {name: plain_value(name, row.get(name)) for name in names}
-        text = json.dumps(values, sort_keys=True, ensure_ascii=False)
+        prompt = text = json.dumps(values, sort_keys=True, ensure_ascii=False)
+        if columns.weight:
+            values[columns.weight] = _weight(columns.weight, row.get(columns.weight))
+            text = json.dumps(values, sort_keys=True, ensure_ascii=False)
         # Records that differ in the target alone are on one side of the split.
-        return Content(text, label, prompt=text, identity=f"{label} {text}")
+        return Content(text, label, prompt=prompt, identity=f"{label} {text}")
 
     def label_of(self, row: Mapping[str, Any]) -> str:
         raise NotImplementedError
@@ -95,6 +99,8 @@ class TableEncoder:
             records += parsed(table)
             labels += table["label"].to_pylist()
         names = {name: None for record in records for name in record}
+        # The encoder keeps the weight with what a record says, but no model learns from it.
+        names.pop(self.data.columns.weight or "", None)
         columns = {name: [record.get(name) for record in records] for name in names}
         target = Target(self.target, np.array(labels), numbers=not self.labeled)
         found = inferred(columns, target, allowed=self.data.allow_leaks)
@@ -172,6 +178,18 @@ class TableRows:
 def parsed(rows: Any) -> list[Mapping[str, Any]]:
     """Return the records of rows, or of test records, without their targets."""
     return [json.loads(text) for text in rows[FEATURES].to_pylist()]
+
+
+def _weight(name: str, value: Any) -> float:
+    """Return what a record weighs.
+
+    Raises:
+        Defect: it is not a number above 0.
+    """
+    found = plain_number(value)
+    if not found > 0:
+        raise Defect("wrong_type", f"{name[:80]} is {str(value)[:40]!r}, not a number above 0")
+    return found
 
 
 def plain_value(name: str, value: Any) -> Any:

@@ -24,7 +24,7 @@ _READS: Final = frozenset(
         "data": "task source validation_source test_source splits format csv suffixes exclude "
         "columns target features allow_leaks labels parts max_record_bytes max_bad_share "
         "validation_share test_share split_salt",
-        "data.columns": "group slice",
+        "data.columns": "group slice weight",
     }.items()
     for field in fields.split()
 )
@@ -62,7 +62,8 @@ TABULAR_CLASSIFICATION: Final = Task(
     packager=late(f"{_PARTS}:TablePackager"),
     tabular=True,
     frameworks=FRAMEWORKS,
-    reads=_READS,
+    objectives=frozenset({"class_weights"}),
+    reads=_READS | {"training.class_weights"},
 )
 TABULAR_REGRESSION: Final = Task(
     encoder=NumberTableEncoder,

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.compute import ComputeConfig
-from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.data import TABLES, DataConfig
 from steadytrain.components.shared.config.evaluation import EvaluationConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
 from steadytrain.components.shared.config.operations import RecoveryConfig
@@ -77,6 +77,9 @@ def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
     yield from _by_compute(config.compute)
     yield from _by_optimizer(config.training)
     yield from _by_training(config.training)
+    # The task of a table names the objectives that its own learners read (`Task.objectives`).
+    for name in config.training.objectives if config.data.task not in TABLES else ():
+        yield f"training.{name}", f"training.{name}", "on"
     yield from _by_groups(config.training)
     yield from _by_adapter(config.model.adapter)
     yield f"data.task {config.data.task}", "data.task", config.data.task
@@ -132,8 +135,6 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
     if training.order != "seeded":
         for name in ("another order", f"training.order {training.order}"):
             yield name, "training.order", training.order
-    for name in training.objectives:
-        yield f"training.{name}", f"training.{name}", "on"
     for section in training.techniques:
         yield from section.asks()
 

@@ -146,6 +146,11 @@ class Columns(Section):
         description="Column whose values define slices. Metrics are also reported for each slice. "
         "None means no slices.",
     )
+    weight: Annotated[str | None, IfSet()] = Field(
+        None,
+        description="For tables: column with what each record of the training side counts in the "
+        "loss, a number above 0. None means that all count the same.",
+    )
 
 
 class CsvConfig(Section):
@@ -521,6 +526,7 @@ class DataConfig(Section):
             "text_pair": _WITH_PAIRS,
             "input": ("supervised_finetuning",),
             "image": IMAGES,
+            "weight": TABLES,
         }
         columns = {"data.columns": self.columns} | {
             f"data.parts.{name}.columns": part.columns for name, part in self.parts.items()

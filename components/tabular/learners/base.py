@@ -20,10 +20,16 @@ from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tabular import model as exported
 from steadytrain.components.tabular.columns import Table
 from steadytrain.components.tabular.encoder import FEATURES, parsed
-from steadytrain.components.tabular.model import Preparation, TableModel, log_probabilities
+from steadytrain.components.tabular.model import (
+    Preparation,
+    TableModel,
+    log_probabilities,
+    plain_number,
+)
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.tasks.encoding.base import COLUMNS
 from steadytrain.components.tasks.scoring.table import read_batches
+from steadytrain.components.techniques.rare_classes.weights import class_weights
 from steadytrain.components.train.framework import Learned
 from steadytrain.components.train.framework.learner import State
 
@@ -70,6 +76,9 @@ class TableLearner:
     settings: what else `model.config` may have.
     has_rate: whether it reads `training.learning_rate`.
     needs_classes: whether it cannot learn from a training side that lacks a class.
+    weighs: whether records can weigh differently.
+    row_weights: what each record of the training side weighs, 1 on average; None if all the same.
+    monotone: of each column of the matrix, whether outputs must rise (1) or fall (-1) with it.
     """
 
     learns_all = True
@@ -80,6 +89,7 @@ class TableLearner:
     settings: ClassVar[tuple[str, ...]] = ()
     has_rate: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.labels = config, data.labels
@@ -89,11 +99,13 @@ class TableLearner:
         records, self.targets = read_side(data, "train")
         if self.needs_classes:
             self._check_classes()
+        self.row_weights = self._weights(records)
         validation, self.held_out_targets = read_side(data, "validation")
         self.preparation = Preparation(read_table(data).features)
         self.preparation.fit(records)
         self.matrix = self.preparation.matrix(records, strict=False)
         self.held_out_matrix = self.preparation.matrix(validation, strict=False)
+        self.monotone = self._monotone(self.given.pop("monotone", {}))
         self.threads = threads_for(self.matrix.size)
 
     def _check_settings(self) -> None:
@@ -118,6 +130,45 @@ class TableLearner:
                 if self.settings
                 else "leave it out",
             )
+
+    def _weights(self, records: Sequence[Mapping[str, Any]]) -> Array | None:
+        settings, column = self.config.training.class_weights, self.config.data.columns.weight
+        found = None
+        if column:
+            found = np.array([plain_number(record[column]) for record in records])
+        of_class = class_weights(settings, self.labels, self._counts) if self.labels else None
+        if of_class is not None:
+            mine = of_class.numpy().astype(np.float64)[self.targets.astype(int)]
+            found = mine if found is None else found * mine
+        if found is None or self.weighs:
+            return None if found is None else found / found.mean()
+        field = "data.columns.weight" if column else "training.class_weights"
+        raise BadInput(
+            f"{field}: in model_type {self.model_type}, all records weigh the same",
+            remedy="leave it out, or use another model",
+        )
+
+    def _counts(self) -> npt.NDArray[np.int64]:
+        return np.bincount(self.targets.astype(int), minlength=len(self.labels))
+
+    def _monotone(self, given: Any) -> npt.NDArray[np.int64]:
+        names, kinds = self.preparation.columns, self.preparation.kinds
+        found = np.zeros(len(names), int)
+        for name, sign in (given if isinstance(given, dict) else {"": given}).items():
+            if kinds.get(name) != "number" or sign not in (1, -1) or isinstance(sign, bool):
+                raise BadInput(
+                    f"model.config.monotone = {given!r}: it does not map a column of numbers to 1 "
+                    "or -1",
+                    remedy="write {column: 1} for outputs that rise with the column, or -1",
+                )
+            found[names.index(name)] = sign
+        if found.any() and self.outputs > 1:
+            raise BadInput(
+                f"model.config.monotone = {given!r}: with {self.outputs} classes, none of them "
+                "rises alone",
+                remedy="leave it out, or predict two classes or a number",
+            )
+        return found
 
     def refused(self, error: Exception) -> BadInput:
         """Return the error about settings that a library refuses."""
@@ -144,7 +195,7 @@ class TableLearner:
     def base(self) -> list[float]:
         """Return the best constant outputs: the mean, or the logarithms of the classes' shares."""
         if not self.labels:
-            return [float(self.targets.mean())]
+            return [float(np.average(self.targets, weights=self.row_weights))]
         logs = np.log(self.shares())
         return [float(logs[1] - logs[0])] if len(logs) == 2 else logs.tolist()
 
@@ -153,9 +204,17 @@ class TableLearner:
 
         Each class counts once more than it occurs, so that none has a probability of 0.
         """
-        counts = np.bincount(self.targets.astype(int), minlength=len(self.labels)) + 1.0
-        found: Array = counts / counts.sum()
+        found: Array = (self.counted() + 1) / (self.counted() + 1).sum()
         return found
+
+    def counted(self) -> Array:
+        """Return what the records of each class weigh together."""
+        classes = self.targets.astype(int)
+        return np.bincount(classes, self.row_weights, len(self.labels)).astype(np.float64)
+
+    def training_loss(self, raw: Array) -> float:
+        """Return the mean loss of the training side, with the weights of its records."""
+        return float(np.average(self.losses(raw, self.targets), weights=self.row_weights))
 
     def losses(self, raw: Array, targets: Array) -> Array:
         """Return the loss of each row: (rows,), in nats, or the squared error of a number."""
@@ -242,8 +301,7 @@ class TreesLearner(TableLearner):
         del rows
         rate = self.rate * learning_rate_scale
         self._add(self.next_part(rate))
-        loss = float(self.losses(self.raw_outputs(self.raw), self.targets).mean())
-        return Learned(loss, rate)
+        return Learned(self.training_loss(self.raw_outputs(self.raw)), rate)
 
     def _add(self, part: bytes) -> None:
         leaves, (seen, held_out) = self.added(part, self.matrix, self.held_out_matrix)

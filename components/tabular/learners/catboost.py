@@ -23,7 +23,7 @@ class CatBoostLearner(TreesLearner):
         *("rounds_per_step", "depth", "max_leaves", "min_data_in_leaf", "grow_policy"),
         *("l2_leaf_reg", "random_strength", "bootstrap_type", "bagging_temperature", "subsample"),
         *("rsm", "border_count", "one_hot_max_size", "max_ctr_complexity", "model_size_reg"),
-        *("leaf_estimation_iterations", "score_function"),
+        *("leaf_estimation_iterations", "score_function", "monotone"),
     )
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
@@ -44,6 +44,8 @@ class CatBoostLearner(TreesLearner):
             "allow_writing_files": False,
             "logging_level": "Silent",
         }
+        if self.monotone.any():
+            settings["monotone_constraints"] = self.monotone.tolist()
         if self.outputs > 1:
             settings["classes_count"] = self.outputs
             del settings["boost_from_average"]
@@ -52,6 +54,7 @@ class CatBoostLearner(TreesLearner):
                 self.pool = catboost.Pool(
                     self.preparation.frame(self.matrix),
                     self.targets,
+                    weight=self.row_weights,
                     cat_features=self.preparation.categories,
                     thread_count=self.threads,
                 )

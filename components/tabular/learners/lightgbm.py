@@ -24,6 +24,7 @@ class LightGBMLearner(TreesLearner):
         *("rounds_per_step", "num_leaves", "max_depth", "min_data_in_leaf", "max_bin"),
         *("lambda_l1", "lambda_l2", "min_gain_to_split", "bagging_fraction", "bagging_freq"),
         *("feature_fraction", "extra_trees", "cat_smooth", "cat_l2", "min_data_per_group"),
+        "monotone",
         *("path_smooth", "linear_tree", "max_cat_threshold", "min_sum_hessian_in_leaf"),
     )
 
@@ -46,6 +47,8 @@ class LightGBMLearner(TreesLearner):
             "boost_from_average": False,
             "verbosity": -1,
         }
+        if self.monotone.any():
+            settings["monotone_constraints"] = self.monotone.tolist()
         if self.outputs > 1:
             settings["num_class"] = self.outputs
         try:
@@ -54,6 +57,7 @@ class LightGBMLearner(TreesLearner):
                 self.binned = lightgbm.Dataset(
                     self.matrix,
                     self.targets,
+                    weight=self.row_weights,
                     categorical_feature=self.preparation.categories,
                     params=settings,
                     free_raw_data=False,

@@ -43,7 +43,7 @@ class ConstantLearner(TableLearner):
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         del rows
         raw = self.model().raw(self.matrix)
-        return Learned(float(self.losses(raw, self.targets).mean()), learning_rate_scale)
+        return Learned(self.training_loss(raw), learning_rate_scale)
 
     def held_out(self) -> Array:
         found: Array = self.model().raw(self.held_out_matrix)
@@ -112,7 +112,7 @@ class LinearLearner(StandardizingLearner):
         del rows
         if self.labels:
             fitted = LogisticRegression(C=1 / self.penalty, max_iter=_ITERATIONS)
-            fitted.fit(self.inputs, self.targets.astype(int))
+            fitted.fit(self.inputs, self.targets.astype(int), self.row_weights)
             if max(fitted.n_iter_) >= _ITERATIONS:
                 raise BadInput(
                     f"model.config.penalty = {self.penalty:g}: the linear model has not converged "
@@ -121,11 +121,11 @@ class LinearLearner(StandardizingLearner):
                 )
         else:
             fitted = Ridge(alpha=self.penalty)
-            fitted.fit(self.inputs, self.targets)
+            fitted.fit(self.inputs, self.targets, self.row_weights)
         self.weights = np.asarray(fitted.coef_, np.float64).reshape(self.outputs, -1).T
         self.intercept = np.asarray(fitted.intercept_, np.float64).reshape(-1)
         raw = self.inputs @ self.weights + self.intercept
-        return Learned(float(self.losses(raw, self.targets).mean()), learning_rate_scale)
+        return Learned(self.training_loss(raw), learning_rate_scale)
 
     def model(self) -> TableModel:
         shared = self.preparation, self.labels, self.intercept.tolist()
@@ -142,6 +142,7 @@ class NeighborsLearner(StandardizingLearner):
     """The records of the training side themselves; one step suffices."""
 
     model_type = "knn"
+    weighs = False
     needs_classes = False
     settings = ("n_neighbors", "weights")
 

@@ -95,7 +95,7 @@ class ForestLearner(SklearnTreesLearner):
                 random_state=self.seed + len(self.parts) * self.rounds,
                 n_jobs=self.threads,
             )
-            forest.fit(np.clip(self.matrix, -most, most), self.targets)
+            forest.fit(np.clip(self.matrix, -most, most), self.targets, self.row_weights)
         except (TypeError, ValueError) as error:
             raise self.refused(error) from error
         return _packed(
@@ -144,7 +144,7 @@ class HistogramBoostingLearner(SklearnTreesLearner):
     model_type = "hist_boosting"
     settings = (
         *("rounds_per_step", "max_leaf_nodes", "max_depth", "min_samples_leaf"),
-        "l2_regularization",
+        *("l2_regularization", "monotone"),
     )
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
@@ -159,8 +159,7 @@ class HistogramBoostingLearner(SklearnTreesLearner):
         self.inputs[:, : len(categories)][rare] = np.nan
 
     def shares(self) -> Array:
-        counts = np.bincount(self.targets.astype(int), minlength=len(self.labels))
-        found: Array = counts / counts.sum()
+        found: Array = self.counted() / self.counted().sum()
         return found
 
     def next_part(self, rate: float) -> bytes:
@@ -172,7 +171,7 @@ class HistogramBoostingLearner(SklearnTreesLearner):
                 if self.estimator is None:
                     self.estimator = self._continued()
                 self.estimator.set_params(learning_rate=rate, max_iter=before + self.rounds)
-                self.estimator.fit(self.inputs, self.targets)
+                self.estimator.fit(self.inputs, self.targets, self.row_weights)
         except ValueError as error:
             raise self.refused(error) from error
         trees = [each for turn in self.estimator._predictors[before:] for each in turn]
@@ -198,10 +197,11 @@ class HistogramBoostingLearner(SklearnTreesLearner):
             early_stopping=False,
             warm_start=True,
             random_state=self.seed,
+            monotonic_cst=self.monotone[self.order],
             categorical_features=list(range(len(self.preparation.categories))),
         )
         if self.parts:
-            found.fit(self.inputs, self.targets)
+            found.fit(self.inputs, self.targets, self.row_weights)
             trees = [TreePredictor(*tree) for part in self.parts for tree in _trees_of(part)]
             wide = len(found._predictors[0])
             found._predictors = [

@@ -22,7 +22,7 @@ class XGBoostLearner(TreesLearner):
         *("rounds_per_step", "max_depth", "max_leaves", "grow_policy", "min_child_weight"),
         *("gamma", "lambda", "alpha", "subsample", "colsample_bytree", "colsample_bylevel"),
         *("colsample_bynode", "max_bin", "max_delta_step", "max_cat_to_onehot"),
-        "max_cat_threshold",
+        *("max_cat_threshold", "monotone"),
     )
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
@@ -43,13 +43,15 @@ class XGBoostLearner(TreesLearner):
             "tree_method": "hist",
             "verbosity": 0,
         }
+        if self.monotone.any():
+            settings["monotone_constraints"] = tuple(self.monotone.tolist())
         if self.outputs > 1:
             settings["num_class"] = self.outputs
         try:
             if self.binned is None:
                 # XGBoost bins it once.
                 self.binned = self.preparation.xgboost_matrix(self.matrix, self.threads)
-                self.binned.set_label(self.targets)
+                self.binned.set_info(label=self.targets, weight=self.row_weights)
             self.binned.set_base_margin(self.raw)
             booster = xgboost.train(settings, self.binned, num_boost_round=self.rounds)
         except ValueError as error:
