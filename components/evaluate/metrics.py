@@ -179,6 +179,44 @@ def _weighted_auroc(classes: Classes, weights: FloatArray) -> FloatArray:
     return _defined_mean(means)
 
 
+def _average_precision(classes: Classes) -> float | None:
+    from sklearn.metrics import average_precision_score
+
+    means = [
+        np.mean(
+            [
+                average_precision_score(part.label == index, part.probabilities[:, index])
+                for index in ranked
+            ]
+        )
+        for part, _, ranked in _ranked_classes(classes)
+    ]
+    return float(np.mean(means)) if means else None
+
+
+def _weighted_average_precision(classes: Classes, weights: FloatArray) -> FloatArray:
+    means = [
+        _defined_mean(
+            _weighted_precision(part.label == index, part.probabilities[:, index], weights[:, rows])
+            for index in ranked
+        )
+        for part, rows, ranked in _ranked_classes(classes)
+    ]
+    return _defined_mean(means)
+
+
+def _balanced_accuracy(classes: Classes) -> float:
+    return float(_weighted_balanced_accuracy(classes, np.ones((1, len(classes.label))))[0])
+
+
+def _weighted_balanced_accuracy(classes: Classes, weights: FloatArray) -> FloatArray:
+    """Return the mean of the recalls of the classes that occur, (resamples,)."""
+    truth = np.eye(classes.probabilities.shape[1])[classes.label]
+    hits = (classes.label == classes.prediction)[:, None] * truth
+    with np.errstate(invalid="ignore"):
+        return _defined_mean(((weights @ hits) / (weights @ truth)).T)
+
+
 def _defined_mean(values: Iterable[FloatArray]) -> FloatArray:
     """Return the mean of values, (resamples,) each, without those that are undefined (NaN)."""
     found = np.stack(list(values))
@@ -324,6 +362,8 @@ MEAN_AVERAGE_PRECISION: Final = SampleMetric(
     True, _mean_average_precision, _weighted_mean_average_precision
 )
 AUROC: Final = _of_classes(True, _auroc, _weighted_auroc)
+AVERAGE_PRECISION: Final = _of_classes(True, _average_precision, _weighted_average_precision)
+BALANCED_ACCURACY: Final = _of_classes(True, _balanced_accuracy, _weighted_balanced_accuracy)
 MSE: Final = MeanMetric(False, partial(_column, "squared_error"))
 RMSE: Final = MeanMetric(False, partial(_column, "squared_error"), np.sqrt)
 MAE: Final = MeanMetric(False, partial(_column, "absolute_error"))

@@ -48,7 +48,8 @@ def _number_validation(_: RunConfig) -> Sequence[str]:
 
 
 def _class_metrics(_: RunConfig) -> Sequence[str]:
-    return "accuracy", "auroc", "ece", "loss", "macro_f1"
+    ranking, hits = ("auroc", "average_precision"), ("accuracy", "balanced_accuracy", "macro_f1")
+    return *hits, *ranking, "ece", "loss"
 
 
 def _number_metrics(_: RunConfig) -> Sequence[str]:

@@ -41,7 +41,8 @@ def _text_metrics(_: RunConfig) -> Sequence[str]:
 
 def tested_class_metrics(_: RunConfig) -> Sequence[str]:
     """Return the metrics of the test side if each record has one class."""
-    return "accuracy", "auroc", "ece", "loss", "macro_f1"
+    ranking, hits = ("auroc", "average_precision"), ("accuracy", "balanced_accuracy", "macro_f1")
+    return *hits, *ranking, "ece", "loss"
 
 
 def _preference_metrics(_: RunConfig) -> Sequence[str]:

@@ -197,7 +197,7 @@ class HistogramBoostingLearner(SklearnTreesLearner):
             early_stopping=False,
             warm_start=True,
             random_state=self.seed,
-            monotonic_cst=self.monotone[self.order],
+            monotonic_cst=self.monotone[self.order] if self.monotone.any() else None,
             categorical_features=list(range(len(self.preparation.categories))),
         )
         if self.parts:

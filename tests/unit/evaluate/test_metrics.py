@@ -55,7 +55,20 @@ def test_metrics_under_weights_equal_scikit_learn_with_sample_weights(classes):
         assert found["macro_f1"][row] == pytest.approx(
             sk.f1_score(label, prediction, average="macro", sample_weight=weight)
         )
+        assert found["balanced_accuracy"][row] == pytest.approx(
+            sk.balanced_accuracy_score(label, prediction, sample_weight=weight)
+        )
         ranked = [1] if classes == 2 else range(classes)
+        assert found["average_precision"][row] == pytest.approx(
+            np.mean(
+                [
+                    sk.average_precision_score(
+                        label == index, probabilities[:, index], sample_weight=weight
+                    )
+                    for index in ranked
+                ]
+            )
+        )
         areas = [
             sk.roc_auc_score(label == index, probabilities[:, index], sample_weight=weight)
             for index in ranked
@@ -128,9 +141,27 @@ def test_class_that_a_resample_lacks_is_left_out_of_its_auroc():
     assert math.isnan(with_one)
 
 
-def test_auroc_is_left_out_with_one_class():
+@pytest.mark.parametrize("classes", [2, 4])
+def test_metrics_of_classes_are_those_of_scikit_learn(classes):
+    from sklearn import metrics as sk
+
+    label, probabilities = random_classes(classes)
+    found = point_values(Scores.of(class_table(label, probabilities)))
+    prediction = probabilities.argmax(axis=1)
+    assert found["loss"] == pytest.approx(sk.log_loss(label, probabilities))
+    assert found["balanced_accuracy"] == pytest.approx(
+        sk.balanced_accuracy_score(label, prediction)
+    )
+    truth = np.eye(classes)[label] if classes > 2 else label
+    scores = probabilities if classes > 2 else probabilities[:, 1]
+    assert found["average_precision"] == pytest.approx(sk.average_precision_score(truth, scores))
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(truth, scores))
+
+
+def test_ranking_metrics_are_left_out_with_one_class():
     values = point_values(Scores.of(class_table([1, 1], [[0.2, 0.8], [0.6, 0.4]])))
-    assert "auroc" not in values
+    assert not {"auroc", "average_precision"} & {*values}
+    assert values["balanced_accuracy"] == 0.5
     assert values["accuracy"] == 0.5
 
 
@@ -146,7 +177,8 @@ def test_confusion_and_classes_tell_true_from_predicted():
 
 def test_every_metric_comes_with_an_interval_around_it():
     measured = measure(Scores.of(class_table(*random_classes(3))), Resampling(300, 0.95, 0))
-    assert measured.keys() == {"loss", "accuracy", "macro_f1", "auroc", "ece"}
+    ranked = {"auroc", "average_precision"}
+    assert measured.keys() == {"loss", "accuracy", "balanced_accuracy", "macro_f1", "ece", *ranked}
     for interval in measured.values():
         assert interval.low < interval.value < interval.high
 
