@@ -478,6 +478,94 @@ class ForestModel(TreesModel):
         return found / len(self.trees.arrays["roots"])
 
 
+class NetworkInputs:
+    """Turns the preparation's matrix into what networks read.
+
+    arrays: `points` of the columns of numbers, each column up to its place in `ends`, and the
+        `scores` that they become. Other numbers are interpolated.
+    counts: how many categories each column of categories has. The next place is for all others.
+    """
+
+    def __init__(self, preparation: Preparation, arrays: Mapping[str, Any]) -> None:
+        self.preparation, self.arrays = preparation, dict(arrays)
+        names = preparation.columns
+        self.counts = [
+            min(len(preparation.levels[names[place]]), CATEGORIES)
+            for place in preparation.categories
+        ]
+
+    def read(self, matrix: Any) -> tuple[Any, Any]:
+        """Return numbers in 32 bits, with whether they are missing; and places of categories."""
+        categories, ends = self.preparation.categories, self.arrays["ends"]
+        numbers = [np.zeros((len(matrix), 0))]
+        others = [place for place in range(matrix.shape[1]) if place not in {*categories}]
+        for turn, place in enumerate(others):
+            column, part = matrix[:, place], slice(ends[turn], ends[turn + 1])
+            missing = np.isnan(column)
+            points, scores = self.arrays["points"][part], self.arrays["scores"][part]
+            found = np.interp(column, points, scores) if len(points) else np.zeros(len(column))
+            numbers += [np.where(missing, 0, found).reshape(-1, 1), missing.reshape(-1, 1)]
+        places = np.zeros((len(matrix), len(categories)), np.int64)
+        for turn, (place, count) in enumerate(zip(categories, self.counts, strict=True)):
+            column = matrix[:, place]
+            places[:, turn] = np.where(np.isnan(column) | (column >= count), count, column)
+        return np.concatenate(numbers, axis=1).astype(np.float32), places
+
+
+class NetworkModel(ArraysModel):
+    """Several perceptrons with shared weights, whose probabilities or numbers are averaged.
+
+    base: the mean and the deviation of the numbers to predict.
+    weightN, biasN: of layer N, whose inputs are scaled by `beforeN` and its outputs by `afterN`, if
+        there are several members: (inputs, outputs), (members, outputs) and so on.
+    head, head_bias: the last layer of each member: (members, inputs, outputs).
+    """
+
+    kind = "network"
+
+    def __init__(self, *shared: Any, **arrays: Any) -> None:
+        super().__init__(*shared)
+        parts = {name: arrays[name] for name in ("points", "scores", "ends")}
+        self.inputs, self.weights = NetworkInputs(self.preparation, parts), arrays
+
+    def raw(self, matrix: Any) -> Any:
+        weights = self.weights
+        wide = max(weights["weight0"].shape) * len(weights["head"])
+        size = max(1, _VALUES // wide)
+        outputs = weights["head"].shape[2]
+        parts = [np.zeros((0, outputs))]
+        for start in range(0, len(matrix), size):
+            found = self._members(matrix[start : start + size]).astype(np.float64)
+            if self.labels:
+                found = np.exp(found - found.max(axis=2, keepdims=True))
+                found /= found.sum(axis=2, keepdims=True)
+                parts.append(np.log(found.mean(axis=0) + 1e-12))
+            else:
+                parts.append(found.mean(axis=0) * self.base[1] + self.base[0])
+        return np.concatenate(parts)
+
+    def _members(self, matrix: Any) -> Any:
+        """Return the outputs of each member: (members, rows, outputs)."""
+        weights = self.weights
+        numbers, places = self.inputs.read(matrix)
+        embedded = [
+            weights[f"embedding{place}"][places[:, place]] for place in range(places.shape[1])
+        ]
+        hidden, layer = np.concatenate([numbers, *embedded], axis=1)[None], 0
+        while f"weight{layer}" in weights:
+            if f"before{layer}" in weights:
+                hidden = hidden * weights[f"before{layer}"][:, None]
+            hidden = hidden @ weights[f"weight{layer}"]
+            if f"after{layer}" in weights:
+                hidden = hidden * weights[f"after{layer}"][:, None]
+            hidden = np.maximum(hidden + weights[f"bias{layer}"][:, None], 0)
+            layer += 1
+        return hidden @ weights["head"] + weights["head_bias"][:, None]
+
+    def arrays(self) -> Mapping[str, Any]:
+        return self.weights
+
+
 class BoostedModel(TableModel):
     """The trees of a library."""
 
@@ -563,7 +651,7 @@ _KINDS: dict[str, type[TableModel]] = {
     model.kind: model
     for model in (
         *(TableModel, LinearModel, NeighborsModel, TreesModel, ForestModel),
-        *(LightGBMModel, XGBoostModel, CatBoostModel),
+        *(NetworkModel, LightGBMModel, XGBoostModel, CatBoostModel),
     )
 }
 

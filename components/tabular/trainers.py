@@ -1,6 +1,6 @@
 """The trainers that `model.framework` names for tables."""
 
-from steadytrain.components.tabular.learners import sklearn
+from steadytrain.components.tabular.learners import pytorch, sklearn
 from steadytrain.components.tabular.learners.catboost import CatBoostLearner
 from steadytrain.components.tabular.learners.lightgbm import LightGBMLearner
 from steadytrain.components.tabular.learners.xgboost import XGBoostLearner
@@ -9,4 +9,5 @@ from steadytrain.components.train.framework import LearnerTrainer
 CATBOOST = LearnerTrainer(CatBoostLearner)
 LIGHTGBM = LearnerTrainer(LightGBMLearner)
 SKLEARN = LearnerTrainer(sklearn.learner, ("sklearn.ensemble", "sklearn.linear_model"))
+PYTORCH = LearnerTrainer(pytorch.learner, ("steadytrain.components.tabular.learners.torch_tables",))
 XGBOOST = LearnerTrainer(XGBoostLearner)

@@ -29,7 +29,6 @@ from steadytrain.components.tabular.model import (
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.tasks.encoding.base import COLUMNS
 from steadytrain.components.tasks.scoring.table import read_batches
-from steadytrain.components.techniques.rare_classes.weights import class_weights
 from steadytrain.components.train.framework import Learned
 from steadytrain.components.train.framework.learner import State
 
@@ -136,8 +135,10 @@ class TableLearner:
         found = None
         if column:
             found = np.array([plain_number(record[column]) for record in records])
-        of_class = class_weights(settings, self.labels, self._counts) if self.labels else None
-        if of_class is not None:
+        if settings.on:
+            from steadytrain.components.techniques.rare_classes.weights import class_weights
+
+            of_class: Any = class_weights(settings, self.labels, self._counts)
             mine = of_class.numpy().astype(np.float64)[self.targets.astype(int)]
             found = mine if found is None else found * mine
         if found is None or self.weighs:

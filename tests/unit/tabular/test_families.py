@@ -28,6 +28,8 @@ FAMILIES = {
     "lightgbm": ("lightgbm", {"rounds_per_step": 3}),
     "xgboost": ("xgboost", {"rounds_per_step": 3, "subsample": 0.7, "colsample_bynode": 0.6}),
     "catboost": ("catboost", {"rounds_per_step": 3}),
+    "mlp": ("pytorch_tables", {"width": 32, "batch_size": 16}),
+    "tabm": ("pytorch_tables", {"width": 16, "layers": 2, "batch_size": 16}),
 }
 TREES = ("random_forest", "extra_trees", "hist_boosting")
 
@@ -114,7 +116,7 @@ def test_model_resumes_to_identical_predictions_and_exports_what_was_validated(
 
 
 @pytest.mark.parametrize(
-    "family", [family for family in FAMILIES if family not in ("dummy", "linear")]
+    "family", [family for family in FAMILIES if family not in ("dummy", "linear", "tabm")]
 )
 def test_model_learns_more_than_constant_outputs(tables, family):
     for name, share in (("wine", 0.5), ("diabetes", 0.9)):
@@ -276,6 +278,9 @@ def test_rare_categories_of_histogram_boosting_count_as_missing(tmp_path):
         ("extra_trees", {"rounds_per_step": 0}, "model.config.rounds_per_step = 0"),
         ("hist_boosting", {"min_samples_leaf": 0.5}, "'min_samples_leaf'"),
         ("hist_boosting", {"max_iter": 5}, "model.config.max_iter = 5"),
+        ("mlp", {"width": 0}, "model.config.width = 0: it is not a whole number from 1"),
+        ("mlp", {"dropout": 1}, "model.config.dropout = 1: it is not a number from 0 to below 1"),
+        ("tabm", {"members": 8}, "model.config.members = 8"),
         ("xgboost", {"max_depth": -3}, "max_depth"),
         ("xgboost", {"eta": 0.3}, "model.config.eta = 0.3"),
         ("catboost", {"depth": 40}, "depth"),
