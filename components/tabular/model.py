@@ -647,11 +647,48 @@ class CatBoostModel(BoostedModel):
         return cls(*shared, booster=catboost.CatBoost().load_model(str(folder / CATBOOST)))
 
 
+class EnsembleModel(TableModel):
+    """The weighted mean of what members predict: of their probabilities, or of their numbers.
+
+    base: the members' weights.
+    members: they share the preparation.
+    """
+
+    kind = "ensemble"
+
+    def __init__(self, *shared: Any, members: Sequence[TableModel]) -> None:
+        super().__init__(*shared)
+        self.members = members
+        self.libraries = tuple(
+            dict.fromkeys(name for member in members for name in member.libraries)
+        )
+
+    def raw(self, matrix: Any) -> Any:
+        found = [member.raw(matrix) for member in self.members]
+        if not self.labels:
+            return np.tensordot(self.base, np.stack(found), 1)
+        chances = np.stack([np.exp(log_probabilities(raw)) for raw in found])
+        # No probability is 0, so that a loss is finite.
+        return np.log(np.maximum(np.tensordot(self.base, chances, 1), 1e-15))
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        for place, member in enumerate(self.members):
+            (folder / f"member-{place}").mkdir()
+            member.save(folder / f"member-{place}")
+
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        weights = shared[-1]
+        return cls(*shared, members=[load(folder / f"member-{n}") for n in range(len(weights))])
+
+
 _KINDS: dict[str, type[TableModel]] = {
     model.kind: model
     for model in (
         *(TableModel, LinearModel, NeighborsModel, TreesModel, ForestModel),
         *(NetworkModel, LightGBMModel, XGBoostModel, CatBoostModel),
+        EnsembleModel,
     )
 }
 

@@ -13,7 +13,9 @@ from steadytrain.components.tasks.base import Task, late
 
 _PARTS: Final = "steadytrain.components.tabular.scoring"
 _NO_MODULE: Final = "steadytrain.components.tabular.tasks:no_module"
-FRAMEWORKS: Final = frozenset({"catboost", "lightgbm", "pytorch_tables", "sklearn", "xgboost"})
+FRAMEWORKS: Final = frozenset(
+    {"catboost", "ensemble", "lightgbm", "pytorch_tables", "sklearn", "xgboost"}
+)
 _READS: Final = frozenset(
     f"{section}.{field}"
     for section, fields in {

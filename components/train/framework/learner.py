@@ -44,6 +44,8 @@ class Learner(Protocol):
     parameters: number of trained parameters.
     learns_all: whether each step learns from all rows of the training side, which the learner reads
         itself: `learn` and `validate` then get no rows. Optional.
+    learns_validation: whether it learns from the validation side too, so that nothing is validated.
+        Optional.
     libraries: the modules that it imports when it learns. Training runs that follow each other then
         share them in memory. Optional.
     """

@@ -102,7 +102,9 @@ class LearnerTraining:
         self.store, self.reporter, self.requests = store, reporter, requests
         self.heartbeat, self.cadence = heartbeat, cadence
         self.training, self.progress = config.training, Progress()
-        self.rows, self.validation = _rows(data, "train"), _rows(data, "validation")
+        self.rows = _rows(data, "train")
+        none = getattr(learner, "learns_validation", False)
+        self.validation = Rows([]) if none else _rows(data, "validation")
         self.order = RowOrder(len(self.rows), self.training.seed)
         self.learns_all = getattr(learner, "learns_all", False)
         # The rows of a step.
