@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.pipelines import (
+    automl_commands,
     config_commands,
     doctor_command,
     model_commands,
@@ -41,6 +42,7 @@ LESSONS: Final = {
         "run",
         "show-data",
         "profile",
+        "automl",
         "tune",
         "ablate",
         "cross-validate",
@@ -181,6 +183,7 @@ app.command("show-data")(model_commands.show_data)
 app.command()(plan_commands.plan)
 app.command()(plan_commands.profile)
 app.command()(run_commands.run)
+app.command()(automl_commands.automl)
 app.command()(study_commands.tune)
 app.command()(study_commands.ablate)
 app.command()(study_commands.cross_validate)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.tune.driver import Watcher
     from steadytrain.components.tune.history import Params
-    from steadytrain.components.tune.study import Study
+    from steadytrain.components.tune.study import NewDesign, Study
 
 
 def run_study(
@@ -22,11 +22,13 @@ def run_study(
     *,
     write: Callable[[Study, Path], None],
     first: Callable[[], Sequence[Params]] = list,
+    design: NewDesign | None = None,
+    imports: Sequence[str] = (),
 ) -> Study:
     """Run or continue a study. If it is stopped, say how to continue it.
 
     Args:
-        notify, write, first: see `search`.
+        notify, write, first, design, imports: see `search`.
 
     Raises:
         Stopped: the process was asked to stop; the same command continues the study.
@@ -38,7 +40,16 @@ def run_study(
 
     try:
         with driving(config) as log:
-            return search(config, log, watcher, notify, write=write, first=first)
+            return search(
+                config,
+                log,
+                watcher,
+                notify,
+                write=write,
+                first=first,
+                design=design,
+                imports=imports,
+            )
     except Stopped:
         print_line("stopped; nothing is lost: the same command continues the study")
         raise

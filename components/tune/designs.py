@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, TuneConfig, from_mapping
 from steadytrain.components.shared.config.space import changed, merged
-from steadytrain.components.shared.config.tune import DESIGNS, AblationConfig
+from steadytrain.components.shared.config.tune import DESIGNS, AblationConfig, AutoMLConfig
 from steadytrain.components.shared.config.tune import Design as DesignName
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tune.history import Params, Trial
+from steadytrain.components.tune.samplers import Suggester
 from steadytrain.components.tune.space import Fits
 
 Variant = tuple[str, ...]
@@ -78,7 +79,7 @@ def comparisons(ablation: AblationConfig) -> Iterator[Comparison]:
                 yield Comparison(design, name, (name,), ())
 
 
-class Design:
+class Design(Suggester):
     """Suggests the trials of an ablation in their order."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -88,9 +89,6 @@ class Design:
     def suggest(self, number: int, fixed: Params, fits: Fits) -> Params:  # noqa: ARG002
         place, index = divmod(number, len(self.variants))
         return {**merged(self._ablation, self.variants[index]), SEED: self._seed + place}
-
-    def note(self, trial: Trial) -> None:
-        """Do nothing: the design does not depend on results."""
 
     def variant(self, trial: Trial) -> Variant:
         """Return the variant that a trial trains."""
@@ -114,8 +112,13 @@ _FOLD: Final = "cross_validation.fold"
 
 
 def is_cross_validation(config: RunConfig) -> bool:
-    """Return whether a study's configuration is that of a cross-validation."""
+    """Return whether the trials of a study's configuration hold out folds."""
     return not config.tune.space and not config.ablation.changes
+
+
+def is_automl(config: RunConfig) -> bool:
+    """Return whether a study's configuration is that of `steadytrain automl`."""
+    return is_cross_validation(config) and config.automl.quality is not None
 
 
 def check_folds(config: RunConfig) -> None:
@@ -151,7 +154,11 @@ def as_cross_validation(config: RunConfig) -> RunConfig:
         )
     trials = len(configurations(config)) * chosen.folds
     return config.model_copy(
-        update={"tune": without_search(config.tune, trials), "ablation": AblationConfig()}
+        update={
+            "tune": without_search(config.tune, trials),
+            "ablation": AblationConfig(),
+            "automl": AutoMLConfig(),
+        }
     )
 
 
@@ -171,7 +178,7 @@ def with_fold(config: RunConfig, fold: int) -> RunConfig:
     return from_mapping(changed(config, {_FOLD: fold}))
 
 
-class FoldDesign:
+class FoldDesign(Suggester):
     """Suggests the trials of a cross-validation in their order."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -183,9 +190,6 @@ class FoldDesign:
         if fold == self._folds:
             return None
         return {**self._configurations[self._names[index]], _FOLD: fold}
-
-    def note(self, trial: Trial) -> None:
-        """Do nothing: the design does not depend on results."""
 
     def configuration(self, trial: Trial) -> str:
         """Return the name of the configuration that a trial trains."""

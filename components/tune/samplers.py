@@ -64,8 +64,13 @@ class Suggester(Protocol):
             BadInput: nothing was found that fits.
         """
 
-    def note(self, trial: Trial) -> None:
+    def ready(self, number: int) -> bool:  # noqa: ARG002
+        """Return whether the trials that this one depends on have ended."""
+        return True
+
+    def note(self, trial: Trial) -> None:  # noqa: ARG002
         """Take in that a trial started, reported, paused or ended."""
+        return
 
 
 def suggester_of(tune: TuneConfig, history: History) -> Suggester:
@@ -81,7 +86,7 @@ def suggester_of(tune: TuneConfig, history: History) -> Suggester:
             return Sampler(tune, history)
 
 
-class Sampler:
+class Sampler(Suggester):
     """Suggestions by an Optuna sampler that sees all trials so far."""
 
     def __init__(self, tune: TuneConfig, history: History) -> None:
@@ -133,7 +138,7 @@ class Sampler:
         return params
 
 
-class Grid:
+class Grid(Suggester):
     """Every combination of the space, once."""
 
     def __init__(self, tune: TuneConfig) -> None:
@@ -143,11 +148,8 @@ class Grid:
         fitting = (params for params in self._combinations if fits(params))
         return next(itertools.islice(fitting, number, None), None)
 
-    def note(self, trial: Trial) -> None:
-        """Do nothing: the grid does not depend on results."""
 
-
-class Sobol:
+class Sobol(Suggester):
     """A scrambled Sobol sequence: it covers the space more evenly than random samples."""
 
     def __init__(self, tune: TuneConfig) -> None:
@@ -170,9 +172,6 @@ class Sobol:
             if fits(params):
                 return params
         raise nothing_fits(number)
-
-    def note(self, trial: Trial) -> None:
-        """Do nothing: the sequence does not depend on results."""
 
 
 def _combinations(space: Mapping[str, Dimension]) -> Iterator[Params]:
@@ -199,7 +198,7 @@ _SPREAD: Final = 1 / 6
 """First standard deviation, as a share of each range: Optuna's."""
 
 
-class Evolution:
+class Evolution(Suggester):
     """Suggestions by CMA-ES from all trials so far."""
 
     def __init__(self, tune: TuneConfig, history: History) -> None:
@@ -220,9 +219,6 @@ class Evolution:
             if fits(params):
                 return params
         raise nothing_fits(number)
-
-    def note(self, trial: Trial) -> None:
-        """Do nothing: each suggestion reads the history."""
 
     def _scored(self) -> Sequence[Trial]:
         return [item for item in self._history.trials if item.scores and item.status != "failed"]

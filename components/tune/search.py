@@ -27,6 +27,7 @@ from steadytrain.components.tune.log import Log, open_log
 from steadytrain.components.tune.results import write_results
 from steadytrain.components.tune.space import in_order, varies
 from steadytrain.components.tune.study import (
+    NewDesign,
     Study,
     logs_address,
     studies_folder,
@@ -193,6 +194,8 @@ def search(
     write: Callable[[Study, Path], None] = write_study,
     first: Callable[[], Sequence[Params]] = list,
     data: DataRecord | None = None,
+    design: NewDesign | None = None,
+    imports: Sequence[str] = (),
 ) -> Study:
     """Run or continue a study until it is complete.
 
@@ -202,6 +205,8 @@ def search(
         write: writes the results to the study's folder, however the study ends.
         first: see `Study`.
         data: prepared data for the trials. None means that the first trial prepares them.
+        design: see `Study`.
+        imports: further modules that all trials on this machine share.
 
     Raises:
         ConfigError, DataError: see `with_steps`.
@@ -210,11 +215,11 @@ def search(
     """
     folder = study_folder(config)
     config = with_steps(config, log, folder, notify, data)
-    study = Study(config, log, first=first)
+    study = Study(config, log, first=first, design=design)
     if data is not None:
         share_data(folder, config, data)
-    imports = imports_of(config, scored=is_cross_validation(config))
-    trials = trials_for(folder, config, notify, imports)
+    shared = [*imports_of(config, scored=is_cross_validation(config)), *imports]
+    trials = trials_for(folder, config, notify, shared)
     try:
         with stoppable() as stopping, tracked(study, watcher) as watchers:
             drive(study, trials, watchers, stopping.check)

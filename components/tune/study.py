@@ -15,7 +15,13 @@ from steadytrain.components.shared.config.tune import TuneConfig, TuneConstraint
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tune.designs import Design, FoldDesign, is_ablation, is_cross_validation
+from steadytrain.components.tune.designs import (
+    Design,
+    FoldDesign,
+    is_ablation,
+    is_automl,
+    is_cross_validation,
+)
 from steadytrain.components.tune.history import History, Next, Params, Trial, next_step, to_discard
 from steadytrain.components.tune.log import Log, damaged
 from steadytrain.components.tune.rungs import Pace, Rungs
@@ -23,12 +29,15 @@ from steadytrain.components.tune.samplers import Suggester, suggester_of
 from steadytrain.components.tune.space import contains, keeps
 from steadytrain.components.tune.trials.base import TrialState
 
+NewDesign = Callable[[RunConfig, History], Suggester]
+
 
 def study_digest(config: RunConfig) -> str:
     """Return the digest of the settings that a study keeps from its first trial to its last."""
     counted = config.counted(Use.STUDY)
     of_others = {"ablation": not is_ablation(config)}
     of_others["cross_validation"] = not is_cross_validation(config)
+    of_others["automl"] = not is_automl(config)
     return value_digest(
         {"run": config.digest()}
         | {name: value for name, value in counted.items() if not of_others.get(name)}
@@ -101,12 +110,18 @@ class Study:
     """
 
     def __init__(
-        self, config: RunConfig, log: Log, *, first: Callable[[], Sequence[Params]] = list
+        self,
+        config: RunConfig,
+        log: Log,
+        *,
+        first: Callable[[], Sequence[Params]] = list,
+        design: NewDesign | None = None,
     ) -> None:
         """Rebuild a study from its log, or open a new one.
 
         Args:
             first: returns the parameters of the first trials, for a new study.
+            design: returns what suggests the trials; None for what the configuration names.
 
         Raises:
             BadInput: the log is damaged or belongs to a study with other settings.
@@ -119,7 +134,7 @@ class Study:
         self._exhausted = False
         for record in log.read():
             self._apply(record)
-        self._suggester = self._suggester_of(config)
+        self._suggester = (design or self._suggester_of)(config, self.history)
         self._open(first)
 
     @property
@@ -164,6 +179,8 @@ class Study:
         if found.number < len(self.history.trials):
             self._record(kind="promoted", number=found.number, until=found.until)
             return found
+        if not self._suggester.ready(found.number):
+            return None
         fixed = self._queued_values(found.number)
         params = self._suggester.suggest(found.number, fixed, self._fits)
         if params is None or not self._affordable(params, 0, found.until):
@@ -228,12 +245,13 @@ class Study:
         """Return whether more trials failed than `max_failed_share` allows."""
         return self.history.failed > self.tune.max_failed_share * self.tune.budget.trials
 
-    def _suggester_of(self, config: RunConfig) -> Suggester:
+    @staticmethod
+    def _suggester_of(config: RunConfig, history: History) -> Suggester:
         if is_ablation(config):
             return Design(config)
         if is_cross_validation(config):
             return FoldDesign(config)
-        return suggester_of(config.tune, self.history)
+        return suggester_of(config.tune, history)
 
     def _open(self, first: Callable[[], Sequence[Params]]) -> None:
         digest = study_digest(self.config)

@@ -35,6 +35,7 @@ from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import (
     AblationConfig,
+    AutoMLConfig,
     CrossValidationConfig,
     TuneConfig,
 )
@@ -103,6 +104,7 @@ class RunConfig(Section):
     tune: Annotated[TuneConfig, Effect.STUDY] = TuneConfig()
     ablation: Annotated[AblationConfig, Effect.STUDY] = AblationConfig()
     cross_validation: Annotated[CrossValidationConfig, Effect.STUDY] = CrossValidationConfig()
+    automl: Annotated[AutoMLConfig, Effect.STUDY] = AutoMLConfig()
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

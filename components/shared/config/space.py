@@ -67,7 +67,10 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     content = config.model_dump(
         mode="json",
-        exclude={"tune": True, "ablation": True, "cross_validation": {"compare", "confidence"}},
+        exclude={
+            **dict.fromkeys(("tune", "ablation", "automl"), True),
+            "cross_validation": {"compare", "confidence"},
+        },
     )
     for field, value in values.items():
         assign(content, field, value)

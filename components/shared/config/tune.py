@@ -339,3 +339,78 @@ class CrossValidationConfig(Section):
                 f"use a number below {self.folds}, or leave it out",
             )
         return self
+
+
+Quality = Literal["fast", "good", "best"]
+FOLDS: Final[dict[Quality, int]] = {"fast": 4, "good": 8, "best": 8}
+"""Folds on which each configuration is trained, by quality."""
+
+
+class AutoMLBudget(Section):
+    """What a search may spend. It ends when any limit is reached; a larger one continues it."""
+
+    units: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Units, each of which is one configuration on one fold. None means as many as "
+        "the quality asks for.",
+    )
+    hours: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Hours of training of all units together. None means no limit.",
+    )
+    usd: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="USD for these hours at compute.price_per_hour. None means no limit.",
+    )
+    parallel: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="Units that train at the same time. None means one for each core of this "
+        "machine, at most 8.",
+    )
+
+
+class AutoMLConstraints(Section):
+    """Limits on the model. Configurations that miss one are shown, and are in no ensemble."""
+
+    latency_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Longest time in milliseconds for a record, as the median over records. That "
+        "of an ensemble is the sum over its members. None means no limit.",
+    )
+    model_mb: float | None = Field(
+        None,
+        gt=0,
+        description="Largest size of the exported model in megabytes. None means no limit.",
+    )
+    frameworks: list[str] = Field(
+        [], description="The only values that model.framework may have. Empty means all."
+    )
+    interpretable: bool = Field(
+        False,
+        description="Only models that people can read, which are linear ones, and one alone.",
+    )
+
+
+class AutoMLConfig(Section):
+    """What `steadytrain automl` searches. It does not affect other commands.
+
+    The seed of the search and the address of its log are those of `tune`.
+    """
+
+    quality: Quality | None = Field(
+        None,
+        description="How much is tried. fast: the first configurations of the portfolio on 4 "
+        "folds; good, which None means too: the whole portfolio on 8 folds; best: then as many "
+        "again, which are searched for around the best.",
+    )
+    budget: Annotated[AutoMLBudget, Effect.STUDY_LIMIT] = AutoMLBudget()
+    constraints: AutoMLConstraints = AutoMLConstraints()

@@ -136,8 +136,8 @@ class EnsembleLearner:
         self.states, self.models, self.parameters = [], [], 0
         parts = dict[int, dict[str, Any]]()
         for key, value in state.items():
-            place, _, name = key.partition(".")
-            parts.setdefault(int(place), {})[name] = value
+            number, _, name = key.partition(".")
+            parts.setdefault(int(number), {})[name] = value
         for place in sorted(parts):
             learner = self._learner(place)
             learner.restore({name: value for name, value in parts[place].items() if name})

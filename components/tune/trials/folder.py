@@ -27,6 +27,8 @@ from steadytrain.components.tune.trials.base import TrialState
 
 LABELS: Final = b"labels"
 """The key of the metadata of `TrialFolder.scores` with the names of the classes, as JSON."""
+ARTIFACT: Final = b"artifact"
+"""The key with what the exported model costs, for tables (`tabular.artifact.Artifact`), as JSON."""
 _LONGEST_NAME: Final = 40
 _DIGEST: Final = 8
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
 from steadytrain.components.shared.events import Event
@@ -40,6 +41,7 @@ from steadytrain.components.train.launch.process import agent_forked_early
 from steadytrain.components.train.recovery.takeover import Held, hold_run
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.folder import (
+    ARTIFACT,
     LABELS,
     TrialFolder,
     driver_of,
@@ -111,12 +113,16 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
     import pyarrow.parquet as pq
 
     from steadytrain.components.evaluate.scoring import judged_records, score_candidate
+    from steadytrain.components.tabular.artifact import measured
     from steadytrain.components.tasks.base import OpenTask
 
     task = OpenTask(config, data)
     records = judged_records(config, data)
     table, _ = score_candidate(config, task, model, records, lambda _: None)
-    named = table.replace_schema_metadata({LABELS: json.dumps(data.labels).encode()})
+    found = {LABELS: json.dumps(data.labels).encode()}
+    if config.data.task in TABLES:
+        found[ARTIFACT] = measured(model, records).model_dump_json().encode()
+    named = table.replace_schema_metadata(found)
     sink = pa.BufferOutputStream()
     pq.write_table(named, sink)
     LocalStorage(target.parent).write(target.name, sink.getvalue().to_pybytes())

@@ -1,0 +1,245 @@
+"""The design of a search: the portfolio on all folds, then configurations around the best ones.
+
+It is a study whose log holds the portfolio that it began with. Configuration by configuration, a
+trial trains on all folds but one. What follows the portfolio is suggested by TPE, in the two
+families that lead. A suggestion depends on all configurations but the one before it, and waits for
+them: so the order in which trials end changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.automl.portfolio import (
+    RATE,
+    Configuration,
+    families,
+    portfolio,
+)
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.tune import FOLDS, AblationConfig
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.step import load_trainer
+from steadytrain.components.tune.cross_validation import checked_start
+from steadytrain.components.tune.designs import without_search
+from steadytrain.components.tune.history import History, Params, Trial
+from steadytrain.components.tune.samplers import Suggester
+from steadytrain.components.tune.space import Fits, seed_of
+from steadytrain.components.tune.study import NewDesign
+
+_FOLD: Final = "cross_validation.fold"
+_FAST: Final = 8
+"""Configurations of the quality `fast`."""
+_LEADING: Final = 2
+"""Families that are searched after the portfolio."""
+_MOST_AT_ONCE: Final = 8
+Score = Callable[[int], float | None]
+"""The mean loss of a configuration over all folds, by its number; None if a fold is missing."""
+
+
+def as_automl(config: RunConfig) -> RunConfig:
+    """Return the configuration of the study that a search is.
+
+    Raises:
+        BadInput: it holds out a fold itself, or no configuration keeps the constraints.
+    """
+    chosen, quality = config.automl, config.automl.quality or "good"
+    if config.cross_validation.fold is not None:
+        raise BadInput(
+            f"{_FOLD} = {config.cross_validation.fold}: a search holds out every fold in turn",
+            remedy="leave it out",
+        )
+    found, skipped = portfolio(chosen.constraints)
+    if not found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise BadInput(
+            f"automl.constraints leave no configuration: {reasons}",
+            remedy="relax them, or install the packages",
+        )
+    folds = FOLDS[quality]
+    count = {"fast": min(_FAST, len(found)), "good": len(found), "best": 2 * len(found)}[quality]
+    units = chosen.budget.units or count * folds
+    tune = without_search(config.tune, units)
+    limits = chosen.budget.model_dump(include={"hours", "usd"})
+    parallel = chosen.budget.parallel or min(len(os.sched_getaffinity(0)), _MOST_AT_ONCE)
+    steps = max(item.max_steps for item in families().values())
+    return config.model_copy(
+        update={
+            "tune": tune.model_copy(
+                update={
+                    "seed": config.tune.seed,
+                    "budget": tune.budget.model_copy(update={**limits, "parallel": parallel}),
+                }
+            ),
+            "ablation": AblationConfig(),
+            "automl": chosen.model_copy(update={"quality": quality}),
+            "cross_validation": config.cross_validation.model_copy(
+                update={"folds": folds, "compare": {}}
+            ),
+            "training": config.training.model_copy(update={"max_steps": steps, "eval_steps": 1}),
+        }
+    )
+
+
+def first_configurations(config: RunConfig) -> list[Params]:
+    """Return the portfolio, for the log of a new search.
+
+    Raises:
+        DataError: the data cannot be divided into folds.
+    """
+    checked_start(config)
+    found, _ = portfolio(config.automl.constraints)
+    count = min(_FAST, len(found)) if config.automl.quality == "fast" else len(found)
+    return [item.as_plain() for item in found[:count]]
+
+
+class SearchDesign(Suggester):
+    """Suggests the units of a search in their order."""
+
+    def __init__(self, config: RunConfig, history: History, score: Score) -> None:
+        self.folds, self._seed = config.cross_validation.folds, config.tune.seed
+        self._history, self._score = history, score
+        self._families = families()
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """All configurations that have begun, and those of the portfolio."""
+        found = [Configuration(**item) for item in self._history.queued]
+        for number in range(len(found) * self.folds, len(self._history.trials), self.folds):
+            found.append(self._searched(len(found), self._history.trials[number].params))
+        return found
+
+    def ready(self, number: int) -> bool:
+        place, fold = divmod(number, self.folds)
+        if fold or place < len(self._history.queued):
+            return True
+        needed = self._history.trials[: (place - 1) * self.folds]
+        return all(trial.number not in self._history.running for trial in needed)
+
+    def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:  # noqa: ARG002
+        place, fold = divmod(number, self.folds)
+        queued = self._history.queued
+        if fold:
+            first = self._history.trials[place * self.folds].params
+            return {**first, _FOLD: fold}
+        if place < len(queued):
+            found = Configuration(**queued[place])
+            return {**found.fields(self._families[found.family]), _FOLD: 0}
+        settings = self._sampled(place)
+        if settings is None:
+            return None
+        family, values = settings
+        found = Configuration("", family, values)
+        return {**found.fields(self._families[family]), _FOLD: 0}
+
+    def configuration(self, trial: Trial) -> int:
+        """Return the place of the configuration that a trial trains."""
+        return trial.number // self.folds
+
+    def fold(self, trial: Trial) -> int:
+        """Return the fold that a trial holds out."""
+        return trial.number % self.folds
+
+    def _searched(self, place: int, params: Mapping[str, Any]) -> Configuration:
+        """Return a configuration that was suggested, by what its first trial trains."""
+        config, rate = dict(params["model.config"]), params["training.learning_rate"]
+        family = next(
+            name
+            for name, item in self._families.items()
+            if item.framework == params["model.framework"]
+            and item.config["model_type"] == config["model_type"]
+        )
+        own = {name: it for name, it in config.items() if name not in self._families[family].config}
+        settings = own if rate is None else {**own, RATE: rate}
+        return Configuration(f"{family} {place + 1}", family, settings)
+
+    def _sampled(self, place: int) -> tuple[str, Mapping[str, Any]] | None:
+        """Return a family and the settings that TPE suggests in it; None if no family leads."""
+        # Optuna takes half a second to import.
+        from optuna import samplers
+        from optuna.trial import create_trial
+
+        from steadytrain.components.tune.optuna_storage import OptunaStudy, distribution, sampled
+
+        known = [
+            (item, score)
+            for number, item in enumerate(self.configurations[: place - 1])
+            if (score := self._score(number)) is not None and self._families[item.family].space
+        ]
+        # The best of a family counts.
+        leading = list(dict.fromkeys(item.family for item, _ in sorted(known, key=_by_score)))
+        if not leading:
+            return None
+        turn = place - len(self._history.queued)
+        name = leading[:_LEADING][turn % min(_LEADING, len(leading))]
+        space = self._families[name].space
+        study = OptunaStudy(["minimize"])
+        for item, score in known:
+            if item.family == name:
+                given = {key: item.settings[key] for key in space if key in item.settings}
+                spread = {key: distribution(_field(key), space[key]) for key in given}
+                study.study.add_trial(
+                    create_trial(params=given, distributions=spread, values=[score])
+                )
+        sampler = samplers.TPESampler(seed=seed_of(self._seed, place), n_startup_trials=3)
+        with warnings.catch_warnings(action="ignore"):
+            trial = study.ask(len(study.study.trials), sampler)
+            values = {key: sampled(trial, _field(key), it) for key, it in space.items()}
+        return name, values
+
+
+def _by_score(pair: tuple[Configuration, float]) -> float:
+    return pair[1]
+
+
+def _field(setting: str) -> str:
+    """Return the field that a setting is: whether its values are whole depends on it."""
+    return f"training.{RATE}" if setting == RATE else f"model.config.{setting}"
+
+
+def new_design(folder: Path, score: Callable[[Path, int, int], float | None]) -> NewDesign:
+    """Return what makes the design of a search.
+
+    Args:
+        folder: of the study.
+        score: returns the mean loss of a configuration, from the folder, the number of its first
+            trial, and the number of folds.
+    """
+
+    def design(config: RunConfig, history: History) -> SearchDesign:
+        folds = config.cross_validation.folds
+        return SearchDesign(config, history, lambda place: score(folder, place * folds, folds))
+
+    return design
+
+
+def described(config: RunConfig) -> Callable[[Trial], str]:
+    """Return what describes a trial: its configuration and its fold."""
+    known = families()
+    names = {
+        value_digest(item.fields(known[item.family])): item.name
+        for item in portfolio(config.automl.constraints)[0]
+    }
+
+    def words(trial: Trial) -> str:
+        sets = {field: value for field, value in trial.params.items() if field != _FOLD}
+        place = trial.number // config.cross_validation.folds + 1
+        model = f"{sets['model.config']['model_type']} {place}"
+        name = names.get(value_digest(sets), model)
+        return f"{name}, fold {trial.params[_FOLD]} held out"
+
+    return words
+
+
+def shared_imports(config: RunConfig) -> list[str]:
+    """Return the modules that all units of a search on this machine share."""
+    found, known = portfolio(config.automl.constraints)[0], families()
+    frameworks = dict.fromkeys(known[item.family].framework for item in found)
+    return [
+        module for name in frameworks for module in getattr(load_trainer(name), "imports", ())
+    ] + ["steadytrain.components.tabular.artifact"]

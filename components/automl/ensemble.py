@@ -1,0 +1,130 @@
+"""Which configurations to combine: greedy selection with replacement on out-of-fold predictions.
+
+Caruana et al. 2004, "Ensemble Selection from Libraries of Models". Each round adds the
+configuration with which the mean of all chosen ones predicts best. Of the ensembles so far, the
+smallest within noise of the best one wins: its mean loss is above the best one's by at most one
+standard error of their paired difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
+
+ROUNDS: Final = 40
+_LEAST: Final = 1e-15
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """What configurations predicted for records that they did not learn from.
+
+    predicted: (configurations, records): the probability of the true class, or the number.
+    truth: (records,), the true numbers; None for classes.
+    units: (records,); the records of one unit depend on each other.
+    fold: (records,), the fold that held a record out.
+    """
+
+    predicted: FloatArray
+    truth: FloatArray | None
+    units: IntArray
+    fold: IntArray
+
+    def only(self, rows: IntArray) -> OutOfFold:
+        """Return some of the records."""
+        truth = None if self.truth is None else self.truth[rows]
+        return OutOfFold(self.predicted[:, rows], truth, self.units[rows], self.fold[rows])
+
+    def losses(self, mean: FloatArray) -> FloatArray:
+        """Return the loss of each record, in nats or squared: of the same shape as `mean`."""
+        if self.truth is None:
+            found: FloatArray = -np.log(np.maximum(mean, _LEAST))
+            return found
+        return np.square(mean - self.truth)
+
+    def mixed(self, weights: Mapping[int, float]) -> FloatArray:
+        """Return the weighted mean of predictions: (records,)."""
+        total = sum(weights.values())
+        found: FloatArray = sum(
+            (share / total * self.predicted[place] for place, share in weights.items()),
+            start=np.zeros(self.predicted.shape[1]),
+        )
+        return found
+
+
+def chosen(found: OutOfFold, costs: Sequence[Limit] = (), *, rounds: int = ROUNDS) -> Counter[int]:
+    """Return how often each configuration is in the ensemble that wins.
+
+    Args:
+        costs: limits that all members together keep.
+    """
+    picks = greedy(found, costs, rounds=rounds)
+    if not picks:
+        return Counter()
+    losses = [found.losses(found.mixed(Counter(picks[: end + 1]))) for end in range(len(picks))]
+    best = min(range(len(picks)), key=lambda end: (losses[end].mean(), end))
+    for end in range(best + 1):
+        extra = losses[end] - losses[best]
+        if extra.mean() <= standard_error(extra, found.units):
+            return Counter(picks[: end + 1])
+    raise AssertionError("the best ensemble is within noise of itself")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit on the sum over an ensemble's different members.
+
+    costs: (configurations,).
+    """
+
+    most: float
+    costs: FloatArray
+
+
+def greedy(found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS) -> list[int]:
+    """Return the configuration that each round adds. Of equally good ones, the first is added."""
+    total, picks = np.zeros(found.predicted.shape[1]), list[int]()
+    for count in range(1, rounds + 1):
+        means = (total + found.predicted) / count
+        scores = found.losses(means).mean(axis=1)
+        for limit in limits:
+            spent = limit.costs[list(set(picks))].sum()
+            more = limit.costs.copy()
+            more[list(set(picks))] = 0
+            scores = np.where(spent + more > limit.most, math.inf, scores)
+        place = int(scores.argmin())
+        if not math.isfinite(scores[place]):
+            break
+        picks.append(place)
+        total += found.predicted[place]
+    return picks
+
+
+def standard_error(values: FloatArray, units: IntArray) -> float:
+    """Return the standard error of the mean of values, whose units are independent."""
+    sums = np.bincount(units, weights=values - values.mean())
+    count = len(np.unique(units))
+    return math.sqrt(float(np.square(sums).sum()) * count / max(1, count - 1)) / len(values)
+
+
+def corrected(
+    found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS
+) -> FloatArray:
+    """Return predictions by ensembles that were chosen without the record's fold: (records,).
+
+    The loss of these is what to expect of the ensemble that is chosen on all folds: no record
+    takes part in the choice of what predicts it.
+    """
+    mixed = np.full(found.predicted.shape[1], math.nan)
+    for fold in np.unique(found.fold):
+        inside = np.flatnonzero(found.fold == fold)
+        weights = chosen(found.only(np.flatnonzero(found.fold != fold)), limits, rounds=rounds)
+        mixed[inside] = found.only(inside).mixed(weights)
+    return mixed

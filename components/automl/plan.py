@@ -1,0 +1,105 @@
+"""What a search would do, for `--dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steadytrain.components.automl.design import first_configurations
+from steadytrain.components.automl.portfolio import Configuration, families, portfolio
+from steadytrain.components.preprocess.folds import preview_folds
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.quantities import duration, money
+from steadytrain.components.tune.designs import with_fold
+from steadytrain.components.tune.study import study_name
+
+_UNIT_SECONDS: Final = 1.5
+"""What a unit takes beside learning, as measured on one core."""
+_COLUMNS: Final = 20
+"""Columns of a table that is not prepared yet."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search would do.
+
+    known: the portfolio; what the budget leaves of it begins in this order.
+    skipped: why configurations are left out, by name.
+    records: of the training side; None if the data are not read here.
+    seconds: a rough prediction; None without records.
+    usd: for them; None if the price is unknown.
+    """
+
+    known: Sequence[Configuration]
+    skipped: Mapping[str, str]
+    records: int | None
+    seconds: float | None
+    usd: float | None
+
+
+def plan(config: RunConfig) -> Plan:
+    """Return what a search would do.
+
+    Args:
+        config: of the study (`as_automl`).
+
+    Raises:
+        DataError: the data cannot be divided into folds.
+    """
+    known = [Configuration(**item) for item in first_configurations(config)]
+    _, skipped = portfolio(config.automl.constraints)
+    try:
+        records = sum(preview_folds(with_fold(config, 0)).sizes)
+    except DataError:
+        raise
+    except (BadInput, StorageError):
+        return Plan(known, skipped, None, None, None)
+    families_by_name, budget = families(), config.tune.budget
+    costs = [families_by_name[item.family].seconds for item in known]
+    units, folds = budget.trials, config.cross_validation.folds
+    # What is searched for after the portfolio costs as much as the portfolio's mean.
+    each = [
+        costs[place] if place < len(costs) else sum(costs) / len(costs)
+        for place in range(units // folds + (units % folds > 0))
+    ]
+    learning = sum(each) * folds * records * _COLUMNS / 1e6
+    seconds = (learning + units * _UNIT_SECONDS) / budget.parallel
+    price = config.compute.price_per_hour
+    return Plan(known, skipped, records, seconds, None if price is None else seconds / 3600 * price)
+
+
+def lines(config: RunConfig, found: Plan) -> list[str]:
+    """Return the plan as lines of text."""
+    budget, folds = config.tune.budget, config.cross_validation.folds
+    searched = max(0, budget.trials // folds - len(found.known))
+    cost = "" if found.usd is None else f", {money(found.usd)}"
+    return [
+        f"study       {study_name(config)}",
+        f"task        {config.data.task}, target {config.data.target}",
+        f"records     {'not read here' if found.records is None else f'{found.records:,}'}, "
+        f"in {folds} folds",
+        f"units       {budget.trials:,}: configurations x folds, {budget.parallel} at a time",
+        f"searched    {searched} configurations after the portfolio",
+        f"time        {'unknown' if found.seconds is None else f'about {duration(found.seconds)}'}"
+        f"{cost}",
+        *(f"portfolio   {item.name}" for item in found.known),
+        *(f"left out    {name}: {reason}" for name, reason in found.skipped.items()),
+    ]
+
+
+def as_plain(config: RunConfig, found: Plan) -> dict[str, Any]:
+    """Return the plan for programs."""
+    return {
+        "study": study_name(config),
+        "task": config.data.task,
+        "configurations": [item.as_plain() for item in found.known],
+        "skipped": dict(found.skipped),
+        "folds": config.cross_validation.folds,
+        "units": config.tune.budget.trials,
+        "parallel": config.tune.budget.parallel,
+        "records": found.records,
+        "expected_seconds": found.seconds,
+        "expected_usd": found.usd,
+    }

@@ -1,0 +1,253 @@
+"""The portfolio: which configurations a search tries, in which order, and what it searches around.
+
+A package adds a family with an entry point in the group `steadytrain.families` that names a
+`Family`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config import Dimension
+from steadytrain.components.shared.config.tune import AutoMLConstraints
+
+RATE: Final = "learning_rate"
+"""The setting of an entry that is `training.learning_rate`; the others are `model.config`'s."""
+DEFAULT: Final = "LightGBM, its defaults"
+"""The configuration that the result is compared with."""
+_PATIENCE: Final = 3
+"""Validations without an improvement after which boosting stops."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Configurations of one kind of model.
+
+    config: `model.config` of all of them.
+    entries: by name, the place in the portfolio and the settings that differ.
+    package: module that they need beside steadytrain's own; "" for none.
+    max_steps: most steps of a configuration; early stopping ends it before, if there are several.
+    space: the settings to search, by name, if the family leads.
+    interpretable: whether people can read such a model.
+    seconds: roughly, for a million values of a table on one core.
+    """
+
+    framework: str
+    config: Mapping[str, Any]
+    entries: Mapping[str, tuple[int, Mapping[str, Any]]]
+    package: str = ""
+    max_steps: int = 1
+    space: Mapping[str, Dimension] = field(default_factory=dict)
+    interpretable: bool = False
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration that a search compares.
+
+    name: unique within a search.
+    family: its name.
+    settings: of the model, with `learning_rate` if it has one.
+    """
+
+    name: str
+    family: str
+    settings: Mapping[str, Any]
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it for the log of a study."""
+        return {"name": self.name, "family": self.family, "settings": dict(self.settings)}
+
+    def fields(self, family: Family) -> dict[str, Any]:
+        """Return the fields of the run's configuration that it sets."""
+        config = {name: value for name, value in self.settings.items() if name != RATE}
+        steps = 10 if self.name == DEFAULT else family.max_steps
+        stops = family.max_steps > 1 and self.name != DEFAULT
+        return {
+            "model.framework": family.framework,
+            "model.config": {**family.config, **config},
+            "training.learning_rate": self.settings.get(RATE),
+            "training.max_steps": steps,
+            "training.eval_steps": 1,
+            "training.early_stopping_patience": _PATIENCE if stops else None,
+            "training.load_best_model_at_end": stops,
+        }
+
+
+def families() -> dict[str, Family]:
+    """Return all families by name.
+
+    Raises:
+        BadInput: that of a package cannot be imported, or is none.
+    """
+    names = plugins.names(plugins.FAMILIES)
+    return {name: plugins.load_as(plugins.FAMILIES, name, Family) for name in names}
+
+
+def portfolio(limits: AutoMLConstraints) -> tuple[list[Configuration], dict[str, str]]:
+    """Return the configurations in their order, and why others are left out, by name."""
+    found, skipped = list[tuple[int, Configuration]](), dict[str, str]()
+    for family, item in families().items():
+        for name, (place, settings) in item.entries.items():
+            found.append((place, Configuration(name, family, settings)))
+            if reason := _obstacle(item, limits):
+                skipped[name] = reason
+    ordered = [item for _, item in sorted(found, key=lambda pair: (pair[0], pair[1].name))]
+    return [item for item in ordered if item.name not in skipped], skipped
+
+
+def _obstacle(family: Family, limits: AutoMLConstraints) -> str:
+    if family.package and importlib.util.find_spec(family.package) is None:
+        return f"the package {family.package} is not installed"
+    if limits.frameworks and family.framework not in limits.frameworks:
+        return "automl.constraints.frameworks leaves it out"
+    if limits.interpretable and not family.interpretable:
+        return "automl.constraints.interpretable leaves it out"
+    return ""
+
+
+_BOOSTING: Final = {"low": 0.02, "high": 0.3, "log": True}
+DUMMY = Family(
+    "sklearn", {"model_type": "dummy"}, {"dummy": (0, {})}, interpretable=True, seconds=0
+)
+LINEAR = Family(
+    "sklearn",
+    {"model_type": "linear"},
+    {
+        "linear": (1, {"penalty": 1.0}),
+        "linear, strong penalty": (9, {"penalty": 100.0}),
+        "linear, weak penalty": (15, {"penalty": 0.01}),
+    },
+    space={"penalty": Dimension(low=1e-3, high=1e4, log=True)},
+    interpretable=True,
+    seconds=2.0,
+)
+LIGHTGBM = Family(
+    "lightgbm",
+    {"model_type": "lightgbm", "rounds_per_step": 10},
+    {
+        DEFAULT: (2, {"num_leaves": 31, "min_data_in_leaf": 20, RATE: 0.1}),
+        "LightGBM, slow": (
+            5,
+            {"num_leaves": 31, "min_data_in_leaf": 20, "feature_fraction": 0.8, RATE: 0.05},
+        ),
+        "LightGBM, few leaves": (
+            6,
+            {"num_leaves": 7, "min_data_in_leaf": 5, "feature_fraction": 0.6, RATE: 0.08},
+        ),
+        "LightGBM, random splits": (
+            8,
+            {"num_leaves": 31, "min_data_in_leaf": 10, "extra_trees": True, RATE: 0.08},
+        ),
+        "LightGBM, many leaves": (
+            11,
+            {"num_leaves": 127, "min_data_in_leaf": 5, "feature_fraction": 0.7, RATE: 0.05},
+        ),
+        "LightGBM, penalized": (
+            13,
+            {
+                "num_leaves": 31,
+                "min_data_in_leaf": 40,
+                "lambda_l2": 10.0,
+                "feature_fraction": 0.5,
+                "bagging_fraction": 0.8,
+                "bagging_freq": 1,
+                RATE: 0.05,
+            },
+        ),
+    },
+    package="lightgbm",
+    max_steps=50,
+    space={
+        "num_leaves": Dimension(low=4, high=255, log=True),
+        "min_data_in_leaf": Dimension(low=2, high=100, log=True),
+        "feature_fraction": Dimension(low=0.3, high=1.0),
+        "lambda_l2": Dimension(low=1e-3, high=100.0, log=True),
+        RATE: Dimension(**_BOOSTING),
+    },
+    seconds=4.0,
+)
+XGBOOST = Family(
+    "xgboost",
+    {"model_type": "xgboost", "rounds_per_step": 10},
+    {
+        "XGBoost": (5, {"max_depth": 6, "min_child_weight": 1.0, "subsample": 0.8, RATE: 0.08}),
+        "XGBoost, shallow": (
+            12,
+            {"max_depth": 3, "min_child_weight": 1.0, "subsample": 0.8, RATE: 0.1},
+        ),
+    },
+    package="xgboost",
+    max_steps=50,
+    space={
+        "max_depth": Dimension(low=2, high=10),
+        "min_child_weight": Dimension(low=0.1, high=30.0, log=True),
+        "subsample": Dimension(low=0.5, high=1.0),
+        RATE: Dimension(**_BOOSTING),
+    },
+    seconds=6.0,
+)
+CATBOOST = Family(
+    "catboost",
+    {"model_type": "catboost", "rounds_per_step": 10},
+    {
+        "CatBoost": (4, {"depth": 6, "l2_leaf_reg": 3.0, RATE: 0.1}),
+        "CatBoost, shallow": (11, {"depth": 4, "l2_leaf_reg": 3.0, RATE: 0.1}),
+    },
+    package="catboost",
+    max_steps=50,
+    space={
+        "depth": Dimension(low=2, high=8),
+        "l2_leaf_reg": Dimension(low=1.0, high=30.0, log=True),
+        RATE: Dimension(**_BOOSTING),
+    },
+    seconds=20.0,
+)
+EXTRA_TREES = Family(
+    "sklearn",
+    {"model_type": "extra_trees", "rounds_per_step": 200},
+    {
+        "extra trees": (3, {"min_samples_leaf": 1, "max_features": 0.5}),
+        "extra trees, larger leaves": (12, {"min_samples_leaf": 5, "max_features": 1.0}),
+    },
+    space={
+        "min_samples_leaf": Dimension(low=1, high=50, log=True),
+        "max_features": Dimension(low=0.1, high=1.0),
+    },
+    seconds=10.0,
+)
+RANDOM_FOREST = Family(
+    "sklearn",
+    {"model_type": "random_forest", "rounds_per_step": 200},
+    {"random forest": (4, {"min_samples_leaf": 1, "max_features": "sqrt"})},
+    seconds=20.0,
+)
+HIST_BOOSTING = Family(
+    "sklearn",
+    {"model_type": "hist_boosting", "rounds_per_step": 10},
+    {
+        "histogram boosting": (7, {"max_leaf_nodes": 31, "min_samples_leaf": 20, RATE: 0.1}),
+        "histogram boosting, few leaves": (
+            14,
+            {"max_leaf_nodes": 8, "min_samples_leaf": 5, "l2_regularization": 1.0, RATE: 0.1},
+        ),
+    },
+    max_steps=50,
+    space={
+        "max_leaf_nodes": Dimension(low=4, high=127, log=True),
+        "min_samples_leaf": Dimension(low=2, high=100, log=True),
+        RATE: Dimension(**_BOOSTING),
+    },
+    seconds=10.0,
+)
+NEIGHBORS = Family(
+    "sklearn",
+    {"model_type": "knn"},
+    {"nearest neighbors": (10, {"n_neighbors": 15, "weights": "distance"})},
+    seconds=5.0,
+)

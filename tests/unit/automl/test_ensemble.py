@@ -1,0 +1,153 @@
+"""Ensembles are selected greedily, and their promised score is that of other folds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_diabetes, load_wine
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import KFold
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from steadytrain.components.automl.ensemble import (
+    Limit,
+    OutOfFold,
+    chosen,
+    corrected,
+    greedy,
+    standard_error,
+)
+
+
+def out_of_fold(data, models, *, classes, folds=4):
+    """Return what scikit-learn's models predict for records that they did not learn from."""
+    inputs, truth = data(return_X_y=True)
+    fold, predicted = np.zeros(len(truth), int), np.zeros((len(models), len(truth)))
+    for number, (train, test) in enumerate(
+        KFold(folds, shuffle=True, random_state=0).split(inputs)
+    ):
+        fold[test] = number
+        for place, model in enumerate(models):
+            fitted = model.fit(inputs[train], truth[train])
+            if classes:
+                chances = fitted.predict_proba(inputs[test])
+                predicted[place, test] = chances[np.arange(len(test)), truth[test]]
+            else:
+                predicted[place, test] = fitted.predict(inputs[test])
+    return OutOfFold(predicted, None if classes else truth, np.arange(len(truth)), fold)
+
+
+@pytest.fixture(scope="module")
+def wine():
+    models = [
+        make_pipeline(StandardScaler(), LogisticRegression()),
+        RandomForestClassifier(20, random_state=0),
+        KNeighborsClassifier(9),
+    ]
+    return out_of_fold(load_wine, models, classes=True)
+
+
+@pytest.fixture(scope="module")
+def diabetes():
+    models = [Ridge(0.01), RandomForestRegressor(20, random_state=0), KNeighborsRegressor(15)]
+    return out_of_fold(load_diabetes, models, classes=False)
+
+
+def by_hand(found, rounds):
+    """Select greedily, from the mean of all members of each ensemble."""
+    picks = []
+    for _ in range(rounds):
+        trials = []
+        for place in range(len(found.predicted)):
+            mean = np.mean([found.predicted[other] for other in [*picks, place]], axis=0)
+            loss = (
+                -np.log(np.maximum(mean, 1e-15))
+                if found.truth is None
+                else (mean - found.truth) ** 2
+            )
+            trials.append(np.mean(loss))
+        picks.append(int(np.argmin(trials)))
+    return picks
+
+
+@pytest.mark.parametrize("data", ["wine", "diabetes"])
+def test_each_round_adds_what_improves_the_mean_most(data, request):
+    found = request.getfixturevalue(data)
+    assert greedy(found, rounds=12) == by_hand(found, 12)
+
+
+def test_ensemble_of_diabetes_is_better_than_each_of_its_members(diabetes):
+    picks = greedy(diabetes)
+    ensemble = diabetes.losses(diabetes.mixed(Counter(picks))).mean()
+    assert len(set(picks)) > 1
+    assert ensemble < diabetes.losses(diabetes.predicted).mean(axis=1).min()
+
+
+@pytest.mark.parametrize("data", ["wine", "diabetes"])
+def test_smallest_ensemble_within_one_standard_error_of_the_best_wins(data, request):
+    found = request.getfixturevalue(data)
+    picks, weights = greedy(found), chosen(found)
+    size = sum(weights.values())
+    assert weights == Counter(picks[:size])
+    losses = [found.losses(found.mixed(Counter(picks[:end]))) for end in range(1, 41)]
+    best = losses[int(np.argmin([item.mean() for item in losses]))]
+    for end, item in enumerate(losses[:size], 1):
+        extra = item - best
+        noise = extra.std(ddof=1) / math.sqrt(len(extra))
+        assert (extra.mean() <= noise + 1e-12) == (end == size)
+
+
+@pytest.mark.parametrize("data", ["wine", "diabetes"])
+def test_promised_score_is_of_ensembles_that_the_fold_did_not_choose(data, request):
+    found = request.getfixturevalue(data)
+    expected = np.zeros(found.predicted.shape[1])
+    for fold in range(4):
+        others = found.fold != fold
+        rest = OutOfFold(
+            found.predicted[:, others],
+            None if found.truth is None else found.truth[others],
+            found.units[others],
+            found.fold[others],
+        )
+        weights = chosen(rest)
+        for place, weight in weights.items():
+            share = weight / sum(weights.values())
+            expected[~others] += share * found.predicted[place, ~others]
+    assert corrected(found) == pytest.approx(expected)
+
+
+def test_choice_among_coin_flips_promises_no_more_than_chance():
+    random, gains = np.random.default_rng(0), []
+    for _ in range(20):
+        # Useless models: the best one looks better than chance on the records that choose it.
+        guesses = random.uniform(0.2, 0.8, (100, 100))
+        found = OutOfFold(guesses, None, np.arange(100), np.arange(100) % 5)
+        chance = found.losses(guesses).mean()
+        optimistic = found.losses(found.mixed(chosen(found, rounds=1))).mean()
+        promised = found.losses(corrected(found, rounds=1)).mean()
+        gains.append((chance - optimistic, chance - promised))
+    optimistic, promised = np.mean(gains, axis=0)
+    assert optimistic > 0.08
+    assert abs(promised) < 0.02
+
+
+def test_members_keep_limits_together(diabetes):
+    costs = np.array([3.0, 2.0, 2.0])
+    assert set(greedy(diabetes, [Limit(4.0, costs)])) <= {1, 2}
+    assert set(greedy(diabetes, [Limit(3.0, costs)])) == {0}
+    assert not chosen(diabetes, [Limit(1.0, costs)])
+
+
+def test_records_of_one_unit_are_no_independent_evidence():
+    values = np.repeat([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], 10)
+    alone = standard_error(values, np.arange(60))
+    assert standard_error(values, np.repeat(np.arange(6), 10)) == pytest.approx(
+        np.std([0, 1, 0, 1, 1, 0], ddof=1) / math.sqrt(6)
+    )
+    assert alone == pytest.approx(values.std(ddof=1) / math.sqrt(60))

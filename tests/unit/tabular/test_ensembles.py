@@ -1,0 +1,102 @@
+"""An ensemble trains its members on everything but the test side, and predicts their mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config.space import changed
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tabular.learners import read_side
+from steadytrain.components.tabular.learners.ensemble import EnsembleLearner
+from steadytrain.components.tabular.model import load
+from steadytrain.components.train.step import load_trainer
+
+from support.tables import REGRESSION, prepared, shipped
+
+MEMBERS = """[
+{weight: 3, framework: lightgbm, config: {model_type: lightgbm, num_leaves: 7}, max_steps: 3,
+ learning_rate: 0.2},
+{framework: sklearn, config: {model_type: linear, penalty: 1.0}},
+{framework: sklearn, config: {model_type: extra_trees}, max_steps: 2}]"""
+ENSEMBLE = (
+    "model.framework=ensemble",
+    f"model.config={{model_type: ensemble, members: {MEMBERS}}}",
+    "training.max_steps=3",
+    "training.load_best_model_at_end=false",
+    "training.early_stopping_patience=null",
+)
+
+
+@pytest.fixture(scope="module", params=["wine", "breast_cancer", "diabetes"])
+def tables(request, tmp_path_factory):
+    more = [REGRESSION] if request.param == "diabetes" else []
+    folder = tmp_path_factory.mktemp("ensemble")
+    return prepared(folder, shipped(request.param), *ENSEMBLE, *more)
+
+
+def trained(config, data, steps=3):
+    learner = EnsembleLearner(config, data)
+    for _ in range(steps):
+        learner.learn((), learning_rate_scale=1.0)
+    return learner
+
+
+def outputs(learner, folder, records):
+    folder.mkdir()
+    learner.export(folder)
+    return load(folder).outputs(records)
+
+
+def test_prediction_is_the_weighted_mean_of_the_members(tables, tmp_path):
+    config, data = tables
+    records, _ = read_side(data, "validation")
+    found = outputs(trained(config, data), tmp_path / "model", records)
+    members = []
+    learner = EnsembleLearner(config, data)
+    for item, own in zip(learner.members, learner.configs, strict=True):
+        alone = load_trainer(item.framework).learner(own, learner.data)
+        for _ in range(item.max_steps):
+            alone.learn((), learning_rate_scale=1.0)
+        members.append(alone.model().outputs(records))
+    if data.labels:
+        members, found = np.exp(members), np.exp(found)
+    assert found == pytest.approx(np.average(members, axis=0, weights=[3, 1, 1]), rel=1e-9)
+
+
+def test_members_learn_from_the_validation_side_too(tables):
+    config, data = tables
+    train, validation = data.sides["train"].rows, data.sides["validation"].rows
+    records, _ = read_side(EnsembleLearner(config, data).data, "train")
+    assert len(records) == train + validation
+
+
+def test_interrupted_training_continues_to_identical_predictions(tables, tmp_path):
+    config, data = tables
+    records, _ = read_side(data, "validation")
+    whole = outputs(trained(config, data), tmp_path / "whole", records)
+    for steps in (0, 1, 2):
+        resumed = EnsembleLearner(config, data)
+        resumed.restore(trained(config, data, steps).state())
+        for _ in range(3 - steps):
+            resumed.learn((), learning_rate_scale=1.0)
+        again = outputs(resumed, tmp_path / str(steps), records)
+        assert np.array_equal(again, whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"training.max_steps": 2}, "training.max_steps = 2"),
+        ({"model.config": {"model_type": "ensemble", "members": []}}, "has no member"),
+        (
+            {"model.config": {"model_type": "ensemble", "members": [{"weight": 0}]}},
+            "model.config.members: 0.weight",
+        ),
+    ],
+)
+def test_what_is_no_ensemble_is_bad_input(tables, change, named):
+    config, data = tables
+    with pytest.raises(BadInput, match=named):
+        EnsembleLearner(from_mapping(changed(config, change)), data)
