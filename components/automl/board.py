@@ -23,7 +23,7 @@ from steadytrain.components.pages.charts import aligned
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.config.tune import AutoMLConstraints
-from steadytrain.components.shared.quantities import duration, number
+from steadytrain.components.shared.quantities import duration, number, size
 from steadytrain.components.shared.records import Interval
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tabular.artifact import Artifact
@@ -175,7 +175,7 @@ def _row(
     if limits.latency_ms is not None and made.latency_ms > limits.latency_ms:
         missed.append(f"{number(made.latency_ms)} ms for a record, above {limits.latency_ms:g} ms")
     if limits.model_mb is not None and made.size_mb > limits.model_mb:
-        missed.append(f"{number(made.size_mb)} MB, above {limits.model_mb:g} MB")
+        missed.append(f"{size(made.size_mb * 1e6)}, above {size(limits.model_mb * 1e6)}")
     return replace(made, missed="; ".join(missed))
 
 
@@ -324,7 +324,7 @@ def lines(board: Board | None) -> list[str]:
     return text
 
 
-HEADER: Final = ("loss", "spread", "share", "fit", "ms/record", "MB", "")
+HEADER: Final = ("loss", "spread", "share", "fit", "ms/record", "size", "")
 
 
 def board_rows(board: Board) -> list[tuple[str, list[str]]]:
@@ -339,7 +339,7 @@ def board_rows(board: Board) -> list[tuple[str, list[str]]]:
                 f"{shares[row.configuration.name]:.0%}" if place in board.weights else "",
                 duration(row.seconds),
                 number(row.latency_ms),
-                number(row.size_mb),
+                size(row.size_mb * 1e6),
                 f"misses a limit: {row.missed}" if row.missed else "",
             ],
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from steadytrain.components.automl.board import BOARD
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.quantities import number
+from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import (
     DataRecord,
     EvaluationRecord,
@@ -71,5 +71,5 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"test side: {test['examples']:,} records, opened once: {', '.join(metrics)}",
         f"model: {number(artifact['latency_p50_ms'])} ms for a record, "
         f"{number(artifact['latency_p99_ms'])} ms for the slowest of 100, "
-        f"{number(artifact['size_mb'])} MB",
+        f"{size(artifact['size_mb'] * 1e6)}",
     ]

@@ -86,6 +86,7 @@ _UNITS = {
     "breaker_failures": "failures",
     "max_concurrency": "runs",
     "budget.trials": "trials",
+    "budget.units": "units",
     "budget.steps": "optimizer steps",
     "budget.tokens": "tokens",
     "budget.hours": "hours",
@@ -101,6 +102,7 @@ _UNITS = {
     "constraints.parameters": "parameters",
     "constraints.memory_gb": "GB",
     "constraints.latency_ms": "milliseconds",
+    "constraints.model_mb": "MB",
     "gate.compared": "configurations",
 }
 """By the end of a field's full name. Ratios and seeds have no unit."""

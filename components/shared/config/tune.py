@@ -353,8 +353,8 @@ class AutoMLBudget(Section):
         None,
         ge=1,
         le=100_000,
-        description="Units, each of which is one configuration on one fold. None means as many as "
-        "the quality asks for.",
+        description="Number of units, each of which is one configuration on one fold. None means "
+        "as many as the quality asks for.",
     )
     hours: float | None = Field(
         None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.load import validated
@@ -57,6 +57,9 @@ class Member(BaseModel):
         )
 
 
+_MEMBERS: Final = TypeAdapter(list[Member])
+
+
 def members_of(config: RunConfig) -> list[Member]:
     """Return the members of an ensemble's configuration.
 
@@ -65,7 +68,7 @@ def members_of(config: RunConfig) -> list[Member]:
     """
     given = config.model.config.get("members")
     try:
-        found = [Member.model_validate(item) for item in given or []]
+        found = _MEMBERS.validate_python(given or [])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -48,7 +48,8 @@ def test_documented_commands_and_options_exist(where):
 @pytest.mark.parametrize("where", [key for key, words in OURS.items() if "--set" in words])
 def test_documented_overrides_are_valid(where):
     params = parsed(OURS[where]).params
-    preset = params["source"] if params["source"] in preset_names() else "chat"
+    other = "tabular" if "automl" in OURS[where] else "chat"
+    preset = params["source"] if params["source"] in preset_names() else other
     load(preset, params["overrides"])
 
 
