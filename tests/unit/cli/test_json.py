@@ -220,8 +220,8 @@ def test_object_that_cannot_be_written_ends_with_status_1(folder):
 
 
 CONFIGURED = [
-    *("validate", "plan", "run", "profile", "tune", "ablate", "cross-validate", "submit"),
-    *("step", "init", "show-data"),
+    *("validate", "plan", "run", "profile", "submit"),
+    *("automl", "tune", "ablate", "cross-validate", "step", "init", "show-data"),
 ]
 
 
