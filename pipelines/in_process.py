@@ -95,7 +95,7 @@ def _steps(config: RunConfig, on_validation: OnValidation | None) -> RunResult:
 
 def _judged(config: RunConfig, data: DataRecord, train: TrainRecord) -> RunResult:
     from steadytrain.components.evaluate.step import run as evaluate
-    from steadytrain.components.register.promote import promote
+    from steadytrain.components.register.step import promote
     from steadytrain.components.register.step import run as register
 
     evaluation, gate = evaluate(config, data, train)

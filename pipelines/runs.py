@@ -217,14 +217,14 @@ def state_of(workspace: Workspace, *, ours: bool = False) -> RunState:
     begins = [index for index, event in enumerate(steps) if _begins_run(event)]
     last_time = steps[begins[-1] :] if begins else steps
     damage = [*facts.unreadable, *filter(None, [problem])]
-    standing = outcome(facts)
-    state = "damaged" if damage and not running else standing.state
+    run_summary = outcome(facts)
+    state = "damaged" if damage and not running else run_summary.state
     if not last_time:
         return RunState(workspace.run_id, "damaged" if damage else "empty", "", 0.0, damage)
     failed = next((event for event in last_time if isinstance(event, StepFailed)), None)
     last = failed or last_time[-1]
     return RunState(
-        workspace.run_id, state, last.stage, last_time[0].time, damage, standing.sentence
+        workspace.run_id, state, last.stage, last_time[0].time, damage, run_summary.sentence
     )
 
 

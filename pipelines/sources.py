@@ -15,8 +15,8 @@ from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, load, preset_names
 from steadytrain.components.shared.config.data import MULTI_LABEL, SUFFIXES
+from steadytrain.components.shared.config.document import stated_fields
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
-from steadytrain.components.shared.config.plain import stated_fields
 from steadytrain.components.shared.errors import BadInput, DataError
 
 PRESETS: Final = {

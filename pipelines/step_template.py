@@ -30,7 +30,7 @@ _MODULES: Final = (
     "steadytrain.components.train.step",
     "steadytrain.components.evaluate.step",
     "steadytrain.components.register.step",
-    "steadytrain.components.register.promote",
+    "steadytrain.components.register.step",
     "steadytrain.components.report.step",
 )
 """What the steps run."""

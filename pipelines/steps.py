@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.plain import shortened
+from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import Warned
@@ -148,7 +148,7 @@ def _register(config: RunConfig) -> Written:
 
 
 def _promote(config: RunConfig) -> Written:
-    from steadytrain.components.register.promote import promote
+    from steadytrain.components.register.step import promote
 
     return {"promote": promote(config)}
 

@@ -12,9 +12,8 @@ from steadytrain.components.detect_change.step import run
 from steadytrain.components.pages.html import html
 from steadytrain.components.shared.config import from_parameters
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.data_check import DataCheck, keep
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.shared.workspace import DataCheck, Workspace, keep_data_check
 
 
 def detect_change(*, parameters: Mapping[str, Any], page: dsl.HTML) -> bool:
@@ -32,9 +31,9 @@ def detect_change(*, parameters: Mapping[str, Any], page: dsl.HTML) -> bool:
         news = run(config)
     except SteadytrainError as error:
         what = {"error": type(error).__name__, "message": redact(error.message)}
-        keep(workspace, job, DataCheck(failure=what | {"remedy": error.remedy}))
+        keep_data_check(workspace, job, DataCheck(failure=what | {"remedy": error.remedy}))
         raise
-    keep(workspace, job, DataCheck(found=news.found, reason=news.reason))
+    keep_data_check(workspace, job, DataCheck(found=news.found, reason=news.reason))
     print(news.reason)
     moves = [
         (move.what, [move.measure, f"{move.value:.3f}", f"{move.limit:g}", f"{move.chance:.3f}"])

@@ -20,7 +20,7 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.criterion import Criterion, class_metrics, class_sums
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.scoring.table import class_counts
-from steadytrain.components.tasks.text_head import class_names, fit_head
+from steadytrain.components.tasks.text import class_names, fit_head
 from steadytrain.components.techniques.image_augmentation.changes import augmented
 from steadytrain.components.techniques.rare_classes.weights import class_weights
 from steadytrain.components.techniques.text_augmentation.changes import generator_of

@@ -15,8 +15,7 @@ import yaml
 
 from steadytrain.components.memory.shape import Shape, has_formula, shape_of
 from steadytrain.components.shared.config import ModelConfig, RunConfig
-from steadytrain.components.shared.config.document import read
-from steadytrain.components.shared.config.plain import find_unfit
+from steadytrain.components.shared.config.document import find_unfit, read
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.paths import local_path
 from steadytrain.components.tasks.base import load_task, open_encoder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import yaml
 
-from steadytrain.components.shared.config.plain import shown
+from steadytrain.components.shared.config.document import shown
 from steadytrain.components.shared.errors import BadInput
 
 

@@ -14,8 +14,8 @@ from steadytrain.components.memory.setting import FP32, NF4_BITS, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.chunks import HEAD_BITS, QUANTIZED_BLOCK, product_rows
 from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.config.optimizers import optimizer_spec
-from steadytrain.components.shared.decision import Decision
 
 LARGEST_BUCKET: Final = 50_000_000
 """Values that ranks exchange at a time. DeepSpeed's own default is ten times as large, and

@@ -39,7 +39,7 @@ from steadytrain.components.memory.random_model import (
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import Activations, LayerMemory, Matrix, Shape
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.plain import shown
+from steadytrain.components.shared.config.document import shown
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.tasks.base import Batch

@@ -31,7 +31,7 @@ from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.time_cost import Span, Speed, of_all_ranks
 from steadytrain.components.tasks.base import Batch, OpenTask
-from steadytrain.components.tasks.packing import collate_packed, collate_rows
+from steadytrain.components.tasks.documents import collate_packed, collate_rows
 from steadytrain.components.tasks.sequence_classification import collate_padded
 from steadytrain.components.techniques.inference import to_device
 from steadytrain.components.train.agent.ranks import threads_of_each

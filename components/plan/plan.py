@@ -15,10 +15,10 @@ from steadytrain.components.memory.states import trained_parameters
 from steadytrain.components.plan.offer import Offer, Size, offer_of, policy, scaling
 from steadytrain.components.plan.problems import problems, remarks, remedies
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.config.images import IMAGES
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO
-from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
 from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed

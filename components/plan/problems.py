@@ -13,8 +13,8 @@ from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.states import frozen_problems, trained_parameters
 from steadytrain.components.plan.offer import answering_problem, answering_remark
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.fields import power
 from steadytrain.components.shared.config.optimizers import DEFAULT
-from steadytrain.components.shared.decision import power
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import Choice, at, fitting, works

@@ -57,7 +57,7 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.fields import DEFECTS
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
-from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
+from steadytrain.components.tasks.encoding.tokens import cached_tokenizer
 
 TEST_RECORDS: Final = "test-records.arrow"
 TOKENIZER: Final = "tokenizer"
@@ -201,7 +201,7 @@ class _Builder:
         added = self.config.model.added_tokens
         if not added or "input_ids" not in self.encoder.schema.names:
             return []
-        ids = kept_tokenizer(self.folder / TOKENIZER).convert_tokens_to_ids(added)
+        ids = cached_tokenizer(self.folder / TOKENIZER).convert_tokens_to_ids(added)
         absent = dict(zip(ids, added, strict=True))
         for part in self._parts("train", names):
             found = pc.unique(pc.list_flatten(read_table(part)["input_ids"])).to_pylist()
@@ -323,7 +323,7 @@ class _Builder:
         threshold = self.data.near_duplicate_threshold if settings else None
         documents, picture = None, getattr(self.encoder, "picture", None)
         if settings and "input_ids" in names:
-            tokenizer = kept_tokenizer(self.folder / TOKENIZER)
+            tokenizer = cached_tokenizer(self.folder / TOKENIZER)
             documents = partial(documents_of, tokenizer=tokenizer, names=settings.documents)
         if defects := self.quarantine.warning(reading.records):
             self._warn(defects)

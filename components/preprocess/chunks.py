@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from steadytrain.components.preprocess.local_files import open_regular
-from steadytrain.components.preprocess.split import Given
+from steadytrain.components.preprocess.split import DeclaredSide
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 
@@ -30,7 +30,7 @@ class Chunk(Protocol):
     """A part of a file, all of it given to one side. `size` is its share of the file, in bytes."""
 
     size: int
-    given: Given
+    given: DeclaredSide
 
     def rows(self) -> Iterator[Row]:
         """Yield the decoded rows."""
@@ -45,7 +45,7 @@ class Lines:
     block: bytes
     plain: bool
     size: int = 0
-    given: Given = "train"
+    given: DeclaredSide = "train"
 
     def rows(self) -> Iterator[Row]:
         for line, content in enumerate(self.block.split(b"\n"), start=self.first):
@@ -76,7 +76,7 @@ class Rows:
     content: list[tuple[int, Mapping[str, Any] | Defect]]
     size: int = 0
     detected: str = ""
-    given: Given = "train"
+    given: DeclaredSide = "train"
 
     def rows(self) -> Iterator[Row]:
         return ((self.source, line, row) for line, row in self.content)
@@ -90,7 +90,7 @@ class Table:
     first: int
     batch: pa.RecordBatch
     size: int = 0
-    given: Given = "train"
+    given: DeclaredSide = "train"
 
     def rows(self) -> Iterator[Row]:
         try:
@@ -154,7 +154,7 @@ class Files:
     content: list[tuple[str, str, bytes]]
     limit: int
     size: int = 0
-    given: Given = "train"
+    given: DeclaredSide = "train"
 
     def rows(self) -> Iterator[Row]:
         for name, path, content in self.content:

@@ -22,7 +22,7 @@ from steadytrain.components.preprocess.isolated import Apart
 from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files, naming
 from steadytrain.components.preprocess.split import (
-    Given,
+    DeclaredSide,
     side_from_data,
     side_of_file,
     side_of_folders,
@@ -172,7 +172,7 @@ OWN_OUTPUT: Final = "files in the output folder"
 UNREAD_THERE: Final = "files in the folder of a saved data set that are not its own"
 TWICE: Final = "files that another address names too"
 
-_SIDES: Final[dict[str, Given]] = {
+_SIDES: Final[dict[str, DeclaredSide]] = {
     "data.validation_source": "validation",
     "data.test_source": "test",
 }
@@ -192,7 +192,7 @@ class Inputs:
 
     files: list[tuple[SourceFile, str]]
     datasets: list[str]
-    given: Mapping[str, Given] = field(default_factory=dict)
+    given: Mapping[str, DeclaredSide] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     parts: Mapping[str, Inputs] = field(default_factory=dict)
     attached: Mapping[Path, list[SourceFile]] = field(default_factory=dict)
@@ -304,7 +304,7 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
     named = getattr(encoder, "attached", None)
     files: dict[str, tuple[SourceFile, str]] = {}
     datasets: dict[str, None] = {}
-    given: dict[str, Given] = {}
+    given: dict[str, DeclaredSide] = {}
     left_out: Counter[str] = Counter()
     for source, address in data.addresses:
         with naming(source):
@@ -351,7 +351,7 @@ def _attached(tables: list[SourceFile], suffixes: frozenset[str]) -> dict[Path, 
     return found
 
 
-def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, Given]:
+def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, DeclaredSide]:
     """Return the side that files of `data.source` have by their names; "train" is left out.
 
     Folders that all files share say nothing if an address names them, and neither does a name in a
@@ -360,7 +360,7 @@ def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, G
     paths = [PurePosixPath(file.name) for file, _ in files]
     levels = zip(*(path.parent.parts for path in paths), strict=False)
     shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, levels))
-    found = dict[str, Given]()
+    found = dict[str, DeclaredSide]()
     for (file, kind), path in zip(files, paths, strict=True):
         above = len(path.parts) - len(PurePosixPath(file.path).parts)
         inside = PurePosixPath(*path.parts[min(shared, above) :])

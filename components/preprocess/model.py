@@ -11,7 +11,7 @@ from typing import Any, Final
 from steadytrain.components.shared.chunks import check_head_width
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
-from steadytrain.components.shared.config.plain import shortened
+from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign

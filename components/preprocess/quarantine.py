@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from steadytrain.components.shared.config.plain import shortened
+from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.left_out import SET_ASIDE
 from steadytrain.components.shared.redaction import on_one_line

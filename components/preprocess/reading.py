@@ -23,7 +23,13 @@ from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
 from steadytrain.components.preprocess.signatures import Runs, ascii_runs, band_rows, bands, sign
-from steadytrain.components.preprocess.split import SIDES, TRAIN, Given, hash_position, identity_in
+from steadytrain.components.preprocess.split import (
+    SIDES,
+    TRAIN,
+    DeclaredSide,
+    hash_position,
+    identity_in,
+)
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, Spool, part_of
 from steadytrain.components.preprocess.validate import (
     JUDGED_REMEDY,
@@ -88,7 +94,7 @@ class Taken:
     sample: dict[bytes, NDArray[np.uint64]] = field(default_factory=dict)
     records: int = 0
     bytes: int = 0
-    given: Given = "train"
+    given: DeclaredSide = "train"
     detected: str = ""
 
 
@@ -236,7 +242,7 @@ class Reading:
     tally: Tally = field(default_factory=Tally)
     sample: Sample = field(default_factory=Sample)
     detected: Counter[str] = field(default_factory=Counter)
-    given: Counter[tuple[str, Given]] = field(default_factory=Counter)
+    given: Counter[tuple[str, DeclaredSide]] = field(default_factory=Counter)
 
 
 def read_everything(

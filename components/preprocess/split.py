@@ -20,7 +20,7 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Side
 
-Given = Literal[Side, "pooled"]
+DeclaredSide = Literal[Side, "pooled"]
 """The side of a split, or "pooled" for a held-out one that is not kept. Without a split: train."""
 
 _SIDES: Final[dict[str, Side]] = {
@@ -54,7 +54,7 @@ def side_of_folders(names: Sequence[str]) -> Side | None:
     return next(filter(None, (_SIDES.get(name.lower()) for name in reversed(names))), None)
 
 
-def side_from_data(side: Side | None, data: DataConfig, where: str) -> Given:
+def side_from_data(side: Side | None, data: DataConfig, where: str) -> DeclaredSide:
     """Return what becomes of records in data.source whose name says a side.
 
     Raises:

@@ -14,7 +14,7 @@ from steadytrain.components.preprocess.model import Model, find_model, with_temp
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
-from steadytrain.components.shared.config.plain import shortened
+from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import DataError, StorageError

@@ -22,7 +22,7 @@ from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
 from steadytrain.components.preprocess.split import (
     SIDES,
     TRAIN,
-    Given,
+    DeclaredSide,
     alike_labels,
     held_out,
     like_absent,
@@ -213,7 +213,7 @@ def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]
     """
     fields = {field for field, _ in data.addresses}
     fixed = [side for side in _HELD_OUT if f"data.{side}_source" in fields]
-    kinds: tuple[Given, ...] = ("train", *_HELD_OUT, "pooled")
+    kinds: tuple[DeclaredSide, ...] = ("train", *_HELD_OUT, "pooled")
     counts = {kind: [reading.given[part, kind] for part in data.by_part()] for kind in kinds}
     named = [side for side in _HELD_OUT if side not in fixed and any(counts[side])]
     kept = [side for side in named if all(counts[side])]

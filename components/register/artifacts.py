@@ -7,7 +7,7 @@ from pathlib import Path
 from kfp import dsl
 
 from steadytrain.components.evaluate.artifacts import evaluate
-from steadytrain.components.register.promote import promote as promote_version
+from steadytrain.components.register.step import promote as promote_version
 from steadytrain.components.register.step import run
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.records import RegistrationRecord

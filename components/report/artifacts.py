@@ -40,8 +40,8 @@ def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
         print(as_line(outcome(gather(workspace))))
 
 
-def print_story(standing: RunSummary, page: dsl.HTML) -> None:
+def print_story(run_summary: RunSummary, page: dsl.HTML) -> None:
     """Write a page that is only the story of a run that has no folder, and print the story."""
-    text = html("sentence", kind="run", name="Report", sentence=standing.sentence, moves=[])
+    text = html("sentence", kind="run", name="Report", sentence=run_summary.sentence, moves=[])
     Path(page.path).write_text(text, encoding="utf-8")
-    print(as_line(standing))
+    print(as_line(run_summary))

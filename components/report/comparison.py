@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from steadytrain.components.pages.charts import aligned, thin
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import Facts, Spending
-from steadytrain.components.report.figures import compared_figures, standing
+from steadytrain.components.report.figures import compared_figures, without_repeats
 from steadytrain.components.report.side_by_side import (
     Row,
     differences,
@@ -186,7 +186,7 @@ class Comparison:
         The steps of the training loss are those that both runs logged.
         """
         scores = [
-            {event.step: event.metrics for event in standing(item.of(Validated))}
+            {event.step: event.metrics for event in without_repeats(item.of(Validated))}
             for item in self.facts
         ]
         names = dict.fromkeys(
@@ -200,7 +200,7 @@ class Comparison:
             ]
             found.append(_aligned(f"validation {name}", by_run, sorted({*by_run[0], *by_run[1]})))
         losses = [
-            {event.step: event.loss for event in standing(item.of(TrainingStep))}
+            {event.step: event.loss for event in without_repeats(item.of(TrainingStep))}
             for item in self.facts
         ]
         found.append(_aligned("training loss", losses, sorted({*losses[0]} & {*losses[1]})))

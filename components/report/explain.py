@@ -52,10 +52,10 @@ _KEPT_END = 120
 def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     """Return outcome, attempts, recoveries, checkpoint, times, problems, and what to do next."""
     facts = gather(workspace, running=running)
-    standing = outcome(facts)
-    lines = [standing.sentence]
-    if standing.failure:
-        said = f"{standing.failure.error}: {standing.failure.message}"
+    run_summary = outcome(facts)
+    lines = [run_summary.sentence]
+    if run_summary.failure:
+        said = f"{run_summary.failure.error}: {run_summary.failure.message}"
         lines.append(_short(said, _LONGEST_FAILURE))
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += facts.left_out[:DAMAGES]
@@ -64,21 +64,21 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     found = findings(facts.events)
     lines += map(str, found[:PROBLEMS])
     lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []
-    lines.append(f"next: {_next(facts, standing)}")
+    lines.append(f"next: {_next(facts, run_summary)}")
     first, *rest = lines
-    kept = 1 if standing.failure else 0
+    kept = 1 if run_summary.failure else 0
     return [_short(first, _LONGEST_FAILURE), *rest[:kept], *map(_short, rest[kept:])]
 
 
 def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
     """Return the same for programs. Times are seconds; None means unknown or not reached."""
     facts = gather(workspace, running=running)
-    standing, history, times = outcome(facts), facts.history, Spending.of(facts).times
+    run_summary, history, times = outcome(facts), facts.history, Spending.of(facts).times
     return {
         "run": workspace.run_id,
-        "state": standing.state,
-        "summary": standing.sentence,
-        "failure": failure_as_data(standing.failure),
+        "state": run_summary.state,
+        "summary": run_summary.sentence,
+        "failure": failure_as_data(run_summary.failure),
         "damaged": facts.unreadable,
         "attempts": [
             {
@@ -100,7 +100,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
             *(event.message for events in _notes(facts) for event in events),
         ],
         "problems": [asdict(item) for item in findings(facts.events)],
-        "next": _next(facts, standing),
+        "next": _next(facts, run_summary),
     }
 
 
@@ -181,21 +181,21 @@ def _attempts(history: History) -> str:
     return f"{count} attempt{'s' if count > 1 else ''}: {described}"
 
 
-def _next(facts: Facts, standing: RunSummary) -> str:
+def _next(facts: Facts, run_summary: RunSummary) -> str:
     workspace, remote = facts.workspace, on_a_cluster(facts)
     place = f"{workspace.run_id} --output {shlex.quote(str(workspace.output))}"
-    if standing.state in ("running", "pending"):
+    if run_summary.state in ("running", "pending"):
         how = f"`steadytrain stop {place}` stops it"
         if remote:
             how = "terminate it in Kubeflow Pipelines to stop it"
         return f"nothing: the run recovers by itself; {how}"
-    if standing.state == "finished":
+    if run_summary.state == "finished":
         return f"nothing; `steadytrain report {place}` shows the details"
-    if standing.state == "resubmitted":
-        return f"nothing: Kubeflow Pipelines run {standing.resubmitted_as} continues it"
+    if run_summary.state == "resubmitted":
+        return f"nothing: Kubeflow Pipelines run {run_summary.resubmitted_as} continues it"
     again = f"`{_submit_again(facts)}`" if remote else f"`steadytrain resume {place}`"
-    if standing.failure and standing.failure.remedy:
-        return f"{again}, after this fix: {' '.join(standing.failure.remedy.split())}"
+    if run_summary.failure and run_summary.failure.remedy:
+        return f"{again}, after this fix: {' '.join(run_summary.failure.remedy.split())}"
     return again
 
 
@@ -222,12 +222,12 @@ def summary(workspace: Workspace, *, running: bool = False) -> list[str]:
         running: as in `Facts`.
     """
     facts = gather(workspace, running=running)
-    standing = outcome(facts)
-    lines = [standing.sentence]
-    if standing.failure:
-        lines.append(f"{standing.failure.error}: {standing.failure.message}")
-        if standing.failure.remedy:
-            lines.append(f"fix: {standing.failure.remedy}")
+    run_summary = outcome(facts)
+    lines = [run_summary.sentence]
+    if run_summary.failure:
+        lines.append(f"{run_summary.failure.error}: {run_summary.failure.message}")
+        if run_summary.failure.remedy:
+            lines.append(f"fix: {run_summary.failure.remedy}")
     ran = executions(facts.events)
     if ran:
         steps = ", ".join(
@@ -240,20 +240,20 @@ def summary(workspace: Workspace, *, running: bool = False) -> list[str]:
         lines.append("attempts: " + ", ".join(f"{item.number} {item.outcome}" for item in tried))
     lines += Spending.of(facts).lines()
     # If a run was resumed and failed, its records are from before.
-    return lines if standing.failure else lines + _results(facts)
+    return lines if run_summary.failure else lines + _results(facts)
 
 
 def summary_as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
     """Return the same for programs. None means that the run has not got that far."""
     facts = gather(workspace, running=running)
-    standing, trained, scored = outcome(facts), facts.training, facts.evaluation
+    run_summary, trained, scored = outcome(facts), facts.training, facts.evaluation
     decided = facts.promotion or facts.gate
     champion = facts.promotion or facts.registration
     return {
         "run": workspace.run_id,
-        "state": standing.state,
-        "summary": standing.sentence,
-        "failure": failure_as_data(standing.failure),
+        "state": run_summary.state,
+        "summary": run_summary.sentence,
+        "failure": failure_as_data(run_summary.failure),
         "steps": [
             {"step": item.stage, "state": item.state, "seconds": item.seconds}
             for item in latest(executions(facts.events))

@@ -97,7 +97,7 @@ def memory(event: TrainingStep) -> float:
 
 def validation_rows(facts: Facts, limit: int = 30) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the newest validations as a table: its columns, and rows of a step and its scores."""
-    events = standing(facts.of(Validated))[-limit:]
+    events = without_repeats(facts.of(Validated))[-limit:]
     names = list(dict.fromkeys(name for event in events for name in event.metrics))
     rows = [
         (
@@ -112,7 +112,7 @@ def validation_rows(facts: Facts, limit: int = 30) -> tuple[list[str], list[tupl
     return [*names, ""], rows
 
 
-def standing(events: Iterable[E]) -> list[E]:
+def without_repeats(events: Iterable[E]) -> list[E]:
     """Return the events of the steps that led to the final model.
 
     An attempt that resumes from a checkpoint repeats the steps after it, so earlier events of these
@@ -128,12 +128,14 @@ def standing(events: Iterable[E]) -> list[E]:
 
 def _training(facts: Facts, name: str, value: _Measure) -> Curve:
     """Return a measure of the training steps that count."""
-    return _curve(name, ((event.step, value(event)) for event in standing(facts.of(TrainingStep))))
+    return _curve(
+        name, ((event.step, value(event)) for event in without_repeats(facts.of(TrainingStep)))
+    )
 
 
 def _validation(facts: Facts, metric: str, name: str = "validation") -> Curve:
     """Return a validation score by step."""
-    events = standing(facts.of(Validated))
+    events = without_repeats(facts.of(Validated))
     return _curve(
         name, ((event.step, event.metrics[metric]) for event in events if metric in event.metrics)
     )
@@ -160,7 +162,7 @@ def _critical_batch_size(facts: Facts) -> list[Curve]:
     """Return the noise scale in sequences, and the global batch size next to it."""
     found = [
         (event.step, event.critical_batch_size)
-        for event in standing(facts.of(NoiseScaleMeasured))
+        for event in without_repeats(facts.of(NoiseScaleMeasured))
         if event.critical_batch_size is not None
     ]
     curves = [Curve("critical batch size", found)] if found else []

@@ -58,17 +58,17 @@ def content(facts: Facts) -> dict[str, Any]:
     """Return everything that the page shows, by the names that its template uses."""
     ran = executions(facts.events)
     tried = attempts(facts)
-    standing, spending = outcome(facts), Spending.of(facts)
+    run_summary, spending = outcome(facts), Spending.of(facts)
     metrics, validations = validation_rows(facts)
     return {
         "name": facts.setting("name") or facts.workspace.run_id,
         "run_id": facts.workspace.run_id,
         "folder": str(facts.workspace.folder),
-        "outcome": standing,
-        "outcome_label": _LABELS[standing.state],
+        "outcome": run_summary,
+        "outcome_label": _LABELS[run_summary.state],
         # Promotion comes first: it may have met a different champion than the gate.
         "verdict": decided.reason if (decided := facts.promotion or facts.gate) else "",
-        "tiles": _tiles(facts, ran, spending, finished=standing.state == "finished"),
+        "tiles": _tiles(facts, ran, spending, finished=run_summary.state == "finished"),
         "steps": latest(ran),
         "data": _data(facts),
         "figures": training_figures(facts),

@@ -170,11 +170,11 @@ _MARK: Final = "steadytrain story: "
 _FAILURE: Final = ("stage", "error", "message", "remedy")
 
 
-def as_line(standing: RunSummary) -> str:
+def as_line(run_summary: RunSummary) -> str:
     """Return a story as one line."""
-    content = asdict(standing)
-    if standing.failure:
-        failure = standing.failure
+    content = asdict(run_summary)
+    if run_summary.failure:
+        failure = run_summary.failure
         content["failure"] = {name: redact(getattr(failure, name)) for name in _FAILURE}
     return f"{_MARK}{json.dumps(content)}"
 

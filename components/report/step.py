@@ -99,14 +99,14 @@ def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Pat
         elif resubmitted := resubmit_lost(config, job, progress):
             current.emit(resubmitted)
         facts = write_page(workspace)
-        standing = outcome(facts)
-        current.summary = standing.sentence
+        run_summary = outcome(facts)
+        current.summary = run_summary.sentence
         cut = facts.spans
         finish_run(
             config,
             workspace,
-            standing.state == "finished",
-            stopped=standing.state in ("stopped", "terminated"),
+            run_summary.state == "finished",
+            stopped=run_summary.state in ("stopped", "terminated"),
             spent=Spending.of(facts).metrics(),
             moment=cut[-1].end if cut else 0.0,
         )
@@ -140,23 +140,23 @@ def notify(workspace: Workspace) -> None:
 
 def _message(facts: Facts) -> dict[str, str] | None:
     """Return what to report, or None. `text` is a full sentence, because chat services show it."""
-    standing = outcome(facts)
-    promoted = facts.promotion if standing.state == "finished" else None
+    run_summary = outcome(facts)
+    promoted = facts.promotion if run_summary.state == "finished" else None
     common = {
         "run": facts.workspace.run_id,
         "name": str(facts.setting("name") or ""),
-        "text": standing.sentence,
+        "text": run_summary.sentence,
         "report": str(facts.workspace.report),
     }
     if promoted is not None and promoted.champion:
         more = {"event": "promoted", "model": promoted.model_name, "version": promoted.version}
         return _plain(common | more | {"reason": promoted.reason})
-    if standing.state not in ("failed", "unfinished"):
+    if run_summary.state not in ("failed", "unfinished"):
         return None
     more = {"event": "failed"}
-    if standing.failure:
-        more |= {"stage": standing.failure.stage, "error": standing.failure.error}
-        more |= {"message": standing.failure.message, "remedy": standing.failure.remedy}
+    if run_summary.failure:
+        more |= {"stage": run_summary.failure.stage, "error": run_summary.failure.error}
+        more |= {"message": run_summary.failure.message, "remedy": run_summary.failure.remedy}
     attempts = facts.history.attempts
     if attempts and attempts[-1].ended and more.get("stage", "train") == "train":
         more["failure_class"] = attempts[-1].ended.failure_class

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Literal, TypeVar
 
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.shared.data_check import checked
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -30,7 +29,7 @@ from steadytrain.components.shared.events.types import (
     skipped,
 )
 from steadytrain.components.shared.quantities import number
-from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.shared.workspace import Workspace, take_data_check
 
 E = TypeVar("E", bound=Event)
 StepState = Literal["finished", "reused", "failed", "stopped", "unfinished"]
@@ -132,7 +131,7 @@ def without_steps(workspace: Workspace, job: str) -> RunSummary:
     Args:
         job: KFP's id of the run.
     """
-    found = checked(workspace, job)
+    found = take_data_check(workspace, job)
     if found is None:
         return _before_the_first_step(Facts(workspace))
     if found.failure:

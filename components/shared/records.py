@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.paths import checked
 from steadytrain.components.shared.storage import LocalStorage

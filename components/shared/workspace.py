@@ -30,10 +30,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
+
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.plain import shown
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.config.document import shown
+from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import EventStream, JsonLines
+from steadytrain.components.shared.records import Record
+from steadytrain.components.shared.storage import LocalStorage
 
 _ANSWERS: Final = ".teacher-"
 _LEAST_BYTES: Final = 1 << 20
@@ -235,3 +239,37 @@ class Workspace:
     def lines(self, writer: str) -> JsonLines:
         """Return the file of that stream, for a writer that also stores its events elsewhere."""
         return JsonLines(self.events / f"{writer}.jsonl", job_id=self.run_id)
+
+
+class DataCheck(Record):
+    """The result of a check.
+
+    found: whether there is something new to train on. reason: why, in a sentence.
+    failure: error, message and remedy, if the check failed.
+    """
+
+    found: bool = False
+    reason: str = ""
+    failure: dict[str, str] | None = None
+
+
+def keep_data_check(workspace: Workspace, job: str, check: DataCheck) -> None:
+    """Store the result of a pipeline run's check.
+
+    The check comes before the run, which may never start, so it is not kept in the run's folder.
+
+    Args:
+        job: KFP's id of the run.
+    """
+    LocalStorage(workspace.checks).write(f"{job}.json", check.model_dump_json().encode())
+
+
+def take_data_check(workspace: Workspace, job: str) -> DataCheck | None:
+    """Return the result of a pipeline run's check, and forget it; None if there is none."""
+    storage, name = LocalStorage(workspace.checks), f"{job}.json"
+    try:
+        check = DataCheck.model_validate_json(storage.read(name))
+    except (FileNotFoundError, Unreadable, ValidationError):
+        return None
+    storage.delete(name)
+    return check

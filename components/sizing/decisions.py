@@ -9,8 +9,8 @@ from typing import Final
 
 from steadytrain.components.memory.states import frozen_decisions, matrix_share
 from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.config.fields import Decision, set_by_user
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
-from steadytrain.components.shared.decision import Decision, set_by_user
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice
 from steadytrain.components.sizing.hardware import GIB

@@ -19,8 +19,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
-from steadytrain.components.shared.config.document import parse, read
-from steadytrain.components.shared.config.plain import find_unfit
+from steadytrain.components.shared.config.document import find_unfit, parse, read
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.section import Section

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from steadytrain.components.shared.config import AdapterConfig, RunConfig, TrainingConfig
-from steadytrain.components.shared.decision import Decision, differs, power, set_by_user
+from steadytrain.components.shared.config.fields import Decision, differs, power, set_by_user
 
 RATE: Final = "training.learning_rate"
 MEDIUM_BATCH: Final = "medium, 8 to 32 sequences, is the default (rule: batch)"

@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 
 from steadytrain.components.memory.model import model_name, model_shape
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.config.strategies import Offload
-from steadytrain.components.shared.decision import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.decisions import efficiency

@@ -19,7 +19,14 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.document_attention import Documents
-from steadytrain.components.tasks.documents import attend_by_document, pass_documents
+from steadytrain.components.tasks.documents import (
+    attend_by_document,
+    collate_apart,
+    collate_packed,
+    collate_rows,
+    keeps_documents_apart,
+    pass_documents,
+)
 from steadytrain.components.tasks.encoding.plain_text import corruption_of
 from steadytrain.components.tasks.fused_head import (
     Contrast,
@@ -30,24 +37,16 @@ from steadytrain.components.tasks.fused_head import (
 from steadytrain.components.tasks.model_fields import ROUTER_COEFFICIENTS, ROUTER_ON
 from steadytrain.components.tasks.models import build, load_frozen
 from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.packing import (
-    collate_apart,
-    collate_packed,
-    collate_rows,
-    keeps_documents_apart,
-)
 from steadytrain.components.tasks.text import R_DROP, TextTraining, check_drops
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
-from steadytrain.components.techniques.distillation.hidden_states import (
-    attach_comparison,
-    comparing,
-    comparing_part,
-)
 from steadytrain.components.techniques.distillation.loss import (
     COLUMNS,
     Teaching,
+    attach_comparison,
     collate_answers,
+    comparing,
+    comparing_part,
     taught_loss,
 )
 from steadytrain.components.techniques.distillation.teacher import (
@@ -117,7 +116,7 @@ class SupervisedFineTuning(TextTraining):
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         from steadytrain.components.tasks.fused_head import fuse_head
 
-        remarks = [*self._told_stops()]
+        remarks = [*self._stop_remarks()]
         why = fuse_head(model)
         if why and self.config.training.contrastive.on:
             raise BadInput(
@@ -140,7 +139,7 @@ class SupervisedFineTuning(TextTraining):
             self.packed = False
         return remarks
 
-    def _told_stops(self) -> Iterator[str]:
+    def _stop_remarks(self) -> Iterator[str]:
         """Yield how the exported model ends an answer, if that is not how the base model does."""
         if self.stops:
             names = ", ".join(self.tokenizer.convert_ids_to_tokens(list(self.stops)))

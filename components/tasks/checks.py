@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.config.data import MULTI_LABEL, TABLES
+from steadytrain.components.shared.config.document import assign, shortened
 from steadytrain.components.shared.config.images import IMAGES
-from steadytrain.components.shared.config.plain import assign, shortened
 from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import ConfigError, Problem

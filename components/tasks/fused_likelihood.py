@@ -16,10 +16,10 @@ import torch
 from steadytrain.components.shared.chunks import chunk_rows, comparison_rows
 from steadytrain.components.tasks.fused_loss import (
     ForwardGradients,
-    Found,
+    LossAndGradients,
     add_gradients,
     head_logits,
-    kept_rows,
+    rows_with_target,
 )
 from steadytrain.components.tasks.quantized import QuantizedMatrix, product_type
 
@@ -114,7 +114,7 @@ class _Rows:
 
     def __post_init__(self) -> None:
         self.dtype = product_type(self.hidden.device, self.weight.dtype)
-        self.kept = kept_rows(self.targets.flatten())
+        self.kept = rows_with_target(self.targets.flatten())
         self.rows = self.hidden.detach().flatten(0, -2).index_select(0, self.kept).to(self.dtype)
         self.wanted = self.targets.flatten().index_select(0, self.kept).unsqueeze(1)
         self.head = (
@@ -134,14 +134,14 @@ class _Rows:
                 found[whole] = (hit - values.exp_().sum(1, keepdim=True).log()).squeeze(1)
         return found
 
-    def gradients(self, slopes: torch.Tensor, needed: Sequence[bool]) -> Found:
+    def gradients(self, slopes: torch.Tensor, needed: Sequence[bool]) -> LossAndGradients:
         """Return the gradients of the sum of slope times log-likelihood.
 
         Args:
             slopes: (rows, 1), float32.
             needed: whether those of the hidden states, the weight and the bias are.
         """
-        found = Found.empty(self.rows, self.weight, self.bias, needed)
+        found = LossAndGradients.empty(self.rows, self.weight, self.bias, needed)
         for logits, start in self._chunks():
             for place, whole in _blocks(logits, start):
                 values = logits[place].float()

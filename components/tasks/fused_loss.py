@@ -94,7 +94,7 @@ class _Options:
 
 
 @dataclass
-class Found:
+class LossAndGradients:
     """The loss, and the requested gradients."""
 
     loss: torch.Tensor
@@ -109,7 +109,7 @@ class Found:
         weight: torch.Tensor | QuantizedMatrix,
         bias: torch.Tensor | None,
         needed: Sequence[bool],
-    ) -> Found:
+    ) -> LossAndGradients:
         """Return a loss of 0, and room for the gradients.
 
         Args:
@@ -178,7 +178,7 @@ def _pass(
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     options: _Options,
-) -> Found:
+) -> LossAndGradients:
     """Compute the loss and gradients, chunk by chunk.
 
     Args:
@@ -186,12 +186,12 @@ def _pass(
         targets: (rows).
     """
     dtype = options.dtype
-    kept = in_pairs(kept_rows(targets)) if options.paired else kept_rows(targets)
+    kept = in_pairs(rows_with_target(targets)) if options.paired else rows_with_target(targets)
     rows = hidden.index_select(0, kept).to(dtype)
     wanted = targets.index_select(0, kept).unsqueeze(1)
     head = weight if isinstance(weight, QuantizedMatrix) else weight.to(dtype)
     needed = (options.for_hidden, options.for_weight, options.for_bias)
-    found = Found.empty(rows, weight, bias, needed)
+    found = LossAndGradients.empty(rows, weight, bias, needed)
     size = chunk_rows(weight.shape[0])
     if options.paired:
         size -= size % 2
@@ -213,7 +213,7 @@ def head_logits(rows: torch.Tensor, head: torch.Tensor | QuantizedMatrix) -> tor
     return head.product(rows) if isinstance(head, QuantizedMatrix) else rows @ head.T
 
 
-def kept_rows(targets: torch.Tensor) -> torch.Tensor:
+def rows_with_target(targets: torch.Tensor) -> torch.Tensor:
     """Return the rows that have a target. For fake and meta tensors, return all rows."""
     if targets.is_meta or isinstance(targets, FakeTensor):
         return torch.arange(len(targets), device=targets.device)
@@ -229,7 +229,7 @@ def _loss_and_errors(
     logits: torch.Tensor,
     targets: torch.Tensor,
     kept: torch.Tensor,
-    found: Found,
+    found: LossAndGradients,
     options: _Options,
 ) -> torch.Tensor:
     """Turn a chunk's logits into their gradient, and accumulate the loss and the bias's gradient.
@@ -271,7 +271,9 @@ def _at_once(
     return None
 
 
-def _block(logits: torch.Tensor, targets: torch.Tensor, found: Found, options: _Options) -> None:
+def _block(
+    logits: torch.Tensor, targets: torch.Tensor, found: LossAndGradients, options: _Options
+) -> None:
     """Do the work of `_loss_and_errors` for one block at once."""
     # Use maximum, exponential and sum: on a CPU, `logsumexp` takes ten times as long.
     values = logits.float()
@@ -293,7 +295,7 @@ def _block(logits: torch.Tensor, targets: torch.Tensor, found: Found, options: _
 
 
 def add_gradients(
-    found: Found,
+    found: LossAndGradients,
     errors: torch.Tensor,
     rows: torch.Tensor,
     head: torch.Tensor | QuantizedMatrix,

@@ -28,7 +28,7 @@ from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
 )
-from steadytrain.components.tasks.text_head import head_logits, padded_inputs
+from steadytrain.components.tasks.text import head_logits, padded_inputs
 from steadytrain.components.techniques.inference import eval_mode, to_device
 
 

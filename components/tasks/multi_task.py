@@ -17,7 +17,7 @@ from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
 )
-from steadytrain.components.tasks.text_head import head_logits, head_output
+from steadytrain.components.tasks.text import head_logits, head_output
 from steadytrain.components.techniques.multi_task.uncertainty import (
     attach_uncertainty,
     uncertain_loss,

@@ -16,7 +16,7 @@ from steadytrain.components.shared.storage.local import follow_umask, room_for
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.loaded_weights import check_whole
 from steadytrain.components.tasks.packaging import ADAPTERS, never_wrapped, system_errors
-from steadytrain.components.tasks.text_head import class_head
+from steadytrain.components.tasks.text import class_head
 
 
 def extract_part(source: Path, part: str, target: Path) -> list[str]:

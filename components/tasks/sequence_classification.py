@@ -14,9 +14,10 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.criterion import Criterion, Mixed, class_metrics, class_sums
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.table import class_counts
-from steadytrain.components.tasks.text import R_DROP, check_drops
-from steadytrain.components.tasks.text_head import (
+from steadytrain.components.tasks.text import (
+    R_DROP,
     TextHead,
+    check_drops,
     class_names,
     fit_head,
     head_logits,
@@ -28,12 +29,13 @@ from steadytrain.components.techniques.contrastive_texts.loss import (
     pooled,
     supervised_contrastive_loss,
 )
-from steadytrain.components.techniques.distillation.hidden_states import (
+from steadytrain.components.techniques.distillation.loss import (
     attach_comparison,
+    collate_answers,
     comparing,
     comparing_part,
+    taught_loss,
 )
-from steadytrain.components.techniques.distillation.loss import collate_answers, taught_loss
 from steadytrain.components.techniques.distillation.teacher import (
     FIELD,
     AnsweringTeacher,

@@ -22,7 +22,7 @@ from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, resized_weights
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.scoring.table import training_numbers
-from steadytrain.components.tasks.text_head import (
+from steadytrain.components.tasks.text import (
     TextHead,
     class_head,
     has_new_head,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.events.types import AttemptOutcome
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.redaction import printable, redact, traceback_of

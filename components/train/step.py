@@ -34,7 +34,7 @@ from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome, check_callback, replay
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 from steadytrain.components.train.recovery.takeover import (
-    Held,
+    LeasedRun,
     hold_run,
     plugin_code,
     strategy_code,
@@ -82,12 +82,12 @@ class Trainer(Protocol):
         on_validation: OnValidation | None,
         sinks: Sequence[Reader],
         until: int | None = None,
-        held: Held | None = None,
+        leased: LeasedRun | None = None,
     ) -> Outcome:
         """Train until the run ends, reaches its cut, is stopped, or fails.
 
         Args:
-            held: what this process holds already; a supervisor and a launcher take it over.
+            leased: what this process holds already; a supervisor and a launcher take it over.
         """
 
 
@@ -106,7 +106,7 @@ def run(
     on_validation: OnValidation | None = None,
     sinks: Sequence[Reader] = (),
     until: int | None = None,
-    held: Held | None = None,
+    leased: LeasedRun | None = None,
 ) -> Outcome:
     """Train. Resume from the newest checkpoint if there is one.
 
@@ -121,7 +121,7 @@ def run(
         until: optimizer steps after which training ends as "pruned"; a multiple of
             `training.eval_steps`. A later call continues from there, and the weights become those
             of a run that was never cut. None means to train to the end.
-        held: what this process holds already.
+        leased: what this process holds already.
 
     Raises:
         BadInput: there is no trainer for the framework, there is no data, `on_validation` is not a
@@ -133,7 +133,9 @@ def run(
     trainer = load_trainer(config.model.framework)
     data = data or _prepared(config)
     config.training.class_weights.check_labels(data.labels)
-    return trainer(config, data, on_validation=on_validation, sinks=sinks, until=until, held=held)
+    return trainer(
+        config, data, on_validation=on_validation, sinks=sinks, until=until, leased=leased
+    )
 
 
 def run_stage(
@@ -177,7 +179,7 @@ def run_stage(
             # If preprocessing ran in the light image, this has not been checked yet.
             check_lm_tasks(config)
             assert step.lease is not None
-            held = Held(step.lease, agent)
+            leased = LeasedRun(step.lease, agent)
             with _tracked(config, step.workspace) as sinks:
                 outcome = run(
                     config,
@@ -185,7 +187,7 @@ def run_stage(
                     on_validation=on_validation,
                     sinks=sinks,
                     until=until,
-                    held=held,
+                    leased=leased,
                 )
             record = _recorded(outcome, step.workspace)
             files = (path for path in Path(record.model).rglob("*") if path.is_file())
@@ -204,10 +206,10 @@ def train_with_pytorch(
     on_validation: OnValidation | None,
     sinks: Sequence[Reader],
     until: int | None = None,
-    held: Held | None = None,
+    leased: LeasedRun | None = None,
 ) -> Outcome:
     """Train with ranks on this machine or in pods, under the supervisor."""
-    lease, agent = (held.lease, held.agent) if held else (None, None)
+    lease, agent = (leased.lease, leased.agent) if leased else (None, None)
     with launcher_for(config, agent=agent) as launcher:
         check_groups(config, data)
         return Supervisor(

@@ -13,8 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, model_validator
 
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
-from steadytrain.components.shared.config.document import parse, read
-from steadytrain.components.shared.config.plain import find_unfit, shortened
+from steadytrain.components.shared.config.document import find_unfit, parse, read, shortened
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.section import Section, at_odds

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from steadytrain.components.pages.charts import thin
 from steadytrain.components.report.facts import Facts
-from steadytrain.components.report.figures import standing
+from steadytrain.components.report.figures import without_repeats
 from steadytrain.components.report.story import RunState, RunSummary, executions, latest, outcome
 from steadytrain.components.shared.config.run import RUN_NAME
 from steadytrain.components.shared.errors import BadInput
@@ -146,7 +146,7 @@ def row_of(source: Source, run: str, events: list[Event], active: float = 0.0) -
         row = replace(row, max_steps=planned[-1].max_steps)
     if tried := facts.of(AttemptStarted):
         row = replace(row, attempts=max(event.attempt for event in tried))
-    if steps := standing(facts.of(TrainingStep)):
+    if steps := without_repeats(facts.of(TrainingStep)):
         last = steps[-1]
         points = [(event.step, event.loss) for event in steps if math.isfinite(event.loss)]
         row = replace(

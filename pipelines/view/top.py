@@ -21,7 +21,7 @@ from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.pages.charts import spark_line
 from steadytrain.components.report.explain import recoveries
 from steadytrain.components.report.facts import Spending
-from steadytrain.components.report.figures import memory, standing
+from steadytrain.components.report.figures import memory, without_repeats
 from steadytrain.components.report.sentences import describe
 from steadytrain.components.report.story import attempts
 from steadytrain.components.shared.events.types import TrainingStep, Validated
@@ -71,7 +71,7 @@ def run_details(opened: Opened) -> RenderableType:
         Text.assemble((row.run, "bold"), " ", _state(row), _plain(f" {row.stage}{at}")),
         _plain(row.summary),
     ]
-    steps, scores = standing(facts.of(TrainingStep)), standing(facts.of(Validated))
+    steps, scores = without_repeats(facts.of(TrainingStep)), without_repeats(facts.of(Validated))
     curves = Table(box=None, pad_edge=False, show_header=False)
     if steps:
         last = steps[-1]

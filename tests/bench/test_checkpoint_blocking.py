@@ -25,7 +25,7 @@ from steadytrain.components.train.checkpoint import CheckpointStore
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.checkpoint.snapshot import cut
 from steadytrain.components.train.checkpoint.state import model_tensors, optimizer_tensors
-from steadytrain.components.train.loop.seeds import random_state
+from steadytrain.components.train.loop.setup import random_state
 from steadytrain.components.train.optimizers import ADAMW
 
 PARAMETERS = int(os.environ.get("STEADYTRAIN_BENCH_PARAMETERS", "50_000_000"))

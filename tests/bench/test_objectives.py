@@ -31,11 +31,12 @@ from steadytrain.components.tasks.preference import document_likelihoods
 from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens.loss import document_spans
 from steadytrain.components.techniques.distillation import DistillationConfig
-from steadytrain.components.techniques.distillation.hidden_states import (
+from steadytrain.components.techniques.distillation.loss import (
+    Teaching,
     attach_comparison,
     comparing_part,
+    top_answers,
 )
-from steadytrain.components.techniques.distillation.loss import Teaching, top_answers
 from steadytrain.components.techniques.distillation.teacher import Teacher
 from steadytrain.components.techniques.preferences.loss import dpo_loss, reward_margins
 

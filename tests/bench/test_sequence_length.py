@@ -17,7 +17,7 @@ from steadytrain.components.memory.setting import Setting
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import OpenTask
-from steadytrain.components.tasks.packing import collate_packed
+from steadytrain.components.tasks.documents import collate_packed
 from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.techniques.curriculum.order import SequenceLength
 

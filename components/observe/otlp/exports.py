@@ -17,7 +17,7 @@ from steadytrain.components.observe.otlp.spans import RunSpans, Span, left_out
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, DecisionMade
-from steadytrain.components.shared.tracking.trace import Trace
+from steadytrain.components.shared.tracking.notes import Trace
 
 
 def send_spans(collector: Collector, trace: Trace, spans: Sequence[Span]) -> None:

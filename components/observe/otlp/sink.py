@@ -19,9 +19,14 @@ from steadytrain.components.shared.tracking.mlflow_sink import (
     PullSink,
     SinkTiming,
 )
-from steadytrain.components.shared.tracking.notes import exclusive, numbers_in, remember, warn
+from steadytrain.components.shared.tracking.notes import (
+    Trace,
+    exclusive,
+    numbers_in,
+    remember,
+    warn,
+)
 from steadytrain.components.shared.tracking.parallel import check_package
-from steadytrain.components.shared.tracking.trace import Trace
 from steadytrain.components.shared.workspace import Workspace
 
 T = TypeVar("T")

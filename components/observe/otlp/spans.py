@@ -35,7 +35,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
-from steadytrain.components.shared.tracking.trace import Trace, attempt_span
+from steadytrain.components.shared.tracking.notes import Trace, attempt_span
 
 Value = str | int | float | bool
 

@@ -191,7 +191,7 @@ def _check_metrics(names: Iterable[str]) -> None:
 class RetrainConfig(Section):
     """When the pipeline `retrain` continues after it has checked the data.
 
-    components/detect_change/drift.py explains how it measures shifts and where the defaults come
+    components/detect_change/step.py explains how it measures shifts and where the defaults come
     from.
     """
 

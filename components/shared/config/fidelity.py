@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any, Final
 
-from steadytrain.components.shared.config.plain import shown
+from steadytrain.components.shared.config.document import shown
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.tune import TuneConfig
 from steadytrain.components.shared.errors import Problem

@@ -19,15 +19,17 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from steadytrain.components.shared.config.document import damage, parse, read
-from steadytrain.components.shared.config.fields import describe
-from steadytrain.components.shared.config.plain import (
+from steadytrain.components.shared.config.document import (
     assign,
+    damage,
     find_unfit,
+    parse,
+    read,
     shortened,
     shown,
     stated_fields,
 )
+from steadytrain.components.shared.config.fields import describe
 from steadytrain.components.shared.config.run import SCHEMA_VERSION, RunConfig
 from steadytrain.components.shared.config.secrets import (
     PLACEHOLDER,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from steadytrain.components.shared.config.compatibility import OPTIM
+from steadytrain.components.shared.config.document import assign, shown
 from steadytrain.components.shared.config.fidelity import fidelity_problems
 from steadytrain.components.shared.config.fields import Field, describe, effect_of
 from steadytrain.components.shared.config.optimizers import unread_settings
-from steadytrain.components.shared.config.plain import assign, shown
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.tune import AblationConfig, Dimension

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypedDict, Unpack, cast
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (

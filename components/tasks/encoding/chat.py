@@ -42,7 +42,7 @@ from steadytrain.components.tasks.encoding.messages import (
 )
 from steadytrain.components.tasks.encoding.plain_text import WINDOWS, window_row
 from steadytrain.components.tasks.encoding.printed import DEFAULT_CHAT_TEMPLATE
-from steadytrain.components.tasks.encoding.tokens import encode_chat, kept_tokenizer, rows_of
+from steadytrain.components.tasks.encoding.tokens import cached_tokenizer, encode_chat, rows_of
 
 
 def _texts(content: str) -> Sequence[str]:
@@ -174,7 +174,7 @@ class ChatRows:
     def _encode(self, record: Content) -> EncodedRecord | Defect:
         try:
             encoded = encode_chat(
-                kept_tokenizer(self.tokenizer), *chat_of(record.text), whole=self.whole
+                cached_tokenizer(self.tokenizer), *chat_of(record.text), whole=self.whole
             )
         except BadInput as error:
             return Defect("refused_by_template", error.message)

@@ -32,7 +32,7 @@ from steadytrain.components.tasks.encoding.fields import (
 )
 from steadytrain.components.tasks.encoding.plain_text import whole_text
 from steadytrain.components.tasks.encoding.text_pairs import texts_of, two_texts, written
-from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
+from steadytrain.components.tasks.encoding.tokens import cached_tokenizer
 
 PAIR: Final = "text_pair"
 """Column of test records with the second text, and the argument of Transformers' pipeline."""
@@ -192,7 +192,7 @@ class TextRows:
     target: Target
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        tokenizer = kept_tokenizer(self.tokenizer)
+        tokenizer = cached_tokenizer(self.tokenizer)
         encoded = tokenizer(
             [record.text for record in records],
             truncation=True,
@@ -234,7 +234,7 @@ class PairRows(TextRows):
     """Encodes pairs of texts with the tokenizer in a folder, as Transformers does."""
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        tokenizer = kept_tokenizer(self.tokenizer)
+        tokenizer = cached_tokenizer(self.tokenizer)
         pairs = [two_texts(record.text) for record in records]
         whole = pair_tokens(tokenizer, pairs)
         long = [place for place, row in enumerate(whole) if len(row[0]) > self.sequence_length]

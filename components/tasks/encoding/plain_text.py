@@ -25,8 +25,8 @@ from steadytrain.components.tasks.encoding.base import (
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
 from steadytrain.components.tasks.encoding.pieces import PieceEncoder
 from steadytrain.components.tasks.encoding.tokens import (
+    cached_tokenizer,
     encode_texts,
-    kept_tokenizer,
     load_tokenizer,
     text_ends,
 )
@@ -131,7 +131,7 @@ class MaskedTextEncoder(TextRecords):
 
     def row_encoder(self, fitted: Fitted) -> MaskedTextRows:
         assert fitted.tokenizer is not None
-        if kept_tokenizer(fitted.tokenizer).mask_token_id is None:
+        if cached_tokenizer(fitted.tokenizer).mask_token_id is None:
             raise BadInput(
                 "the tokenizer has no mask token (mask_token), which data.task masked_lm needs",
                 remedy="use the tokenizer of an encoder such as BERT, or leave model.tokenizer out",
@@ -147,7 +147,7 @@ class MaskedTextRows:
     sequence_length: int
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        tokenizer = kept_tokenizer(self.tokenizer)
+        tokenizer = cached_tokenizer(self.tokenizer)
         texts = [record.text for record in records]
         special = tokenizer.num_special_tokens_to_add()
         return [
@@ -225,7 +225,7 @@ class DenoisedTextEncoder(TextRecords):
 
     def row_encoder(self, fitted: Fitted) -> DenoisedTextRows:
         assert fitted.tokenizer is not None
-        sentinels_of(kept_tokenizer(fitted.tokenizer))
+        sentinels_of(cached_tokenizer(fitted.tokenizer))
         return DenoisedTextRows(fitted.tokenizer, self.data.sequence_length)
 
 
@@ -237,7 +237,7 @@ class DenoisedTextRows:
     sequence_length: int
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        tokenizer, texts = kept_tokenizer(self.tokenizer), [record.text for record in records]
+        tokenizer, texts = cached_tokenizer(self.tokenizer), [record.text for record in records]
         return [
             _hidden_record(found) for found in plain_windows(tokenizer, texts, self.sequence_length)
         ]

@@ -39,8 +39,8 @@ from steadytrain.components.tasks.encoding.messages import (
 )
 from steadytrain.components.tasks.encoding.tokens import (
     Encoded,
+    cached_tokenizer,
     encode_chat,
-    kept_tokenizer,
     rows_of,
 )
 
@@ -170,7 +170,7 @@ class PreferenceRows:
 
     def _encode(self, record: Content) -> EncodedRecord | Defect:
         try:
-            whole = encode_pair(kept_tokenizer(self.tokenizer), record.text)
+            whole = encode_pair(cached_tokenizer(self.tokenizer), record.text)
         except BadInput as error:
             return Defect("refused_by_template", error.message)
         if not all(any(document.targets) for document in whole):

@@ -22,7 +22,7 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
 from steadytrain.components.tasks.encoding.plain_text import text_windows
-from steadytrain.components.tasks.encoding.tokens import kept_tokenizer
+from steadytrain.components.tasks.encoding.tokens import cached_tokenizer
 
 Tokens = npt.NDArray[np.int32]
 _COLUMNS: Final[dict[str, pa.DataType]] = {
@@ -96,7 +96,7 @@ class TextPairRows:
     sequence_length: int
 
     def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        tokenizer = kept_tokenizer(self.tokenizer)
+        tokenizer = cached_tokenizer(self.tokenizer)
         special = tokenizer.num_special_tokens_to_add()
         texts = [texts_of(record.text) for record in records]
         found = iter(

@@ -173,7 +173,7 @@ def load_tokenizer(folder: Path, field: str = "") -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def kept_tokenizer(folder: Path) -> Any:
+def cached_tokenizer(folder: Path) -> Any:
     """Return a folder's tokenizer, loaded once for all records that a process encodes."""
     return load_tokenizer(folder)
 

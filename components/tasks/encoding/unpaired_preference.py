@@ -36,8 +36,8 @@ from steadytrain.components.tasks.encoding.messages import (
 from steadytrain.components.tasks.encoding.preference import COLUMNS, is_whole, prompts_of
 from steadytrain.components.tasks.encoding.tokens import (
     Encoded,
+    cached_tokenizer,
     encode_chat,
-    kept_tokenizer,
     rows_of,
 )
 
@@ -134,7 +134,7 @@ class UnpairedPreferenceRows:
 
     def _encode(self, record: Content) -> EncodedRecord | Defect:
         try:
-            whole = encode_answer(kept_tokenizer(self.tokenizer), record.text)
+            whole = encode_answer(cached_tokenizer(self.tokenizer), record.text)
         except BadInput as error:
             return Defect("refused_by_template", error.message)
         if not any(whole.targets):

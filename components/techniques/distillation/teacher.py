@@ -16,9 +16,10 @@ from steadytrain.components.shared.chunks import comparison_rows
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques.base import IGNORED, Batch, Row
 from steadytrain.components.techniques.distillation import DistillationConfig
-from steadytrain.components.techniques.distillation.hidden_states import Comparison, HiddenStates
 from steadytrain.components.techniques.distillation.loss import (
     COLUMNS,
+    Comparison,
+    HiddenStates,
     Teaching,
     answers_in,
     top_answers,

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankState:
     """State of a rank.
 
     beat: its last heartbeat; None before the first one.
@@ -61,20 +61,20 @@ class HangWatch:
 
     def look(self) -> bool:
         """Return whether a rank hangs. If so, write stacks and an error report to the folder."""
-        standings = {rank: self._standing(rank, pulse) for rank, pulse in self.pulses.items()}
-        if not any(standing.hangs for standing in standings.values()):
+        states = {rank: self._state_of(rank, pulse) for rank, pulse in self.pulses.items()}
+        if not any(rank_state.hangs for rank_state in states.values()):
             return False
-        self._report(standings)
+        self._report(states)
         return True
 
-    def _standing(self, rank: int, pulse: Pulse) -> Standing:
+    def _state_of(self, rank: int, pulse: Pulse) -> RankState:
         beat, recovery = self._beat(rank, pulse), self.recovery
         process = _process(beat) if beat else None
         if beat is not None and process is None:
-            return Standing(beat, 0.0, recovery.hang_timeout_seconds, None)  # the rank has ended
+            return RankState(beat, 0.0, recovery.hang_timeout_seconds, None)  # the rank has ended
         stepping = beat is not None and beat.phase not in (STARTING, FINISHING)
         limit = recovery.hang_timeout_seconds if stepping else recovery.start_timeout_seconds
-        return Standing(beat, pulse.silence(beat), limit, process)
+        return RankState(beat, pulse.silence(beat), limit, process)
 
     def _beat(self, rank: int, pulse: Pulse) -> Beat | None:
         """Return the rank's last beat; the last known one if it cannot be read now."""
@@ -84,34 +84,34 @@ class HangWatch:
             pulse.excuse()
         return self.beats.get(rank)
 
-    def _report(self, standings: dict[int, Standing]) -> None:
+    def _report(self, states: dict[int, RankState]) -> None:
         """Report a stopped rank, or else the longest silent one; the others only wait for it."""
-        silences = "; ".join(f"rank {rank} {standing}" for rank, standing in standings.items())
-        rank = max(standings, key=lambda rank: _guilt(standings[rank]))
+        silences = "; ".join(f"rank {rank} {rank_state}" for rank, rank_state in states.items())
+        rank = max(states, key=lambda rank: _guilt(states[rank]))
         processes = {
-            rank: standing.process for rank, standing in standings.items() if standing.process
+            rank: rank_state.process for rank, rank_state in states.items() if rank_state.process
         }
         found = time.time()
         save_stacks(self.folder, processes)
-        told = RankError(
+        hang = RankError(
             rank=rank,
             time=found,
             kind="Hang",
-            message=f"no progress for longer than {duration(standings[rank].limit)}: {silences}; "
+            message=f"no progress for longer than {duration(states[rank].limit)}: {silences}; "
             f"stacks: {self.folder.stacks(rank)}",
             traceback="",
-            step=max((item.beat.step for item in standings.values() if item.beat), default=0),
-            still_since=found - standings[rank].silence,
+            step=max((item.beat.step for item in states.values() if item.beat), default=0),
+            still_since=found - states[rank].silence,
         )
         try:
-            told.save(self.folder.node(self.share.node).error)
+            hang.save(self.folder.node(self.share.node).error)
         except StorageError as error:
-            _log.warning("%s; not reported: %s", told.message, error.message)
+            _log.warning("%s; not reported: %s", hang.message, error.message)
 
 
-def _guilt(standing: Standing) -> tuple[bool, float]:
-    stopped = standing.process is not None and is_stopped(standing.process)
-    return stopped, standing.silence
+def _guilt(rank_state: RankState) -> tuple[bool, float]:
+    stopped = rank_state.process is not None and is_stopped(rank_state.process)
+    return stopped, rank_state.silence
 
 
 def _process(beat: Beat) -> psutil.Process | None:

@@ -16,7 +16,7 @@ from steadytrain.components.train.launch.launcher import launcher_for
 from steadytrain.components.train.recovery.outcome import Outcome
 from steadytrain.components.train.recovery.policy import decide
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
-from steadytrain.components.train.recovery.takeover import Held
+from steadytrain.components.train.recovery.takeover import LeasedRun
 
 _FRAMEWORK = "steadytrain.components.train.framework"
 
@@ -46,7 +46,7 @@ class LearnerTrainer:
         on_validation: OnValidation | None,
         sinks: Sequence[Reader],
         until: int | None = None,
-        held: Held | None = None,
+        leased: LeasedRun | None = None,
     ) -> Outcome:
         """Train in one process, on this machine or in a pod, under the supervisor.
 
@@ -64,7 +64,7 @@ class LearnerTrainer:
         )
         # The OOM fallbacks change settings that only PyTorch's loop has.
         policy = partial(decide, settings=config.recovery, run_id=config.run_id, fallbacks=False)
-        lease, agent = (held.lease, held.agent) if held else (None, None)
+        lease, agent = (leased.lease, leased.agent) if leased else (None, None)
         with launcher_for(config, program, self.imports, agent) as launcher:
             return Supervisor(
                 config, data, launcher, on_validation, sinks, policy, until, lease

@@ -25,8 +25,7 @@ from steadytrain.components.techniques.settings import SMALLER_MICRO_BATCH
 from steadytrain.components.train.attempt import RankError
 from steadytrain.components.train.failures import FailureClass, classify
 from steadytrain.components.train.fallbacks import fallbacks_for, lower
-from steadytrain.components.train.loop.seeds import random_state, restore_random_state
-from steadytrain.components.train.loop.setup import Parts
+from steadytrain.components.train.loop.setup import Parts, random_state, restore_random_state
 from steadytrain.components.train.strategy.replicated import learns_in_buffers
 
 

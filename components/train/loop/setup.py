@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -17,7 +21,7 @@ from steadytrain.components.memory.groups import Group, frozen_names, grouped
 from steadytrain.components.memory.setting import Precision
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.hardware import refuse_what_needs_cuda
@@ -34,7 +38,6 @@ from steadytrain.components.train.loop.exchange import set_longest_wait
 from steadytrain.components.train.loop.kernels import compile_layers, usable
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler
 from steadytrain.components.train.loop.order import Order, run_order, sequences_of
-from steadytrain.components.train.loop.seeds import make_deterministic, seed_everything
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy, Timer, apply_strategy
@@ -351,3 +354,47 @@ def recompute_activations(module: Any, *, configured: bool) -> None:
             remedy="set it to false",
         )
     module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and PyTorch on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def make_deterministic() -> None:
+    """Allow only deterministic kernels. An operation without one raises an error."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every random generator of this process, as plain JSON data."""
+    numpy_state: Any = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]],
+        "torch": _encode(torch.get_rng_state()),
+        "cuda": _encode(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restore the result of `random_state`, on the current device."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(_decode(state["torch"]))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_decode(state["cuda"]))
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

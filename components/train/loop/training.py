@@ -32,8 +32,12 @@ from steadytrain.components.train.loop.halving import Halving
 from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing
 from steadytrain.components.train.loop.progress import ExportedChoice, Progress, highest_normal_loss
 from steadytrain.components.train.loop.reporter import Reporter
-from steadytrain.components.train.loop.seeds import random_state, restore_random_state
-from steadytrain.components.train.loop.setup import Parts, build_module
+from steadytrain.components.train.loop.setup import (
+    Parts,
+    build_module,
+    random_state,
+    restore_random_state,
+)
 from steadytrain.components.train.loop.steps import Agreement, StepResult, agree, take_step
 from steadytrain.components.train.loop.validation import (
     best_by,

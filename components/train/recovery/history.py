@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
     AttemptEnded,

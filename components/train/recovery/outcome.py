@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import BadInput, Pruned
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import AttemptOutcome, Validated

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.decision import Decision, differs, set_by_user
+from steadytrain.components.shared.config.fields import Decision, differs, set_by_user
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.batch import BatchPlan, plan_batch

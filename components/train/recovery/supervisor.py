@@ -33,7 +33,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import AWAY_SECONDS, retry_storage
 from steadytrain.components.shared.stopping import StopRequest, stop_requests
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.shared.tracking.trace import attempt_traceparent
+from steadytrain.components.shared.tracking.notes import attempt_traceparent
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec

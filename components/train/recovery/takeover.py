@@ -183,7 +183,7 @@ _SUPERVISOR_DIED: Final = "the program that supervised this attempt died"
 
 
 @dataclass(frozen=True)
-class Held:
+class LeasedRun:
     """What a process holds while it trains a run.
 
     lease: of the run.

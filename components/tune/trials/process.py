@@ -38,7 +38,7 @@ from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.fork_server import SERVE, requests_of
 from steadytrain.components.train.agent.processes import MARK
 from steadytrain.components.train.launch.process import agent_forked_early
-from steadytrain.components.train.recovery.takeover import Held, hold_run
+from steadytrain.components.train.recovery.takeover import LeasedRun, hold_run
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.folder import (
     ARTIFACT,
@@ -87,7 +87,7 @@ def _train_trial(arguments: Sequence[str]) -> int:
     with _reported(config), early as agent:
         Periodic("driver", driver.look, every=_LOOK_SECONDS)
         with hold_run(config) as lease:
-            outcome = run(config, data, until=until, held=Held(lease, agent))
+            outcome = run(config, data, until=until, leased=LeasedRun(lease, agent))
             scored = outcome.result is not None and outcome.succeeded
             if scored and config.cross_validation.fold is not None:
                 assert outcome.result is not None

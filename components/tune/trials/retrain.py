@@ -52,7 +52,7 @@ def retrain(
         SteadytrainError: another step failed; the message and the remedy are those of the step.
     """
     from steadytrain.components.evaluate.step import run as evaluate
-    from steadytrain.components.register.promote import promote
+    from steadytrain.components.register.step import promote
     from steadytrain.components.register.step import run as register
 
     chosen = train_on(best, seeds, compared=compared, greater_is_better=greater_is_better)

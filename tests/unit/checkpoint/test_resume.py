@@ -15,7 +15,7 @@ import torch
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
 from steadytrain.components.train.checkpoint import Checkpoint, newest
-from steadytrain.components.train.loop.seeds import random_state, restore_random_state
+from steadytrain.components.train.loop.setup import random_state, restore_random_state
 
 from support.forked import ForkedLauncher, ForkedRanks
 from support.training import GPT2, LLAMA, events_of, losses_of, weights_digest

@@ -8,8 +8,8 @@ from typing import Annotated
 import pytest
 
 from steadytrain.components.shared.config import RunConfig, TrainingConfig, from_mapping
+from steadytrain.components.shared.config.document import assign
 from steadytrain.components.shared.config.fields import effect_of, is_section, leaves
-from steadytrain.components.shared.config.plain import assign
 from steadytrain.components.shared.config.space import field_problem
 from steadytrain.components.shared.effects import Effect, Use, counted
 from steadytrain.components.shared.registry import decided_about

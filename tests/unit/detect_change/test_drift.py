@@ -14,8 +14,7 @@ import pytest
 from kfp import dsl
 
 from steadytrain.components.detect_change import artifacts
-from steadytrain.components.detect_change.drift import js_distance, moves, stability_index
-from steadytrain.components.detect_change.step import run
+from steadytrain.components.detect_change.step import js_distance, moves, run, stability_index
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.shared.config import RetrainConfig, from_mapping

@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared.errors import StorageError, TrackingError
 from steadytrain.components.shared.storage import s3
 from steadytrain.components.shared.tracking.connect import import_mlflow
-from steadytrain.pipelines.cluster.round_trips import try_pipelines, try_storage, try_tracking
+from steadytrain.pipelines.cluster.doctor import try_pipelines, try_storage, try_tracking
 
 from support import kfp_server
 from support.ports import free_port

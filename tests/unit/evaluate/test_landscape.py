@@ -26,9 +26,9 @@ from steadytrain.components.evaluate.landscape import (
 from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.evaluate.step import run as evaluate
-from steadytrain.components.pages.evaluation_section import evaluation_section
-from steadytrain.components.pages.landscape_map import (
+from steadytrain.components.pages.evaluation_section import (
     crossings,
+    evaluation_section,
     landscape_map,
     landscape_words,
 )

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.evaluate.step import run as evaluate
-from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.report.explain import summary
 from steadytrain.components.shared.config import from_mapping

@@ -9,7 +9,7 @@ import sys
 import pytest
 import requests
 
-from steadytrain.pipelines.cluster.round_trips import try_tracking
+from steadytrain.pipelines.cluster.doctor import try_tracking
 
 from support.ports import free_port
 from support.stores import empty_store

@@ -21,7 +21,7 @@ from steadytrain.components.observe.unsent import send_rest
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.tracking import mlflow_sink as pull_module
-from steadytrain.components.shared.tracking.trace import Trace
+from steadytrain.components.shared.tracking.notes import Trace
 from steadytrain.components.shared.workspace import Workspace
 
 from support.command import wait_for

@@ -20,7 +20,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
 )
-from steadytrain.components.shared.tracking.trace import Trace, attempt_span, attempt_traceparent
+from steadytrain.components.shared.tracking.notes import Trace, attempt_span, attempt_traceparent
 
 from support.decided import halved
 from support.written_run import Writer

@@ -18,7 +18,7 @@ from steadytrain.components.pages.charts import (
     spark_picture,
     thin,
 )
-from steadytrain.components.report.figures import standing
+from steadytrain.components.report.figures import without_repeats
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.shared.quantities import moment, number, percent
 
@@ -58,7 +58,7 @@ def validated(attempt: int, step: int) -> Validated:
 
 def test_repeated_steps_replace_their_earlier_values() -> None:
     events = [validated(1, step) for step in (1, 2, 3, 4)] + [validated(2, 3), validated(2, 4)]
-    assert [(event.attempt, event.step) for event in standing(events)] == [
+    assert [(event.attempt, event.step) for event in without_repeats(events)] == [
         (1, 1),
         (1, 2),
         (2, 3),

@@ -15,7 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from steadytrain.components.evaluate.step import run as evaluate
-from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.digest import weights_digest

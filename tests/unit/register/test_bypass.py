@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from steadytrain.components.evaluate.step import run as evaluate
-from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.config import RegistryConfig, from_mapping
 from steadytrain.components.shared.errors import (

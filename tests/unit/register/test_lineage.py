@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from steadytrain.components.evaluate.step import run as evaluate
 from steadytrain.components.register.lineage import LineageStore
-from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared import environment as origin_module
 from steadytrain.components.shared.environment import COMMIT, DIFF, code_origin, environment

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.evaluate.step import run as evaluate
-from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.registry import Registry
@@ -17,7 +17,7 @@ from steadytrain.components.shared.workspace import Workspace
 TESTS = Path(__file__).resolve().parents[2]
 PROMOTE = """
 import sys
-from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import promote
 from support.evaluating import make_config
 from pathlib import Path
 config = make_config(Path(sys.argv[1]), sys.argv[2])

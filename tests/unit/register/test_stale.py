@@ -10,8 +10,8 @@ from mlflow.artifacts import download_artifacts
 from mlflow.exceptions import MlflowException
 
 from steadytrain.components.evaluate.step import run as evaluate
-from steadytrain.components.register.promote import promote
 from steadytrain.components.register.stale import StaleVersion
+from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared.registry import TEST, Registry
 from steadytrain.components.shared.workspace import Workspace

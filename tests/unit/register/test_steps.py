@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.evaluate.step import run as evaluate
-from steadytrain.components.register.promote import promote
+from steadytrain.components.register.step import promote
 from steadytrain.components.register.step import run as register
 from steadytrain.components.shared import digest
 from steadytrain.components.shared.errors import BadInput, DataError, SteadytrainError

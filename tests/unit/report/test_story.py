@@ -25,7 +25,6 @@ from steadytrain.components.report.story import (
 )
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.data_check import DataCheck, keep
 from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
@@ -34,7 +33,7 @@ from steadytrain.components.shared.events.types import (
     StepStarted,
     Terminated,
 )
-from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.shared.workspace import DataCheck, Workspace, keep_data_check
 
 
 def told(run: Any) -> tuple[str, str]:
@@ -305,7 +304,7 @@ def test_pipeline_run_without_a_step(
 ) -> None:
     workspace = Workspace.of(make_config())
     if check:
-        keep(workspace, "job-1", check)
+        keep_data_check(workspace, "job-1", check)
     standing = without_steps(workspace, "job-1")
     assert standing.state == state
     assert words in standing.sentence

@@ -139,7 +139,7 @@ def test_a_head_whose_rows_cannot_move_stops_the_run_and_shows_both_orders(tmp_p
     write_base(tmp_path, ["b", "a"])
     monkeypatch.setattr(torch.nn.Linear, "__repr__", torch.nn.Module.__repr__)
     monkeypatch.setattr(
-        "steadytrain.components.tasks.text_head.class_head",
+        "steadytrain.components.tasks.text.class_head",
         lambda model: (_ for _ in ()).throw(BadInput("it has no linear layer", remedy="-")),
     )
     with pytest.raises(BadInput, match=r"its labels are b, a, the data's are a, b, and") as caught:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.packing import collate_apart, collate_packed, collate_rows
+from steadytrain.components.tasks.documents import collate_apart, collate_packed, collate_rows
 from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens import loss as contrastive_tokens
 from steadytrain.components.techniques.contrastive_tokens.loss import (

@@ -13,10 +13,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.document_attention import Documents, attend
-from steadytrain.components.tasks.documents import attend_by_document, pass_documents
+from steadytrain.components.tasks.documents import (
+    attend_by_document,
+    collate_apart,
+    collate_packed,
+    collate_rows,
+    pass_documents,
+)
 from steadytrain.components.tasks.frozen_parts import attach
 from steadytrain.components.tasks.fused_head import fuse_head
-from steadytrain.components.tasks.packing import collate_apart, collate_packed, collate_rows
 
 from support.training import GPT2, LLAMA, VOCABULARY, packed_row
 

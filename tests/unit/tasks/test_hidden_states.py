@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_answers, token_output
+from steadytrain.components.tasks.documents import collate_rows
 from steadytrain.components.tasks.fused_head import fuse_head
-from steadytrain.components.tasks.packing import collate_rows
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.distillation import HiddenConfig
-from steadytrain.components.techniques.distillation.hidden_states import (
+from steadytrain.components.techniques.distillation.loss import (
     HiddenStates,
     attach_comparison,
 )

@@ -16,7 +16,7 @@ from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncode
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.scoring.classification import score_classification
 from steadytrain.components.tasks.sequence_classification import collate_padded
-from steadytrain.components.tasks.text_head import head_logits
+from steadytrain.components.tasks.text import head_logits
 
 from support.data import sentence
 from support.weight_digests import BERT

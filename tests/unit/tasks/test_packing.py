@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.tasks.causal_lm import next_token_loss
-from steadytrain.components.tasks.packing import (
+from steadytrain.components.tasks.documents import (
     collate_apart,
     collate_packed,
     collate_rows,

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.base import OpenTask
-from steadytrain.components.tasks.text_head import head_logits
+from steadytrain.components.tasks.text import head_logits
 
 from support.heads import FAMILIES
 from support.training import (

@@ -11,8 +11,8 @@ from steadytrain.components.preprocess.model import find_model
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import next_token_loss, token_answers, token_logits
+from steadytrain.components.tasks.documents import collate_rows
 from steadytrain.components.tasks.fused_head import fuse_head
-from steadytrain.components.tasks.packing import collate_rows
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.distillation import DistillationConfig
 from steadytrain.components.techniques.distillation.teacher import Teacher

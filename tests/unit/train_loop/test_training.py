@@ -11,7 +11,7 @@ import torch
 import torch._dynamo.utils
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.decision import Decision
+from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
 from steadytrain.components.shared.events.types import (
     CheckpointSaved,

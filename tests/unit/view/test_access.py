@@ -13,9 +13,14 @@ from starlette.testclient import TestClient
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import view
-from steadytrain.pipelines.view import access
-from steadytrain.pipelines.view.access import LOOPBACK
-from steadytrain.pipelines.view.app import accepted_hosts, application, check_token, listen
+from steadytrain.pipelines.view import app
+from steadytrain.pipelines.view.app import (
+    LOOPBACK,
+    accepted_hosts,
+    application,
+    check_token,
+    listen,
+)
 
 from support.odd import call
 
@@ -130,7 +135,7 @@ def test_token_is_compared_in_constant_time(guarded, monkeypatch):
         compared.append((one, other))
         return real(one, other)
 
-    monkeypatch.setattr(access.hmac, "compare_digest", compare)
+    monkeypatch.setattr(app.hmac, "compare_digest", compare)
     guarded.post("/login", data={"token": "wrong"})
     guarded.get("/", headers={"authorization": "Bearer wrong"})
     assert compared[:2] == [(b"wrong", TOKEN.encode())] * 2
