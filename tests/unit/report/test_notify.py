@@ -150,7 +150,7 @@ def test_hanging_webhook_is_abandoned(
             monkeypatch.setenv(webhook.VARIABLE, address)
         notify(failed.workspace)
     (warning,) = warnings(failed.workspace)
-    assert "no answer within 1 s" in warning or "timed out" in warning or "TimeoutError" in warning
+    assert any(reason in warning for reason in ("no answer", "timed out", "TimeoutError"))
     assert never_told(failed.workspace)
 
 
