@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from steadytrain.components.observe.alerts import AlertSink
-from steadytrain.components.observe.diagnosis import DiagnosisSink
+from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
 from steadytrain.components.observe.prometheus import PrometheusSink
 from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.shared import webhook

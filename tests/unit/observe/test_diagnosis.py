@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch
 
-from steadytrain.components.observe.diagnosis import RULES, DiagnosisSink, findings
+from steadytrain.components.observe.diagnosis import RULES, findings
+from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
 from steadytrain.components.observe.diagnosis.rule import ObservedRun
 from steadytrain.components.preprocess import step as preprocess
 from steadytrain.components.shared.batch import BatchSettings
