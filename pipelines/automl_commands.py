@@ -76,8 +76,8 @@ def _configured(source: str, overrides: list[Override]) -> tuple[RunConfig, list
     from steadytrain.components.automl.task import task_of
     from steadytrain.components.shared.config import from_mapping
     from steadytrain.components.shared.config.data import TABLES
+    from steadytrain.components.shared.config.document import assign
     from steadytrain.components.shared.config.load import override_items, read_mapping
-    from steadytrain.components.shared.config.plain import assign
     from steadytrain.pipelines.sources import name_for
 
     content, remarks = read_mapping(source) if source else {}, list[str]()
