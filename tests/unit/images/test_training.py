@@ -8,15 +8,17 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from steadytrain.components.images.tasks import IMAGE_CLASSIFICATION
 from steadytrain.components.images.training import ImageClassification, image_scale
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
 from steadytrain.components.techniques.image_augmentation.changes import augmented
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import RowOrder
 
 from support.pictures import noise
-from support.training import losses_of
+from support.training import events_of, losses_of
 
 RECIPE = [
     "training.global_batch_size=16",
@@ -86,6 +88,9 @@ def test_losses_agree_with_a_loop_written_by_hand(bench, prepared_digits):
     assert len(ours) == len(theirs) == 20
     assert ours == pytest.approx(theirs, abs=1e-4)
     assert ours[-1] < ours[0]
+    declared = IMAGE_CLASSIFICATION.metrics(made.config)
+    for validated in events_of(made.workspace, Validated):
+        assert {*validated.metrics} == {*declared}
 
 
 def weights(made):

@@ -7,6 +7,7 @@ import pytest
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.data import TABLES
+from steadytrain.components.shared.config.images import IMAGES
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.base import load_task
@@ -43,13 +44,15 @@ def config_of(task, metric, **training):
 
 
 BUILT_IN = [name for name in plugins.names(plugins.TASKS) if plugins.is_ours(plugins.TASKS, name)]
+OTHERS = (*TABLES, *IMAGES)
+"""Tasks without texts, which have tests of their own."""
 SETTINGS = {"text_embedding": {"batch_contrastive": {"rows": 4}}}
 
 
 @pytest.mark.parametrize(
     ("name", "training"),
     [
-        *((name, SETTINGS.get(name, {})) for name in BUILT_IN if name not in TABLES),
+        *((name, SETTINGS.get(name, {})) for name in BUILT_IN if name not in OTHERS),
         ("multi_task", {"multi_task": {"loss_weighting": "uncertainty"}}),
     ],
 )
