@@ -186,7 +186,12 @@ def predict(
     _check_out(out, overwrite=overwrite)
     renamed = dict(_pair(text) for text in columns)
     loaded = open_model(model, output, renamed)
-    data = _data_to_read(sources, loaded.trained, overrides)
+    if with_inputs and loaded.reads_files:
+        raise BadInput(
+            f"--with-inputs: {model} reads whole files, which no row holds", remedy="leave it out"
+        )
+    preset = "images" if loaded.reads_files else "causal-lm"
+    data = _data_to_read(preset, sources, loaded.trained, overrides)
 
     def show(state: Progress) -> None:
         share = f", {state.share:.0%} of the data" if state.share else ""
@@ -229,7 +234,7 @@ _READ: Final = ("data.format", "data.csv", "data.max_bad_share", "data.max_recor
 
 
 def _data_to_read(
-    sources: Sequence[str], trained: RunConfig | None, overrides: Sequence[str]
+    preset: str, sources: Sequence[str], trained: RunConfig | None, overrides: Sequence[str]
 ) -> DataConfig:
     """Return how to read records: with the limits of training, unless overridden."""
     from steadytrain.components.shared.config.load import load, override_items
@@ -243,7 +248,7 @@ def _data_to_read(
     limits = () if trained is None else ("max_bad_share", "max_record_bytes")
     learned = [(f"data.{name}", getattr(trained.data, name)) for name in limits if trained]
     return load(
-        "causal-lm",
+        preset,
         [
             ("data.source", list(sources)),
             ("data.format", "auto"),

@@ -279,6 +279,13 @@ def _rows(
             yield from chunk.rows()
 
 
+def _size(value: Any) -> int:
+    """Return the bytes of a text, of a file's content, or of values by column."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return len(value) if isinstance(value, bytes) else utf8_size(str(value))
+
+
 class _Batcher:
     """Collects records, and predicts for them together."""
 
@@ -305,7 +312,7 @@ class _Batcher:
                 raise row
             self.state.unread.update(row.keys() - set(self._read))
             value = self.model.value(row)
-            length = utf8_size(value if isinstance(value, str) else json.dumps(value))
+            length = _size(value)
             if length > largest:
                 detail = f"{length:,} bytes, more than data.max_record_bytes = {largest:,}"
                 raise Defect("too_long", detail)

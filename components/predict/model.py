@@ -17,8 +17,9 @@ from steadytrain.components.tabular.encoder import plain_value
 from steadytrain.components.tabular.model import is_missing, plain_number
 from steadytrain.components.tasks.encoding.fields import Defect, text_of
 
-Kind = Literal["number", "text", "any"]
+Kind = Literal["number", "text", "bytes", "any"]
 _NUMBERS: Final = frozenset({"double", "float", "integer", "long"})
+_OTHERS: Final[Mapping[str, Kind]] = {"string": "text", "binary": "bytes"}
 _FORMS: Final = "NAME@ALIAS, models:/NAME/VERSION, or a folder with an MLmodel file"
 
 
@@ -43,9 +44,16 @@ class Input:
         """
         if self.kind == "text" and self.required:
             return text_of(row, self.column)
-        value = plain_value(self.column, row.get(self.column))
+        value = row.get(self.column)
+        if self.kind == "bytes" and isinstance(value, bytes):
+            return value
+        value = plain_value(self.column, value)
         if is_missing(value):
             return self._missing()
+        if self.kind == "bytes":
+            raise Defect(
+                "wrong_type", f"{self.column} is {str(value)[:80]!r}, not a file's content"
+            )
         if self.kind == "any":
             return value
         if self.kind == "text":
@@ -77,6 +85,11 @@ class ServedModel:
     def single(self) -> bool:
         """Whether it takes texts instead of columns."""
         return not self.inputs[0].name
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether a file, such as an image, is a record."""
+        return any(item.kind == "bytes" for item in self.inputs)
 
     def value(self, row: Mapping[str, Any]) -> Any:
         """Return what the model takes of a record: a text, or the values by column.
@@ -112,10 +125,12 @@ class ServedModel:
 
     def _frame(self, pd: Any, values: Sequence[Mapping[str, Any]]) -> Any:
         """Return values as a frame whose columns have the types of the signature."""
-        types = {"number": "float64", "text": object, "any": object}
+        types = {"number": "float64"}
         return pd.DataFrame(
             {
-                item.name: pd.Series([value[item.name] for value in values], dtype=types[item.kind])
+                item.name: pd.Series(
+                    [value[item.name] for value in values], dtype=types.get(item.kind, object)
+                )
                 for item in self.inputs
             }
         )
@@ -219,6 +234,8 @@ def _inputs(address: str, signature: Any, trained: RunConfig | None) -> list[Inp
     texts = {} if trained is None else {"text": trained.data.columns.text}
     if trained is not None and trained.data.columns.text_pair:
         texts["text_pair"] = trained.data.columns.text_pair
+    if trained is not None and trained.data.columns.image:
+        texts["image"] = trained.data.columns.image
     found = []
     for spec in schema.inputs:
         name, kind = spec.name or "", _kind(spec)
@@ -231,7 +248,7 @@ def _kind(spec: Any) -> Kind:
     name = getattr(spec.type, "name", "")
     if name in _NUMBERS:
         return "number"
-    return "text" if name == "string" else "any"
+    return _OTHERS.get(name, "any")
 
 
 def _items(result: Any) -> Sequence[Any]:

@@ -108,6 +108,10 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(
     registered = RegistrationRecord.load(workspace.record("promote"))
     assert registered.champion
     store = f"sqlite:///{steadytrain.output / 'mlflow.db'}"
+    address = f"{registered.model_name}@champion"
+    scored = steadytrain("predict", address, source, "--output", steadytrain.output)
+    assert scored.code == 0, scored.err
+    assert "3 not_predicted" in scored.err
     for name in broken:
         (source / "3" / name).unlink()
     done = subprocess.run(
@@ -122,3 +126,5 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(
     assert found["bytes"] == found["paths"] == found["arrays"]
     hits = [a == b for a, b in zip(found["bytes"], found["target"], strict=True)]
     assert sum(hits) / len(hits) > 0.95
+    rows = {row["source"]: row["prediction"] for row in map(json.loads, scored.out.splitlines())}
+    assert [rows[path] for path in sorted(rows)] == found["bytes"]
