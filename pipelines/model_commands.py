@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -26,8 +26,8 @@ from steadytrain.pipelines.options import (
 )
 
 if TYPE_CHECKING:
+    from steadytrain.components.predict.model import ServedModel
     from steadytrain.components.preprocess.data_card import Document
-    from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.config.data import DataConfig
 
 
@@ -190,8 +190,7 @@ def predict(
         raise BadInput(
             f"--with-inputs: {model} reads whole files, which no row holds", remedy="leave it out"
         )
-    preset = "images" if loaded.reads_files else "causal-lm"
-    data = _data_to_read(preset, sources, loaded.trained, overrides)
+    data = _data_to_read(sources, loaded, overrides)
 
     def show(state: Progress) -> None:
         share = f", {state.share:.0%} of the data" if state.share else ""
@@ -234,7 +233,7 @@ _READ: Final = ("data.format", "data.csv", "data.max_bad_share", "data.max_recor
 
 
 def _data_to_read(
-    preset: str, sources: Sequence[str], trained: RunConfig | None, overrides: Sequence[str]
+    sources: Sequence[str], model: ServedModel, overrides: Sequence[str]
 ) -> DataConfig:
     """Return how to read records: with the limits of training, unless overridden."""
     from steadytrain.components.shared.config.load import load, override_items
@@ -245,18 +244,20 @@ def _data_to_read(
                 f"--set {field}={value}: predict does not read {field}",
                 remedy=f"it reads {', '.join(_READ)}",
             )
-    limits = () if trained is None else ("max_bad_share", "max_record_bytes")
-    learned = [(f"data.{name}", getattr(trained.data, name)) for name in limits if trained]
-    return load(
-        preset,
-        [
-            ("data.source", list(sources)),
-            ("data.format", "auto"),
-            ("data.exclude", []),
-            *learned,
-            *overrides,
-        ],
-    ).data
+    trained = model.trained.data if model.trained else None
+    settings: dict[str, Any] = {
+        "data.source": list(sources),
+        "data.format": "auto",
+        "data.exclude": [],
+    }
+    if trained is not None:
+        settings["data.max_bad_share"] = trained.max_bad_share
+        settings["data.max_record_bytes"] = trained.max_record_bytes
+    column = model.inputs[0].column
+    if model.reads_files and column != "image":
+        settings["data.columns.image"] = column
+    preset = "images" if model.reads_files else "causal-lm"
+    return load(preset, [*settings.items(), *overrides]).data
 
 
 def _pair(text: str) -> tuple[str, str]:

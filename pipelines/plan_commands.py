@@ -138,7 +138,17 @@ def plan(
     config = chosen.config
     check_plugins(config)
     if load_task(config.data.task).tabular:
-        given = {"--gpu": gpu, "--cluster": cluster, "--write": write, "--calibrate": calibrate}
+        given = {
+            "--gpu": gpu,
+            "--nodes": nodes,
+            "--gpus-per-node": gpus_per_node,
+            "--cluster": cluster,
+            "--host-memory-gb": host_memory_gb,
+            "--prices": prices,
+            "--write": write,
+            "--calibrate": calibrate,
+            "--formula": by_formula,
+        }
         _show_table_plan(config, [name for name, value in given.items() if value], as_json=as_json)
         return
     table = all_gpus() if prices is None else priced(prices)

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steadytrain.components.predict.model import Kind, ServedModel
-from steadytrain.components.preprocess.formats import read_files
-from steadytrain.components.preprocess.inputs import find_inputs, read_dataset
+from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
 from steadytrain.components.preprocess.reading import check_defects
 from steadytrain.components.shared.config import DataConfig
@@ -268,15 +267,11 @@ def _rows(
     data: DataConfig, scratch: Path, state: Progress
 ) -> Iterator[tuple[str, int, Mapping[str, Any] | Defect]]:
     inputs = find_inputs(data)
-    total = sum(file.size for file, _ in inputs.files)
-    read = 0
-    for chunk in read_files(inputs.files, data, scratch):
+    total, read = inputs.bytes or 0, 0
+    for chunk in inputs.chunks(data, scratch):
         yield from chunk.rows()
         read += chunk.size
-        state.share = min(1.0, read / total) if total and not inputs.datasets else 0.0
-    for address in inputs.datasets:
-        for chunk in read_dataset(address):
-            yield from chunk.rows()
+        state.share = min(1.0, read / total) if total else 0.0
 
 
 def _size(value: Any) -> int:

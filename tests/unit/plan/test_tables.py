@@ -44,11 +44,13 @@ def test_large_table_that_is_not_prepared_has_no_rows_yet(config, monkeypatch):
     assert "40 MB for each million rows" in "\n".join(plan.lines())
 
 
-def test_plan_command_shows_a_table_and_refuses_a_gpu(config):
+def test_plan_command_shows_a_table_and_refuses_what_it_does_not_read(config):
     sets = [f"data.source=[{config.data.source[0]}]", "data.target=kind"]
     command = ["plan", "tabular", *(part for item in sets for part in ("--set", item))]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert f"rows     {ROWS}" in result.output
-    result = CliRunner().invoke(app, [*command, "--gpu", "h100"])
-    assert result.exit_code != 0
+    hardware = ("--gpu=h100", "--nodes=2", "--gpus-per-node=2", "--host-memory-gb=9")
+    for option in (*hardware, "--formula", "--calibrate", "--prices=x.yaml", "--write=x"):
+        result = CliRunner().invoke(app, [*command, option])
+        assert option.partition("=")[0] in str(result.exception), option
