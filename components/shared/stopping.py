@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.errors import Stopped
-from steadytrain.components.shared.events.types import AttemptOutcome
+
+if TYPE_CHECKING:
+    # Importing it takes a third of a second, which every command would wait.
+    from steadytrain.components.shared.events.types import AttemptOutcome
 
 VARIABLE = "STEADYTRAIN_LIFELINE"
 """Environment variable that holds the descriptor of the child's read end."""

@@ -61,6 +61,7 @@ OURS_ALONE = {
     "mixup",
     "label_thresholds",
     "augmentation",
+    "image_augmentation",
     "dpo",
     "kto",
     "masking",

@@ -118,7 +118,7 @@ NOT_ALONE = {
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
     *("training.r_drop", "training.focal_loss", "training.class_weights"),
     *("training.adversarial", "training.dpo", "training.kto", "training.masking"),
-    *("training.mixup", "training.augmentation"),
+    *("training.mixup", "training.augmentation", "training.image_augmentation"),
     *("training.multi_task", "training.label_thresholds"),
     "training.denoising",
     *("training.param_groups", "training.gradient_compression"),
