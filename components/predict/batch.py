@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
 from steadytrain.components.preprocess.reading import check_defects
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.errors import BadInput, DataError, RunBusy
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.tasks.encoding.fields import Defect, utf8_size
 
@@ -170,6 +171,7 @@ def predict(
     Raises:
         BadInput: nothing can be read at the source, or the file cannot hold such predictions.
         DataError: there is no record, or more than `data.max_bad_share` of them are defective.
+        RunBusy: another process writes the same file.
         StorageError: the file cannot be written.
     """
     started = time.monotonic()
@@ -181,6 +183,7 @@ def predict(
         else:
             partial = out.with_name(f"{out.name}.partial")
             refused = out.with_name(f"{out.name}.quarantine.jsonl")
+            stack.enter_context(_claimed(partial))
             predictions = _opened(partial, out.suffix, model, with_inputs, stack)
         quarantine = Quarantine(refused)
         stack.callback(quarantine.close)
@@ -224,6 +227,25 @@ def _check_defects(
             remedy="fix these records, name the columns with --column INPUT=COLUMN, or raise "
             "data.max_bad_share",
         ) from error
+
+
+@contextlib.contextmanager
+def _claimed(partial: Path) -> Iterator[None]:
+    """Keep other processes from writing the same file. The lock ends with this process.
+
+    Raises:
+        RunBusy: another process writes it.
+    """
+    with _writing(partial):
+        handle = partial.open("ab")
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunBusy(
+                f"another process writes {partial}", remedy="wait for it, or give another --out"
+            ) from error
+        yield
 
 
 def _opened(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import math
 
@@ -13,7 +14,7 @@ import pytest
 from steadytrain.components.predict.batch import predict
 from steadytrain.components.predict.model import Input, ServedModel
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.errors import BadInput, DataError, RunBusy, StorageError
 
 
 class Doubles:
@@ -183,6 +184,19 @@ def test_name_of_a_prediction_among_the_inputs_is_an_error(data, tmp_path):
     model = ServedModel("m", [Input("x", "side", "number", required=False)], None, Doubles())
     with pytest.raises(BadInput, match="both have 'side'"):
         predict(model, data([{"side": 1}]), tmp_path / "out.jsonl", with_inputs=True)
+
+
+def test_file_that_another_process_writes_is_left_alone(data, tmp_path):
+    partial = tmp_path / "out.jsonl.partial"
+    with partial.open("ab") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        handle.write(b"theirs")
+        handle.flush()
+        with pytest.raises(RunBusy, match="another process"):
+            predict(doubling(), data(NUMBERS), tmp_path / "out.jsonl")
+        assert partial.read_bytes() == b"theirs"
+    predict(doubling(), data(NUMBERS), tmp_path / "out.jsonl")
+    assert len(lines(tmp_path / "out.jsonl")) == 10
 
 
 def test_full_disk_is_an_error_that_names_the_file(data, tmp_path):
