@@ -99,7 +99,7 @@ def fold_score(folder: Path, first: int, folds: int) -> float | None:
         path = TrialFolder(folder, trial).scores
         if not path.exists():
             return None
-        losses = pq.read_table(path, columns=["loss"]).column("loss").to_numpy()
+        losses = _losses(pq.read_table(path))
         total, records = total + float(losses.sum()), records + len(losses)
     return total / records
 
