@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -236,6 +236,7 @@ def _data_to_read(
     sources: Sequence[str], model: ServedModel, overrides: Sequence[str]
 ) -> DataConfig:
     """Return how to read records: with the limits of training, unless overridden."""
+    from steadytrain.components.shared.config.data import SUFFIXES
     from steadytrain.components.shared.config.load import load, override_items
 
     for field, value in override_items(overrides):
@@ -254,7 +255,9 @@ def _data_to_read(
         settings["data.max_bad_share"] = trained.max_bad_share
         settings["data.max_record_bytes"] = trained.max_record_bytes
     column = model.inputs[0].column
-    if model.reads_files and column != "image":
+    suffixes = {suffix for source in sources for suffix in PurePosixPath(source.lower()).suffixes}
+    if model.reads_files and (column != "image" or suffixes & SUFFIXES.keys()):
+        # A table that names the files, relative to its folder.
         settings["data.columns.image"] = column
     preset = "images" if model.reads_files else "causal-lm"
     return load(preset, [*settings.items(), *overrides]).data

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steadytrain.components.predict.model import Kind, ServedModel
-from steadytrain.components.preprocess.inputs import find_inputs
+from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
 from steadytrain.components.preprocess.reading import check_defects
 from steadytrain.components.shared.config import DataConfig
@@ -40,12 +40,14 @@ class Progress:
     """What has been read so far.
 
     share: of the bytes of all files; 0 if their size is unknown.
+    seen: columns that a record has had, of those that the model reads.
     unread: number of records by column that the model does not read.
     """
 
     records: int = 0
     predicted: int = 0
     share: float = 0.0
+    seen: set[str] = field(default_factory=set)
     unread: Counter[str] = field(default_factory=Counter)
 
 
@@ -175,6 +177,7 @@ def predict(
         StorageError: the file cannot be written.
     """
     started = time.monotonic()
+    inputs = find_inputs(data)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if out is None:
@@ -182,14 +185,15 @@ def predict(
             predictions: Predictions = JsonLinesPredictions(sys.stdout)
         else:
             partial = out.with_name(f"{out.name}.partial")
-            refused = out.with_name(f"{out.name}.quarantine.jsonl")
+            refused = _refused(out)
+            _check_not_read(out, inputs)
             stack.enter_context(_claimed(partial))
             predictions = _opened(partial, out.suffix, model, with_inputs, stack)
         quarantine = Quarantine(refused)
         stack.callback(quarantine.close)
         batcher = _Batcher(model, predictions, partial, quarantine, with_inputs=with_inputs)
         state = batcher.state
-        _run(batcher, data, scratch, batch_size, limit, show)
+        _run(batcher, inputs, data, scratch, batch_size, limit, show)
         with _writing(partial):
             predictions.close()
         if not state.records:
@@ -198,6 +202,7 @@ def predict(
                 remedy="give a data set that is not empty",
             )
         _check_defects(data, quarantine, state.records, partial)
+        _check_columns(model, state)
     if out is not None and partial is not None:
         with _writing(out):
             with partial.open("rb") as handle:
@@ -213,6 +218,31 @@ def predict(
         quarantine.warning(state.records),
         list(state.unread),
     )
+
+
+def _check_columns(model: ServedModel, state: Progress) -> None:
+    """Raise DataError if no record has a column, for which the model would see missing values."""
+    absent = [item.column for item in model.inputs if item.column not in state.seen]
+    if absent:
+        others = f"; the records also have {', '.join(sorted(state.unread))}"[:500]
+        raise DataError(
+            f"no record has the column {absent[0]!r}, and the model learned from it"
+            + (others if state.unread else ""),
+            remedy=f"add it, empty if it is unknown, or name it with --column {absent[0]}=COLUMN",
+        )
+
+
+def _check_not_read(out: Path, inputs: Inputs) -> None:
+    """Raise BadInput if the data include the file to write, or its quarantine file."""
+    own = {path.resolve() for path in (out, _refused(out))}
+    if read := [file.name for file, _ in inputs.files if file.location in own]:
+        raise BadInput(
+            f"--out {out}: {read[0]} is among the data", remedy="write to another folder"
+        )
+
+
+def _refused(out: Path) -> Path:
+    return out.with_name(f"{out.name}.quarantine.jsonl")
 
 
 def _check_defects(
@@ -266,6 +296,7 @@ def _writing(path: Path | None) -> contextlib.AbstractContextManager[None]:
 
 def _run(
     batcher: _Batcher,
+    inputs: Inputs,
     data: DataConfig,
     scratch: Path,
     batch_size: int,
@@ -273,7 +304,7 @@ def _run(
     show: Callable[[Progress], None],
 ) -> None:
     state, shown = batcher.state, time.monotonic()
-    for source, line, row in _rows(data, scratch, state):
+    for source, line, row in _rows(inputs, data, scratch, state):
         if limit is not None and state.records >= limit:
             break
         batcher.add(source, line, row, data.max_record_bytes)
@@ -286,9 +317,8 @@ def _run(
 
 
 def _rows(
-    data: DataConfig, scratch: Path, state: Progress
+    inputs: Inputs, data: DataConfig, scratch: Path, state: Progress
 ) -> Iterator[tuple[str, int, Mapping[str, Any] | Defect]]:
-    inputs = find_inputs(data)
     total, read = inputs.bytes or 0, 0
     for chunk in inputs.chunks(data, scratch):
         yield from chunk.rows()
@@ -327,6 +357,7 @@ class _Batcher:
         try:
             if isinstance(row, Defect):
                 raise row
+            self.state.seen.update(row.keys() & set(self._read))
             self.state.unread.update(row.keys() - set(self._read))
             value = self.model.value(row)
             length = _size(value)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.left_out import readable
-from steadytrain.components.tabular.model import is_missing, plain_number
+from steadytrain.components.tabular.model import is_missing, level_of, plain_number
 
 Kind = Literal["number", "category", "date"]
 Values = Sequence[Any]
@@ -144,7 +144,7 @@ def _column(name: str, values: Values, target: Target, *, allowed: bool) -> Colu
     counts = Counter(map(str, present))
     kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed)
     if kind and not allowed:
-        clues = numbers if kind == "number" else np.array([str(value) for value in present])
+        clues = numbers if kind == "number" else np.array([level_of(value) for value in present])
         if len(present) >= max(_FEW, 0.5 * len(values)) and (
             evidence := _leak(clues, kind, target.values[rows], numbers=target.numbers)
         ):

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ class Preparation:
                 for record in records:
                     value = record.get(name)
                     if not is_missing(value):
-                        counts[str(value)] = counts.get(str(value), 0) + 1
+                        level = level_of(value)
+                        counts[level] = counts.get(level, 0) + 1
                 self.levels[name] = sorted(counts, key=lambda level: (-counts[level], level))
 
     @property
@@ -90,8 +91,16 @@ class Preparation:
     @property
     def categories(self) -> list[int]:
         """The places of the matrix's columns that hold categories."""
-        wanted = {name for name, kind in self.kinds.items() if kind == "category"}
-        return [place for place, name in enumerate(self.columns) if name in wanted]
+        return [self.places[name] for name, kind in self.kinds.items() if kind == "category"]
+
+    @property
+    def places(self) -> dict[str, int]:
+        """The first of the matrix's columns for each column of the records."""
+        found, place = dict[str, int](), 0
+        for name, kind in self.kinds.items():
+            found[name] = place
+            place += len(_DATE_PARTS) if kind == "date" else 1
+        return found
 
     def xgboost_matrix(self, matrix: Any, threads: int | None = None) -> Any:
         """Return the matrix as an xgboost.DMatrix."""
@@ -140,7 +149,7 @@ class Preparation:
             places = {level: place for place, level in enumerate(self.levels[name])}
             pairs = zip(values, missing, strict=True)
             found = [
-                math.nan if none else places.get(str(value), math.nan) for value, none in pairs
+                math.nan if none else places.get(level_of(value), math.nan) for value, none in pairs
             ]
             return np.array(found, dtype=np.float64).reshape(-1, 1)
         if kind == "number":
@@ -175,11 +184,25 @@ class Preparation:
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(matrix), 0))
 
 
+def level_of(value: Any) -> str:
+    """Return a category as text: the same for a value of JSON or Parquet as for its text in CSV."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        # Data frames turn the whole numbers of a column with gaps into these.
+        return str(int(value))
+    text = str(value)
+    return text.lower() if text.casefold() in ("true", "false") else text
+
+
 def date_parts(value: Any) -> list[float]:
-    """Return days since 1970, month, day of the week and hour of a date in ISO 8601."""
+    """Return days since 1970, month, day of the week and hour of a date in ISO 8601.
+
+    A date with a time zone is taken in UTC, so that one moment has one form.
+    """
     try:
-        moment = datetime.fromisoformat(str(value).strip()).replace(tzinfo=None)
-    except ValueError:
+        moment = datetime.fromisoformat(str(value).strip())
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
         return [math.nan] * len(_DATE_PARTS)
     days = (moment - _EPOCH).total_seconds() / 86400
     return [days, float(moment.month), float(moment.weekday()), moment.hour + moment.minute / 60]

@@ -162,7 +162,7 @@ class TableLearner:
                     "or -1",
                     remedy="write {column: 1} for outputs that rise with the column, or -1",
                 )
-            found[names.index(name)] = sign
+            found[self.preparation.places[name]] = sign
         if found.any() and self.outputs > 1:
             raise BadInput(
                 f"model.config.monotone = {given!r}: with {self.outputs} classes, none of them "

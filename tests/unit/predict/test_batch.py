@@ -73,7 +73,7 @@ def test_each_record_has_a_row_with_its_line(data, tmp_path):
 
 
 def test_batch_that_fails_is_halved_down_to_the_record(data, tmp_path):
-    records = [{"x": n} for n in range(64)]
+    records = [{"x": n, "c": "c"} for n in range(64)]
     out, model = tmp_path / "out.jsonl", doubling(Doubles(most=16))
     done = predict(model, data(records), out, batch_size=64)
     assert [row["prediction"] / 2 for row in lines(out)] == [n for n in range(64) if n != 13]
@@ -156,6 +156,20 @@ def test_csv_refuses_lists(data, tmp_path):
 def test_columns_that_are_not_read_are_named(data, tmp_path):
     records = [{**record, "y": 1} for record in NUMBERS]
     assert predict(doubling(), data(records), tmp_path / "out.jsonl").unread == ["y"]
+
+
+def test_column_that_no_record_has_is_an_error(data, tmp_path):
+    records = [{"x": record["x"], "C": record["c"]} for record in NUMBERS]
+    with pytest.raises(DataError, match=r"no record has the column 'c'.*also have C"):
+        predict(doubling(), data(records), tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_data_that_include_the_file_to_write_are_refused(data, tmp_path):
+    read = data(NUMBERS)
+    with pytest.raises(BadInput, match="is among the data"):
+        predict(doubling(), read, tmp_path / "records.jsonl")
+    assert lines(tmp_path / "records.jsonl") == NUMBERS
 
 
 def test_texts_come_from_a_column(data, tmp_path):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from steadytrain.components.tabular.model import Preparation
+from steadytrain.components.tabular.model import Preparation, date_parts
 
 KINDS = {"size": "number", "color": "category", "when": "date"}
 RECORDS = [
@@ -67,3 +67,23 @@ def test_record_that_the_model_cannot_read_is_an_error(fitted, record, named):
 
 def test_no_records_are_an_empty_matrix(fitted):
     assert fitted.matrix([]).shape == (0, 6)
+
+
+def test_category_has_one_name_in_every_format():
+    made = Preparation({"flag": "category", "code": "category"})
+    made.fit([{"flag": "true", "code": "2"}, {"flag": "False", "code": "x"}])
+    rows = [{"flag": True, "code": 2}, {"flag": False, "code": 2.0}, {"flag": "TRUE", "code": "2"}]
+    matrix = made.matrix(rows)
+    assert np.array_equal(matrix[0], matrix[2])
+    assert not np.isnan(matrix).any()
+    assert matrix[0, 0] != matrix[1, 0]
+
+
+def test_category_named_like_a_part_of_a_date_is_itself():
+    made = Preparation({"d": "date", "d (month)": "category"})
+    assert made.categories == [4]
+    assert made.places == {"d": 0, "d (month)": 4}
+
+
+def test_date_with_a_time_zone_is_in_utc():
+    assert date_parts("2024-01-24T14:00:00-05:00") == date_parts("2024-01-24T19:00:00")
