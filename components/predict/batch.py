@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from steadytrain.components.preprocess.quarantine import Entry, Quarantine, exce
 from steadytrain.components.preprocess.reading import check_defects
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError, RunBusy
+from steadytrain.components.shared.lease import try_lock
 from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.tasks.encoding.fields import Defect, utf8_size
 
@@ -269,12 +269,10 @@ def _claimed(partial: Path) -> Iterator[None]:
     with _writing(partial):
         handle = partial.open("ab")
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(handle):
             raise RunBusy(
                 f"another process writes {partial}", remedy="wait for it, or give another --out"
-            ) from error
+            )
         yield
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import math
 
@@ -15,6 +14,7 @@ from steadytrain.components.predict.batch import predict
 from steadytrain.components.predict.model import Input, ServedModel
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError, RunBusy, StorageError
+from steadytrain.components.shared.lease import try_lock
 
 
 class Doubles:
@@ -203,7 +203,7 @@ def test_name_of_a_prediction_among_the_inputs_is_an_error(data, tmp_path):
 def test_file_that_another_process_writes_is_left_alone(data, tmp_path):
     partial = tmp_path / "out.jsonl.partial"
     with partial.open("ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert try_lock(handle)
         handle.write(b"theirs")
         handle.flush()
         with pytest.raises(RunBusy, match="another process"):
