@@ -159,45 +159,43 @@ def _ece(classes: Classes) -> float:
 def _auroc(classes: Classes) -> float | None:
     from sklearn.metrics import roc_auc_score
 
-    means = [
-        np.mean(
-            [roc_auc_score(part.label == index, part.probabilities[:, index]) for index in ranked]
-        )
-        for part, _, ranked in _ranked_classes(classes)
-    ]
-    return float(np.mean(means)) if means else None
+    return _mean_of_classes(roc_auc_score, classes)
 
 
 def _weighted_auroc(classes: Classes, weights: FloatArray) -> FloatArray:
-    means = [
-        _defined_mean(
-            _weighted_area(part.label == index, part.probabilities[:, index], weights[:, rows])
-            for index in ranked
-        )
-        for part, rows, ranked in _ranked_classes(classes)
-    ]
-    return _defined_mean(means)
+    return _weighted_mean_of_classes(_weighted_area, classes, weights)
 
 
 def _average_precision(classes: Classes) -> float | None:
     from sklearn.metrics import average_precision_score
 
+    return _mean_of_classes(average_precision_score, classes)
+
+
+def _weighted_average_precision(classes: Classes, weights: FloatArray) -> FloatArray:
+    return _weighted_mean_of_classes(_weighted_precision, classes, weights)
+
+
+def _mean_of_classes(
+    measure: Callable[[np.ndarray, FloatArray], float], classes: Classes
+) -> float | None:
+    """Return the mean over the classes of what their ranking of the examples is worth."""
     means = [
-        np.mean(
-            [
-                average_precision_score(part.label == index, part.probabilities[:, index])
-                for index in ranked
-            ]
-        )
+        np.mean([measure(part.label == index, part.probabilities[:, index]) for index in ranked])
         for part, _, ranked in _ranked_classes(classes)
     ]
     return float(np.mean(means)) if means else None
 
 
-def _weighted_average_precision(classes: Classes, weights: FloatArray) -> FloatArray:
+def _weighted_mean_of_classes(
+    measure: Callable[[np.ndarray, FloatArray, FloatArray], FloatArray],
+    classes: Classes,
+    weights: FloatArray,
+) -> FloatArray:
+    """Return the same for each row of weights: (resamples,)."""
     means = [
         _defined_mean(
-            _weighted_precision(part.label == index, part.probabilities[:, index], weights[:, rows])
+            measure(part.label == index, part.probabilities[:, index], weights[:, rows])
             for index in ranked
         )
         for part, rows, ranked in _ranked_classes(classes)
