@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,8 +29,8 @@ from steadytrain.components.tasks.scoring.classification import (
     label_indices,
     score_class_frequencies,
 )
+from steadytrain.components.tasks.served import ServedPackager
 
-_ARTIFACT: Final = "model"
 _EXAMPLES: Final = 3
 _CODE: Final = ("pixels.py", "predictor.py")
 _PREPARATION: Final = ("size", "color", "resize")
@@ -70,7 +68,7 @@ class ImageScorer:
         return score_class_frequencies(self.data, records)
 
 
-class ImagePackager:
+class ImagePackager(ServedPackager):
     """Exports a model with its preparation and the code for both, and logs it to MLflow."""
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
@@ -135,12 +133,7 @@ class ImagePackager:
         return {"model": model, "settings": settings}
 
     def _check(self, settings: dict[str, Any]) -> None:
-        if settings["labels"] != self.data.labels:
-            raise BadInput(
-                f"the model predicts the classes {', '.join(settings['labels'])}, and the data "
-                f"have {', '.join(self.data.labels)}",
-                remedy="name the classes in data.labels, or register under another name",
-            )
+        self.check_labels(settings["labels"])
         for name in _PREPARATION:
             if settings[name] != getattr(self.config.data.images, name):
                 raise BadInput(
@@ -153,33 +146,21 @@ class ImagePackager:
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
-        import mlflow
         import pandas as pd
+        from mlflow.types import ColSpec
 
         images = self.config.data.images
         first: list[Any] = records.slice(0, _EXAMPLES).column(PIXELS).to_pylist()
         shape = (images.size, images.size, images.channels)
-        example = pd.DataFrame({"image": [_png(one, shape) for one in first]})
-        logged = mlflow.pyfunc.log_model(
+        return self.log_folder(
+            folder,
+            Path(__file__).with_name("served.py"),
             name=name,
-            python_model=str(Path(__file__).with_name("served.py")),
-            artifacts={_ARTIFACT: str(folder)},
-            signature=_signature(self.data.labels),
-            input_example=example,
+            inputs=[ColSpec("binary", "image")],
+            example=pd.DataFrame({"image": [_png(one, shape) for one in first]}),
             metadata=metadata,
-            pip_requirements=[
-                f"{package}=={version(package).partition('+')[0]}" for package in _NEEDED
-            ],
+            packages=_NEEDED,
         )
-        return str(logged.model_uri)
-
-    def load_logged(self, model_uri: str) -> Components:
-        # Only the files: MLflow's own load_model would run the code that is registered with them.
-        import mlflow
-
-        with tempfile.TemporaryDirectory() as scratch:
-            place = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
-            return self.load_exported(Path(place) / "artifacts" / _ARTIFACT)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -191,12 +172,3 @@ def _png(pixels: bytes, shape: tuple[int, int, int]) -> bytes:
     array = np.frombuffer(pixels, np.uint8).reshape(shape)
     Image.fromarray(array if shape[2] > 1 else array[..., 0]).save(content, "PNG")
     return content.getvalue()
-
-
-def _signature(labels: Sequence[str]) -> Any:
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema
-
-    found = [ColSpec("string", "prediction")]
-    found += [ColSpec("double", f"probability_{label}") for label in labels]
-    return ModelSignature(Schema([ColSpec("binary", "image")]), Schema(found))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +19,8 @@ from steadytrain.components.tasks.scoring.classification import (
     score_class_frequencies,
 )
 from steadytrain.components.tasks.scoring.regression import RegressionScorer
+from steadytrain.components.tasks.served import ServedPackager
 
-_ARTIFACT: Final = "model"
 _EXAMPLES: Final = 3
 
 
@@ -54,7 +52,7 @@ def _outputs(components: Components, records: pa.Table) -> Any:
     return model.outputs(parsed(records), strict=False)
 
 
-class TablePackager:
+class TablePackager(ServedPackager):
     """Loads what learners export, and logs it to MLflow with its preparation inside."""
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
@@ -74,19 +72,15 @@ class TablePackager:
                 f"{folder} has no model of a table that can be read: {error}",
                 remedy="train it again, or restore the folder",
             ) from error
-        if model.labels != self.data.labels:
-            raise BadInput(
-                f"the model predicts the classes {', '.join(model.labels) or 'of no column'}, and "
-                f"the data have {', '.join(self.data.labels) or 'none'}",
-                remedy="name the classes in data.labels, or register under another name",
-            )
+        self.check_labels(model.labels)
         return {"model": model}
 
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
-        import mlflow
         import pandas as pd
+        from mlflow.types import ColSpec
+        from mlflow.types.schema import AnyType
 
         model: TableModel = self.load_exported(folder)["model"]
         example = pd.DataFrame(
@@ -98,37 +92,17 @@ class TablePackager:
                 for name, kind in model.preparation.kinds.items()
             }
         )
-        needed = ["mlflow", "numpy", "pandas", *model.libraries]
-        logged = mlflow.pyfunc.log_model(
+        types = {"number": "double", "date": "string", "category": AnyType()}
+        return self.log_folder(
+            folder,
+            Path(__file__).with_name("served.py"),
             name=name,
-            python_model=str(Path(__file__).with_name("served.py")),
-            artifacts={_ARTIFACT: str(folder)},
-            signature=_signature(model),
-            input_example=example,
+            # No record must have every column.
+            inputs=[
+                ColSpec(types[kind], name, required=False)
+                for name, kind in model.preparation.kinds.items()
+            ],
+            example=example,
             metadata=metadata,
-            pip_requirements=[f"{package}=={version(package)}" for package in needed],
+            packages=["mlflow", "numpy", "pandas", *model.libraries],
         )
-        return str(logged.model_uri)
-
-    def load_logged(self, model_uri: str) -> Components:
-        # Only the files: MLflow's own load_model would run the code that is registered with them.
-        import mlflow
-
-        with tempfile.TemporaryDirectory() as scratch:
-            place = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
-            return self.load_exported(Path(place) / "artifacts" / _ARTIFACT)
-
-
-def _signature(model: TableModel) -> Any:
-    """Return the columns of records and of predictions. No record must have every column."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema
-    from mlflow.types.schema import AnyType
-
-    kinds = {"number": "double", "date": "string", "category": AnyType()}
-    given = [
-        ColSpec(kinds[kind], name, required=False) for name, kind in model.preparation.kinds.items()
-    ]
-    found = [ColSpec("string" if model.labels else "double", "prediction")]
-    found += [ColSpec("double", f"probability_{label}") for label in model.labels]
-    return ModelSignature(Schema(given), Schema(found))

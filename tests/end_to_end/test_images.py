@@ -16,7 +16,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
 
-from support.command import wait_for
+from support.command import finish, wait_for
 from support.pictures import digits, write_folders
 from support.training import events_of
 
@@ -66,21 +66,9 @@ def start(steadytrain):
 
     def started(source, run, *overrides):
         fields = (f"data.source=[{source}]", f"run={run}", *SETTINGS, *overrides)
-        line = steadytrain.line("run", "images", "--output", steadytrain.output, sets=fields)
-        return subprocess.Popen(
-            line,
-            env=steadytrain.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return steadytrain.start("images", *fields)
 
     return started
-
-
-def finish(program):
-    out, err = program.communicate(timeout=900)
-    assert program.returncode == 0, out + err
 
 
 @pytest.mark.slow
@@ -95,8 +83,8 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
-    finish(killed)
-    finish(start(source, "quiet"))
+    finish(killed, 900)
+    finish(start(source, "quiet"), 900)
     records = [
         TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
         for run in ("killed", "quiet")

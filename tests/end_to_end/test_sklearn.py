@@ -23,7 +23,7 @@ from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
 
-from support.command import wait_for
+from support.command import finish, wait_for
 from support.data import write_jsonl
 from support.fruits import FRUITS, SCIKIT_LEARN, fruity
 from support.plugins import install_example
@@ -85,12 +85,6 @@ def configure(steadytrain, tmp_path):
         return file
 
     return configured
-
-
-def finish(program):
-    out, err = program.communicate(timeout=600)
-    assert program.returncode == 0, out + err
-    return out
 
 
 @pytest.mark.long

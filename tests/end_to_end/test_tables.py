@@ -17,7 +17,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
 
-from support.command import wait_for
+from support.command import finish, wait_for
 from support.tables import LINEAR, REGRESSION, shipped, write_csv
 from support.training import events_of
 
@@ -44,21 +44,9 @@ def start(steadytrain):
 
     def started(source, run, *overrides):
         fields = (f"data.source=[{source}]", "data.target=target", f"run={run}", *overrides)
-        line = steadytrain.line("run", "tabular", "--output", steadytrain.output, sets=fields)
-        return subprocess.Popen(
-            line,
-            env=steadytrain.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return steadytrain.start("tabular", *fields)
 
     return started
-
-
-def finish(program):
-    out, err = program.communicate(timeout=600)
-    assert program.returncode == 0, out + err
 
 
 def served(steadytrain, uri, source):

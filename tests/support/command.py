@@ -79,6 +79,16 @@ class Command:
     def run(self, source: object, *sets: str, **environment: str) -> Done:
         return self("run", source, "--output", self.output, sets=sets, **environment)
 
+    def start(self, source: object, *sets: str) -> subprocess.Popen[str]:
+        """Start a run, and do not wait for it."""
+        return subprocess.Popen(
+            self.line("run", source, "--output", self.output, sets=sets),
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def line(self, *arguments: object, sets: tuple[str, ...] = ()) -> list[str]:
         options = [text for item in sets for text in ("--set", item)]
         program = [sys.executable, "-m", "steadytrain.pipelines.cli"]
@@ -87,6 +97,13 @@ class Command:
     def environment(self, **changes: str) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
         return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **changes}
+
+
+def finish(program: subprocess.Popen[str], seconds: float = 600) -> str:
+    """Wait for a program that was started, and return its output; fail if it fails."""
+    out, err = program.communicate(timeout=seconds)
+    assert program.returncode == 0, out + err
+    return out
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:

@@ -1,0 +1,86 @@
+"""Models that MLflow serves with code of their own, which is exported beside them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+
+_ARTIFACT: Final = "model"
+
+
+class ServedPackager:
+    """Logs exported folders to MLflow as pyfunc models, and loads them from there.
+
+    data: the prepared data, with the classes.
+    """
+
+    data: DataRecord
+
+    def load_exported(self, folder: Path) -> Components:
+        raise NotImplementedError
+
+    def load_logged(self, model_uri: str) -> Components:
+        # Only the files: MLflow's own load_model would run the code that is registered with them.
+        import mlflow
+
+        with tempfile.TemporaryDirectory() as scratch:
+            place = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
+            return self.load_exported(Path(place) / "artifacts" / _ARTIFACT)
+
+    def check_labels(self, labels: Sequence[str]) -> None:
+        """Raise BadInput if a model's classes are not those of the data."""
+        if list(labels) != self.data.labels:
+            raise BadInput(
+                f"the model predicts the classes {', '.join(labels) or 'of no column'}, and "
+                f"the data have {', '.join(self.data.labels) or 'none'}",
+                remedy="name the classes in data.labels, or register under another name",
+            )
+
+    def log_folder(
+        self,
+        folder: Path,
+        served: Path,
+        *,
+        name: str,
+        inputs: Sequence[Any],
+        example: Any,
+        metadata: dict[str, str],
+        packages: Sequence[str],
+    ) -> str:
+        """Log an exported folder, and return the model's URI.
+
+        A prediction has the columns `prediction` and, for each class, `probability_CLASS`.
+
+        Args:
+            served: the file with the pyfunc model that loads the folder.
+            inputs: the columns that the model reads, as mlflow.types.ColSpec.
+            example: a data frame of a few records.
+            packages: what the model needs, in the versions that are installed here.
+        """
+        import mlflow
+        from mlflow.models import ModelSignature
+        from mlflow.types import ColSpec, Schema
+
+        labels = self.data.labels
+        outputs = [ColSpec("string" if labels else "double", "prediction")]
+        outputs += [ColSpec("double", f"probability_{label}") for label in labels]
+        logged = mlflow.pyfunc.log_model(
+            name=name,
+            python_model=str(served),
+            artifacts={_ARTIFACT: str(folder)},
+            signature=ModelSignature(Schema(list(inputs)), Schema(outputs)),
+            input_example=example,
+            metadata=metadata,
+            # A local build's suffix, such as +cpu, is not a version that a package index has.
+            pip_requirements=[
+                f"{package}=={version(package).partition('+')[0]}" for package in packages
+            ],
+        )
+        return str(logged.model_uri)
