@@ -9,6 +9,9 @@ find "$packages" -type f \( -name '*.[ach]' -o -name '*.hpp' -o -name '*.py[ix]'
   -o -name 'modular_*.py' \) -delete
 # The bridge to PyPy, and Arrow's network protocol.
 rm "$packages"/zstandard/_cffi* "$packages"/pyarrow/*flight*
+# Pillow's fonts and AVIF, a format that the product does not read.
+rm "$packages"/PIL/_imagingft.* "$packages"/PIL/_avif.* \
+  "$packages"/pillow.libs/libavif-* "$packages"/pillow.libs/libfreetype-* "$packages"/pillow.libs/libharfbuzz-*
 # One library has three names; the loader asks only for libNAME.so.VERSION.
 find "$packages/pyarrow" -name 'libarrow_python*.so' -delete
 find "$packages/pyarrow" -name 'libarrow_python*.so.*.*' -delete

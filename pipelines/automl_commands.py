@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import Json, Overrides, RunOutput, check_extra, with_options
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
-    from steadytrain.components.shared.config.load import Override
 
 
 def automl(
@@ -52,9 +49,10 @@ def automl(
     """
     from steadytrain.components.automl.design import as_automl
     from steadytrain.pipelines.early_checks import check_here, check_plugins
+    from steadytrain.pipelines.searches import searched
 
     check_extra("train", "steadytrain automl")
-    config, remarks = _configured(source, with_options(overrides, run=run, output=output))
+    config, remarks = searched(source, with_options(overrides, run=run, output=output))
     for remark in remarks:
         typer.echo(remark, err=True)
     config = as_automl(config)
@@ -66,95 +64,35 @@ def automl(
         _automl(config, as_json=as_json)
 
 
-def _configured(source: str, overrides: list[Override]) -> tuple[RunConfig, list[str]]:
-    """Return the configuration of a run, whose task is inferred, and what was chosen.
-
-    Raises:
-        BadInput: no data or no target are named, or they cannot be read.
-        ConfigError: with every problem.
-    """
-    from steadytrain.components.automl.task import task_of
-    from steadytrain.components.shared.config import from_mapping
-    from steadytrain.components.shared.config.data import TABLES
-    from steadytrain.components.shared.config.document import assign
-    from steadytrain.components.shared.config.load import override_items, read_mapping
-    from steadytrain.pipelines.sources import name_for
-
-    content, remarks = read_mapping(source) if source else {}, list[str]()
-    for field, value in override_items(overrides):
-        assign(content, field, value)
-    data = content.setdefault("data", {})
-    for field in ("source", "target"):
-        if not data.get(field):
-            raise BadInput(
-                f"data.{field} is missing: a search needs a table and the column to predict",
-                remedy="add --set data.source=[FILE] --set data.target=COLUMN",
-            )
-    first = data["source"] if isinstance(data["source"], str) else data["source"][0]
-    content.setdefault("name", name_for(str(first)))
-    content.setdefault("model", {"framework": "lightgbm", "config": {"model_type": "lightgbm"}})
-    data.setdefault("validation_share", 0.1)
-    data.setdefault("test_share", 0.2)
-    if "task" not in data:
-        data["task"], reason = task_of(data)
-        remarks.append(f"task {data['task']}, since {reason}; data.task sets another one")
-    config = from_mapping(content)
-    if config.data.task not in TABLES:
-        raise BadInput(
-            f"data.task = {config.data.task!r}: a search finds models of tables",
-            remedy=f"use {' or '.join(TABLES)}",
-        )
-    return config, remarks
-
-
 def _automl(config: RunConfig, *, as_json: bool) -> None:
-    from steadytrain.components.automl.board import (
-        BOARD,
-        board_of,
-        fold_score,
-        lines,
-        summary,
-        write_board,
-    )
-    from steadytrain.components.automl.design import (
-        described,
-        first_configurations,
-        new_design,
-        shared_imports,
-    )
-    from steadytrain.components.shared.errors import SteadytrainError
+    from steadytrain.components.automl.board import BOARD, lines, summary
+    from steadytrain.components.automl.design import described
+    from steadytrain.components.automl.report import finish
+    from steadytrain.components.automl.step import of_search, won
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.results import BEST, Lines
+    from steadytrain.components.tune.study_page import PAGE
     from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
     notify: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
-    study = run_study(
-        config,
-        Lines(notify, described(config)),
-        notify,
-        write=write_board,
-        first=partial(first_configurations, config),
-        design=new_design(folder, fold_score),
-        imports=shared_imports(config),
-    )
-    board = board_of(study, folder)
-    if board is None or not board.weights:
-        raise SteadytrainError(
-            "the search has no winner: " + "; ".join(lines(board)[-1:]),
-            remedy=f"see {folder / BOARD}; raise automl.budget or relax automl.constraints, and "
-            "run the same command again: the search continues",
-        )
+    shown = Lines(notify, described(config))
+    study = run_study(config, shown, notify, **of_search(config))
+    board = won(study, folder)
     if not as_json:
         typer.echo("\n".join([*lines(board), f"board: {folder / BOARD}", ""]))
     found = _trained(folder / BEST, quiet=as_json)
+    if missed := finish(study, board, folder, found):
+        typer.echo(f"MLflow has no report of the search: {missed}", err=True)
+    if not as_json:
+        typer.echo(f"report: {folder / PAGE}")
     if as_json:
         options.show({**summary(study, board), **found, "folder": str(folder)})
 
 
 def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
     """Train the winner as an ordinary run, and return how it was judged."""
-    from steadytrain.components.automl.judgment import add_judgment, judged
+    from steadytrain.components.automl.judgment import judged
     from steadytrain.components.automl.judgment import lines as judgment_lines
     from steadytrain.components.shared.config import load
     from steadytrain.components.shared.workspace import Workspace
@@ -175,7 +113,6 @@ def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
     found = judged(workspace)
     if not quiet:
         typer.echo("\n".join(judgment_lines(found)))
-    add_judgment(found, best.parent)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -14,12 +14,14 @@ from steadytrain.components.shared.stopping import stoppable
 from steadytrain.pipelines import (
     automl_commands,
     config_commands,
+    design_commands,
     doctor_command,
     model_commands,
     options,
     plan_commands,
     run_commands,
     schedule_commands,
+    serve_command,
     study_commands,
     submit_commands,
     unexpected,
@@ -40,6 +42,7 @@ LESSONS: Final = {
         "validate",
         "plan",
         "run",
+        "design",
         "show-data",
         "profile",
         "automl",
@@ -56,9 +59,12 @@ LESSONS: Final = {
         "compare",
         "lineage",
         "extract",
+        "check",
         "predict",
+        "serve",
         "stop",
         "resume",
+        "adjust",
         "gc",
     ),
     "On a cluster": ("doctor", "submit", "schedule", "trigger", "watch", "compile"),
@@ -127,6 +133,13 @@ def compile_(
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Put everything after training into one step.")
     ] = False,
+    check: Annotated[
+        Literal["kubeflow", "vertex"],
+        typer.Option(
+            help="The server that is to run it. vertex also lists what Vertex AI Pipelines rejects "
+            "or ignores; if it rejects anything, the exit status is 1."
+        ),
+    ] = "kubeflow",
 ) -> None:
     """Write the pipeline as YAML for Kubeflow.
 
@@ -136,7 +149,7 @@ def compile_(
     parameters, tasks without limits.
     """
     from steadytrain.components.shared.config.operations import PipelineConfig
-    from steadytrain.pipelines.compile import compile_pipeline
+    from steadytrain.pipelines.compile import compile_pipeline, read_pipeline
 
     path = compile_pipeline(
         output,
@@ -145,13 +158,22 @@ def compile_(
         shape=PipelineConfig(fuse=fuse),
     )
     typer.echo(f"wrote {path}")
+    if check == "vertex":
+        from steadytrain.pipelines.vertex import lint_vertex
+
+        findings = lint_vertex(*read_pipeline(path))
+        for finding in findings:
+            typer.echo(str(finding), err=True)
+        if any(finding.unsafe for finding in findings):
+            raise typer.Exit(1)
 
 
 def step(
     name: Annotated[
         str,
         typer.Argument(
-            help="preprocess, tune, cross-validate, train, evaluate, register, promote or report."
+            help="preprocess, tune, search, cross-validate, train, evaluate, register, promote or "
+            "report."
         ),
     ],
     source: Source,
@@ -180,6 +202,7 @@ def step(
 app.command()(config_commands.init)
 app.command()(config_commands.validate)
 app.command("show-data")(model_commands.show_data)
+app.command()(design_commands.design)
 app.command()(plan_commands.plan)
 app.command()(plan_commands.profile)
 app.command()(run_commands.run)
@@ -195,8 +218,11 @@ app.command()(run_commands.report)
 app.command()(run_commands.compare)
 app.command()(model_commands.lineage)
 app.command()(model_commands.extract)
+app.command()(model_commands.check)
 app.command()(model_commands.predict)
+app.command()(serve_command.serve)
 app.command()(run_commands.stop)
+app.command()(run_commands.adjust)
 app.command()(run_commands.resume)
 app.command()(run_commands.gc)
 app.command("compile")(compile_)

@@ -293,8 +293,8 @@ def compile_pipeline(
     Args:
         path: the YAML file to write; its folder is created.
         notify: called with each warning: something unwise on a server, although nothing breaks.
-        pipeline: the main pipeline, the one that looks for new data first, the one that tunes, or
-            the one that cross-validates.
+        pipeline: the main pipeline, the one that looks for new data first, the one that tunes,
+            the one that cross-validates, or the one that searches for a model.
         shape: how it is split into pods, and what they reserve.
 
     Raises:

@@ -83,10 +83,19 @@ def _show(told: Explained, *, as_json: bool) -> None:
     options.show(told.as_data()) if as_json else typer.echo("\n".join(told.lines()))
 
 
-def schema() -> None:
+def schema(
+    design: Annotated[
+        bool, typer.Option("--design", help="Print that of `steadytrain design --json` instead.")
+    ] = False,
+) -> None:
     """Print every field of a configuration as JSON Schema."""
     from steadytrain.components.shared.config import RunConfig
 
+    if design:
+        from steadytrain.components.plan.design import schema as of_designs
+
+        typer.echo(json.dumps(of_designs(), indent=2))
+        return
     typer.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
 
 
@@ -144,6 +153,14 @@ def init(
         bool, typer.Option("--yes", "-y", help="Ask nothing: take the preset's model.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    env: Annotated[
+        bool,
+        typer.Option(
+            "--env/--no-env",
+            help="Write .env.example, with the keys that runs can use and where to get each, and "
+            "let .gitignore leave .env out.",
+        ),
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Write a configuration for your data, with comments.
@@ -170,21 +187,29 @@ def init(
     if clash:
         raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
     from steadytrain.components.shared.workspace import Workspace
+    from steadytrain.pipelines.env_files import write_env_files
 
     chosen, reason = _choose(
         data, model, with_options(overrides, run=run, output=output), asks=asks
     )
     Workspace.of(chosen.config)  # rejects an output that cannot be a folder
     _write(file, _text(chosen, reason))
+    beside = write_env_files(file.parent) if env else []
     name = shlex.quote(str(file))
     following = [f"steadytrain {command} {name}" for command in ("validate", "plan", "run")]
     following = [*_installs(chosen.config), *following]
     if as_json:
         task, base = chosen.config.data.task, chosen.config.model.base
         told = {"file": str(file), "task": task, "model": base, "run": chosen.config.run_id}
-        options.show({**told, "reason": reason, "next": following})
+        options.show({**told, "reason": reason, "beside": beside, "next": following})
         return
-    lines = [chosen.remarks[0], f"wrote {file}", "next:", *(f"  {line}" for line in following)]
+    lines = [
+        chosen.remarks[0],
+        f"wrote {file}",
+        *beside,
+        "next:",
+        *(f"  {line}" for line in following),
+    ]
     typer.echo("\n".join(lines))
 
 

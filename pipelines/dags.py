@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kfp import dsl, kubernetes
 
+from steadytrain.components.automl import component as searches
 from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.evaluate.component import evaluate
 from steadytrain.components.preprocess.component import preprocess
@@ -61,6 +62,7 @@ SIZES: Final[Mapping[str, Size]] = {
     "preprocess": Size("500m", "1Gi", "8", "16Gi"),
     "train": SUPERVISOR,
     "tune": Size("1", "2Gi", "16", "64Gi"),
+    "search": Size("1", "2Gi", "16", "64Gi"),
     "train-winner": Size("250m", "1Gi", "16", "64Gi"),
     "cross-validate": Size("1", "2Gi", "16", "64Gi"),
     "evaluate-and-register": Size("1", "2Gi", "8", "32Gi"),
@@ -178,6 +180,23 @@ def cross_validate(parameters: Mapping[str, Any], pods: Pods) -> None:
         pods.step(studies.cross_validate(**parameters), "Cross-validate")
 
 
+def automl(parameters: Mapping[str, Any], pods: Pods) -> None:
+    """Search for the best model of a table, and train, evaluate and register it."""
+    closing = pods.step(searches.report(**parameters), "Report")
+    with dsl.ExitHandler(closing, name="Search, refit, register"):
+        prepared = pods.step(preprocess(**parameters), "Preprocess")
+        found = pods.step(searches.search(resolved=prepared.outputs["resolved"]), "Search")
+        trained = studies.train_winner(
+            resolved=found.outputs["study"],
+            best=found.outputs["best"],
+            summary=found.outputs["board"],
+        )
+        pods.step(trained, "Refit")
+        _evaluate(
+            trained.outputs["winner"], trained.outputs["data"], trained.outputs["model"], pods
+        )
+
+
 def _train_and_evaluate(parameters: Mapping[str, Any], pods: Pods) -> None:
     """Add the steps from the data to the champion to the pipeline that is being built."""
     prepared = pods.step(preprocess(**parameters), "Preprocess")
@@ -244,6 +263,14 @@ DAGS: Final[dict[Pipeline, Dag]] = {
         "of them. Each model is scored on the fold that it never saw. Nothing is registered. The "
         "study continues if it has begun. Parameters that you leave empty use the value in the "
         "configuration.",
+    ),
+    "automl": Dag(
+        automl,
+        display_name="Search, refit, register",
+        description="Search for the best model of a table, or ensemble of models, on folds of the "
+        "training side. Train it on everything but the test side, compare it with the champion, "
+        "and register it in MLflow. The search continues if it has begun. Parameters that you "
+        "leave empty use the value in the configuration.",
     ),
 }
 

@@ -26,6 +26,7 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
+from steadytrain.pipelines.doctor_gpus import Build, compare, read_gpus
 from steadytrain.pipelines.early_checks import inputs
 
 _PACKAGES = ("steadytrain", "kfp", "torch", "transformers", "accelerate", "mlflow")
@@ -84,6 +85,7 @@ def examine(output: Path, config: RunConfig | None = None) -> list[Finding]:
         _compiler(),
         _tracking(),
         _hub(config),
+        *_rate(config),
         *_credentials(),
     ]
 
@@ -115,6 +117,22 @@ def _accelerators() -> Iterator[Finding]:
     count = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
     yield Finding("accelerators", names or "none: training runs on the CPU")
+    seen = read_gpus()
+    if seen is None:
+        return
+    error = ""
+    if torch.version.cuda and not count:
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        except (RuntimeError, AssertionError) as failure:
+            error = str(failure)
+    cudnn, nccl = "", ""
+    if torch.version.cuda:
+        cudnn = str(torch.backends.cudnn.version() or "")  # type: ignore[no-untyped-call]
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    build = Build(torch.__version__, torch.version.cuda or "", cudnn, nccl, count, error)
+    for topic, text, good in compare(seen, build):
+        yield Finding(topic, text, good)
 
 
 def _compiler() -> Finding:
@@ -160,7 +178,7 @@ def _hub(config: RunConfig | None) -> Finding:
     data = {address for _, address in config.data.addresses} if config else set()
     for address in wanted or [""]:
         failure = error_with_timeout(
-            _HUB_SECONDS, partial(_ask_hub, HfApi(), address, data=address in data)
+            _HUB_SECONDS, partial(_query_hub, HfApi(), address, data=address in data)
         )
         if failure is not None:
             what = f"{address}: " if address else ""
@@ -170,7 +188,21 @@ def _hub(config: RunConfig | None) -> Finding:
     return Finding("hub", f"has {', '.join(wanted)}" if wanted else "answers")
 
 
-def _ask_hub(api: Any, address: str, *, data: bool) -> None:
+def _rate(config: RunConfig | None) -> Iterator[Finding]:
+    """Check that the learning rate follows a global batch that differs from its base."""
+    training = config.training if config else None
+    if training is None or training.base_global_batch_size is None:
+        return
+    used, base = training.global_batch_size, training.base_global_batch_size
+    scaling = f"training.lr_scaling {training.lr_scaling}"
+    text = f"x {training.rate_scale:.3g} by {scaling}: {used} sequences per step, base {base}"
+    good = training.lr_scaling != "none" or used == base
+    if not good:
+        text += "; set it to linear (SGD) or sqrt (Adam), or leave out the base"
+    yield Finding("learning rate", text, good)
+
+
+def _query_hub(api: Any, address: str, *, data: bool) -> None:
     name = address.removeprefix(_HUB).partition("?")[0]
     if not name:
         # Any page of the interface does.

@@ -154,7 +154,7 @@ def _remove_leftover(folder: Path, idle_seconds: float) -> bool:
 # A paused trial keeps its checkpoint and its data, since a larger budget may continue it.
 
 
-_ENDED: Final = ("finished", "failed", "discarded")
+_ENDED: Final = ("finished", "failed", "discarded", "skipped")
 _DATA: Final = ("data", "reuse", "trials/data")
 """Folders of prepared data. A study that continues prepares its data again."""
 
@@ -170,7 +170,7 @@ def unneeded_by_studies(output: Path, *, idle_seconds: float) -> Iterator[Garbag
     for log in sorted((output / "studies").glob("*/log.jsonl")):
         folder = log.parent
         try:
-            if _at_rest(folder, idle_seconds) and (found := _read(folder)):
+            if _is_idle(folder, idle_seconds) and (found := _read(folder)):
                 yield from _of_study(folder, *found, idle_seconds)
         except (BadInput, StorageError, OSError) as error:
             _log.warning("study %s is damaged and was not changed: %s", folder.name, error)
@@ -182,26 +182,26 @@ def _of_study(
     storage, seconds = LocalStorage(folder), config.recovery.lease_seconds
     for trial in history.trials:
         place = TrialFolder(folder, trial.number)
-        if trial.status in _ENDED and _is_own(place.path) and place.config.is_file():
+        if trial.status in _ENDED and _is_real_folder(place.path) and place.config.is_file():
             what = f"trial {trial.number} of study {folder.name}"
             size = LocalStorage(place.path).weigh().bytes
             take = partial(_discard, place)
             yield Garbage(
                 what, size, partial(_if_study_is_unused, folder, seconds, idle_seconds, take)
             )
-    there = [name for name in _DATA if _is_own(folder / name)]
+    there = [name for name in _DATA if _is_real_folder(folder / name)]
     if there and all(trial.status in _ENDED for trial in history.trials):
         what, size = f"data of study {folder.name}", sum(storage.weigh(n).bytes for n in there)
         take = partial(_clear_folders, storage, there)
         yield Garbage(what, size, partial(_if_study_is_unused, folder, seconds, idle_seconds, take))
 
 
-def _is_own(folder: Path) -> bool:
+def _is_real_folder(folder: Path) -> bool:
     """Return whether a folder is there, and not a link to one that others may use."""
     return folder.is_dir() and not folder.is_symlink()
 
 
-def _at_rest(folder: Path, idle_seconds: float) -> bool:
+def _is_idle(folder: Path, idle_seconds: float) -> bool:
     """Return whether no driver holds a study, and none has written to its log for a while."""
     written = (folder / "log.jsonl").stat().st_mtime
     return written <= time.time() - idle_seconds and not is_held(LocalStorage(folder / "lease"))

@@ -48,7 +48,7 @@ class Interrupts:
         self._times = 0
         self._last = float("-inf")
         self._steps: StepProcesses | None = None
-        self._held_off = False
+        self._deferred = False
         self._signals = stop_signals(self._note)
 
     def __enter__(self) -> Self:
@@ -70,15 +70,15 @@ class Interrupts:
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
         """Do not act on signals within the block."""
-        self._held_off = True
+        self._deferred = True
         try:
             yield
         finally:
-            self._held_off = False
+            self._deferred = False
 
     def _note(self, number: int, _: FrameType | None) -> None:
         now, self.number = time.monotonic(), self.number or number
-        if self._held_off or now - self._last < _ONE_REQUEST_SECONDS:
+        if self._deferred or now - self._last < _ONE_REQUEST_SECONDS:
             return
         self._last = now
         self._times += 1
@@ -89,7 +89,7 @@ class Interrupts:
                 "killing the current step; the report follows; interrupt again to kill everything"
             )
         else:
-            self._held_off = True
+            self._deferred = True
             raise Stopped(self.number)
         if self._steps is not None:
             self._steps.stop() if self._times == 1 else self._steps.end_now()
@@ -106,7 +106,7 @@ class Display:
         self._shown: Sink | None = shown
 
     @property
-    def given_up(self) -> bool:
+    def is_closed(self) -> bool:
         return self._shown is None
 
     def emit(self, event: Event) -> None:
@@ -210,7 +210,7 @@ def run_locally(config: RunConfig, lock: int, *, display: Sink) -> LocalRun:
         seen.take(cursor)
         seen.display.close()
         failure = seen.failure or (_unexplained(workspace, status) if status else None)
-        shown = not seen.display.given_up
+        shown = not seen.display.is_closed
         return LocalRun(workspace, status == 0, interrupts.number, failure, shown)
 
 

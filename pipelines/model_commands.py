@@ -117,15 +117,58 @@ def extract(
         typer.echo(f"{folder}: classifier of {part} with {', '.join(labels)}")
 
 
-def predict(
-    model: Annotated[
+def check(
+    subject: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL",
-            help="A registered model, such as NAME@champion or models:/NAME/VERSION, or a folder "
-            "with an MLmodel file.",
+            metavar="CHECKPOINT | MODEL",
+            help="A checkpoint, such as output/runs/RUN/checkpoints/step-00000100 or its s3:// "
+            "address; or a model: a run's folder model, NAME@ALIAS, or another address as in "
+            "model.base.",
         ),
     ],
+    output: Output = DEFAULT_OUTPUT,
+    as_json: Json = False,
+) -> None:
+    """Check that a checkpoint or a model is whole, and gives the loss that its run recorded.
+
+    It compares sizes and digests with what was written, finds tensors that are incomplete, NaN or
+    infinite, and loads the weights into a new model. In the folder of a run, a checkpoint must give
+    the validation loss of its step, and the exported model the test loss of the evaluation. It
+    lists what could not be checked, and changes nothing. The exit status is 1 if something is
+    wrong; each line names the file or the tensor.
+
+    For example: `steadytrain check output/runs/my-run/model`
+    """
+    check_extra("train", "steadytrain check")
+    from steadytrain.components.evaluate.soundness import check as check_soundness
+    from steadytrain.components.shared.config import from_mapping
+    from steadytrain.components.shared.model_source import resolve_model
+    from steadytrain.components.shared.stage import quiet
+    from steadytrain.components.train.checkpoint.checkpoint import is_of_a_step
+
+    quiet()
+    if not is_of_a_step(subject.rstrip("/").rpartition("/")[2]):
+        content = {"name": "check", "data": {"source": ["unused"]}, "model": {"base": subject}}
+        config = from_mapping({**content, "output": str(output.absolute())})
+        subject = str(resolve_model(subject, config))
+    found = check_soundness(subject)
+    if as_json:
+        options.show({**asdict(found), "sound": not found.problems})
+    else:
+        for sign, lines in (
+            ("ok     ", found.passed),
+            ("skipped", found.skipped),
+            ("BAD    ", found.problems),
+        ):
+            for line in lines:
+                typer.echo(f"{sign}  {line}")
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def predict(
+    model: options.Model,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -139,14 +182,7 @@ def predict(
             "as JSON lines."
         ),
     ] = None,
-    columns: Annotated[
-        list[str],
-        typer.Option(
-            "--column",
-            metavar="INPUT=COLUMN",
-            help="The data's column for an input of the model, such as text=body. Can be repeated.",
-        ),
-    ] = [],  # noqa: B006  typer copies it
+    columns: options.Columns = [],  # noqa: B006  typer copies it
     with_inputs: Annotated[
         bool, typer.Option("--with-inputs", help="Write what the model read of a record, too.")
     ] = False,
@@ -169,7 +205,8 @@ def predict(
     It reads data as training does, one batch after the other. Each prediction comes with the source
     and line of its record. A record that the model cannot take goes to OUT.quarantine.jsonl with
     the reason; more of these than data.max_bad_share are an error. The file appears under its name
-    only when it is complete.
+    only when it is complete. A model of series takes all records as the history, and forecasts the
+    times after the last one of each series.
 
     The model's own code runs, as MLflow has it, so name only models that you trust. --set takes
     data.format, data.csv, data.max_bad_share and data.max_record_bytes.
@@ -184,11 +221,15 @@ def predict(
 
     quiet()
     _check_out(out, overwrite=overwrite)
-    renamed = dict(_pair(text) for text in columns)
+    renamed = dict(map(options.column_pair, columns))
     loaded = open_model(model, output, renamed)
     if with_inputs and loaded.reads_files:
         raise BadInput(
             f"--with-inputs: {model} reads whole files, which no row holds", remedy="leave it out"
+        )
+    if with_inputs and loaded.forecasts:
+        raise BadInput(
+            f"--with-inputs: {model} forecasts times that no record has", remedy="leave it out"
         )
     data = _data_to_read(sources, loaded, overrides)
 
@@ -202,7 +243,7 @@ def predict(
         None if dry_run else out,
         batch_size=batch_size,
         with_inputs=with_inputs,
-        limit=3 if dry_run else None,
+        limit=3 if dry_run and not loaded.forecasts else None,
         show=show,
     )
     facts = {
@@ -218,11 +259,10 @@ def predict(
         read = ", ".join(f"{item.column} ({item.kind})" for item in loaded.inputs)
         typer.echo(f"{loaded.address} reads {read}", err=True)
     rate = summary.records / max(summary.seconds, 1e-9)
-    typer.echo(
-        f"predicted {summary.predicted:,} of {summary.records:,} records with {loaded.address} "
-        f"({rate:,.0f} per second)",
-        err=True,
-    )
+    done = f"predicted {summary.predicted:,} of {summary.records:,} records"
+    if loaded.forecasts:
+        done = f"forecast {summary.predicted:,} times from {summary.records:,} records"
+    typer.echo(f"{done} with {loaded.address} ({rate:,.0f} per second)", err=True)
     if summary.warning:
         typer.echo(f"warning: {summary.warning}", err=True)
     if summary.unread:
@@ -254,20 +294,14 @@ def _data_to_read(
     if trained is not None:
         settings["data.max_bad_share"] = trained.max_bad_share
         settings["data.max_record_bytes"] = trained.max_record_bytes
-    column = model.inputs[0].column
+    column = next((item.column for item in model.inputs if item.kind == "bytes"), "")
     suffixes = {suffix for source in sources for suffix in PurePosixPath(source.lower()).suffixes}
-    if model.reads_files and (column != "image" or suffixes & SUFFIXES.keys()):
+    is_table = len(model.inputs) > 1 or column != "image" or suffixes & SUFFIXES.keys()
+    if model.reads_files and is_table:
         # A table that names the files, relative to its folder.
         settings["data.columns.image"] = column
     preset = "images" if model.reads_files else "causal-lm"
     return load(preset, [*settings.items(), *overrides]).data
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, column = text.partition("=")
-    if not (name and equals and column):
-        raise BadInput(f"--column {text}: it is not INPUT=COLUMN", remedy="such as text=body")
-    return name, column
 
 
 def _check_out(out: Path | None, *, overwrite: bool) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
@@ -75,6 +78,10 @@ def _folder(text: str | Path) -> Path:
     return Path(text)
 
 
+LARGEST_GB: Final = 1e6
+"""Memory or disk space up to which an option takes it."""
+
+
 def at_most(largest: float) -> Callable[[float], float]:
     """Return a check that an option's number is at most `largest`. It also rejects NaN."""
 
@@ -84,6 +91,56 @@ def at_most(largest: float) -> Callable[[float], float]:
         return value
 
     return check
+
+
+TokensPerSecond = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        callback=at_most(1e9),
+        help="Tokens per second that all devices together serve, for the price of inference per "
+        "million tokens. Default: no such price.",
+    ),
+]
+
+
+def refuse_unread(given: Mapping[str, object], why: str, *, reads: Collection[str] = ()) -> None:
+    """Reject options that were given and would not be read.
+
+    Args:
+        given: values by option; an empty one was not given.
+        reads: options that are read.
+
+    Raises:
+        BadInput: there is one.
+    """
+    for name, value in given.items():
+        if value and name not in reads:
+            raise BadInput(f"{name}: {why}", remedy="leave it out")
+
+
+def check_reads_texts(config: RunConfig, tokens_per_second: float) -> None:
+    """Reject a throughput in tokens, and a goal, for a task whose plan has neither.
+
+    Raises:
+        BadInput: the task's model does not read texts.
+    """
+    from steadytrain.components.shared.config.fusion import MULTIMODAL
+    from steadytrain.components.shared.config.images import IMAGES
+    from steadytrain.components.shared.config.series import SERIES
+    from steadytrain.components.tasks.base import load_task
+
+    task = config.data.task
+    textless = task in (*IMAGES, *MULTIMODAL, *SERIES) or load_task(task).tabular
+    if tokens_per_second and textless:
+        raise BadInput(
+            f"--tokens-per-second: a model for {task} has no tokens", remedy="leave it out"
+        )
+    if config.training.goal is not None and textless:
+        raise BadInput(
+            f"training.goal = {config.training.goal!r}: a plan for {task} chooses no methods",
+            remedy="leave it out",
+        )
 
 
 YEAR = 366 * 24 * 3600.0
@@ -146,11 +203,11 @@ Overrides = Annotated[
     ),
 ]
 Pipeline = Annotated[
-    Literal["finetune", "retrain", "tune", "cross-validate"],
+    Literal["finetune", "retrain", "tune", "cross-validate", "automl"],
     typer.Option(
         help="Pipeline to run. retrain checks for new data first, and ends early if there is "
         "none. tune searches for better settings, and trains the winner. cross-validate trains and "
-        "scores on every fold, and registers nothing."
+        "scores on every fold, and registers nothing. automl finds the best model of a table."
     ),
 ]
 Host = Annotated[
@@ -163,7 +220,7 @@ Namespace = Annotated[
 
 
 def with_options(
-    overrides: Sequence[str], **options: str | int | None
+    overrides: Sequence[str | tuple[str, Any]], **options: str | int | None
 ) -> list[str | tuple[str, Any]]:
     """Return the overrides of a configuration, with the options that stand for a field added.
 
@@ -174,15 +231,17 @@ def with_options(
     return [*overrides, *stated]
 
 
-Extra = Literal["data", "train"]
+Extra = Literal["data", "serve", "train", "ui"]
 
 _DATA: Final = ("mlflow", "numpy", "pyarrow", "tokenizers", "transformers", "zstandard")
 _MODULES: Final = {
     "data": _DATA,
+    "serve": ("fastapi", "prometheus_client", "uvicorn"),
     "train": (
         *_DATA,
         *("accelerate", "optuna", "peft", "safetensors", "scipy", "sklearn", "sqlalchemy", "torch"),
     ),
+    "ui": ("starlette", "uvicorn"),
 }
 """By extra, modules without which nothing of it works. Others, such as deepspeed, are only needed
 for the settings that name them."""
@@ -201,6 +260,36 @@ def check_extra(extra: Extra, command: str) -> None:
             f"{command} needs packages that are not installed here: {needs}",
             remedy=f"pip install 'steadytrain[{extra}]'",
         )
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A registered model, such as NAME@champion or models:/NAME/VERSION, or a folder "
+        "with an MLmodel file.",
+    ),
+]
+Columns = Annotated[
+    list[str],
+    typer.Option(
+        "--column",
+        metavar="INPUT=COLUMN",
+        help="The data's column for an input of the model, such as text=body. Can be repeated.",
+    ),
+]
+
+
+def column_pair(text: str) -> tuple[str, str]:
+    """Return an input of a model and the data's column for it.
+
+    Raises:
+        BadInput: the text is not INPUT=COLUMN.
+    """
+    name, equals, column = text.partition("=")
+    if not (name and equals and column):
+        raise BadInput(f"--column {text}: it is not INPUT=COLUMN", remedy="such as text=body")
+    return name, column
 
 
 FLAG = "--json"

@@ -13,6 +13,7 @@ from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.tracking.connect import resolve_uri, shown
@@ -29,6 +30,7 @@ _DONE = ("finished", "reused")
 def outline(config: RunConfig) -> list[str]:
     """Return lines on what `steadytrain run` would do with a configuration."""
     training, ranks = config.training, config.compute.world_size
+    family = config.model.config.get("model_type", "a fused model")
     rate = training.learning_rate
     rate_text = "the rule's learning rate" if rate is None else f"learning rate {rate:g}"
     batch = plan_batch(training.global_batch_size, ranks, training.micro_batch)
@@ -42,11 +44,11 @@ def outline(config: RunConfig) -> list[str]:
         f"output      {Workspace.of(config).folder}",
         f"preprocess  {config.data.task} from "
         + ", ".join(address for _, address in config.data.addresses),
-        f"train       {config.model.base or config.model.config['model_type'] + ' from scratch'}, "
+        f"train       {config.model.base or f'{family} from scratch'}, "
         f"{length} at {rate_text}, on {ranks} "
         f"rank{'s' if ranks > 1 else ''}",
         "batch       all records of the training side in each step"
-        if load_task(config.data.task).tabular
+        if load_task(config.data.task).tabular or config.data.task in SERIES
         else f"batch       {training.global_batch_size} = {batch.micro_batch_size} (micro-batch) x "
         f"{batch.gradient_accumulation_steps} (accumulation) x {ranks} (world size)",
         f"evaluate    on the test side, and against the champion of {config.model_name} if "

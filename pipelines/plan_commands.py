@@ -6,20 +6,24 @@ import importlib.util
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
+    LARGEST_GB,
     DataSource,
     Json,
     Overrides,
     Run,
     RunOutput,
+    TokensPerSecond,
     at_most,
     check_extra,
+    check_reads_texts,
+    refuse_unread,
     with_options,
 )
 
@@ -27,13 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steadytrain.components.memory.peak import Memory
+    from steadytrain.components.plan.design import CostEstimate, Storage
+    from steadytrain.components.plan.networks import NetworkPlan
+    from steadytrain.components.plan.plan import Plan
+    from steadytrain.components.plan.series import SeriesPlan
+    from steadytrain.components.plan.tables import TablePlan
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.components.sizing.fit import Choice, Measure
+    from steadytrain.components.sizing.hardware import Gpu
     from steadytrain.components.sizing.time_cost import Timing
-
-
-_LARGEST_MEMORY_GB = 1e6
 
 
 def plan(
@@ -67,7 +74,7 @@ def plan(
         float,
         typer.Option(
             min=0,
-            callback=at_most(_LARGEST_MEMORY_GB),
+            callback=at_most(LARGEST_GB),
             help="Host memory of each node in GB, for offloading. Default: the cluster's with "
             "--cluster, this machine's if the plan is for its own GPU, otherwise unknown.",
         ),
@@ -79,6 +86,14 @@ def plan(
             "spot_usd_per_hour: 3}`. It replaces all built-in prices."
         ),
     ] = None,
+    provider: Annotated[
+        str,
+        typer.Option(
+            help="Provider whose list prices to use: aws, gcp, azure, lambda, runpod or modal. "
+            "The plan says when they were checked. GPUs without a price there are not compared."
+        ),
+    ] = "",
+    tokens_per_second: TokensPerSecond = 0,
     write: Annotated[
         Path | None,
         typer.Option(
@@ -117,14 +132,18 @@ def plan(
     With --calibrate, the speed is measured with real steps of the real model with random weights,
     for about a minute at most. Without a GPU, it plans for this machine's CPU.
 
-    Steps, hours and cost are known once the data are prepared (`steadytrain step preprocess FILE`)
-    or training.max_steps is set. Models above 100 billion parameters are an error. For a table, the
-    plan shows its columns, its matrix and the threads.
+    Steps, hours and cost come from the prepared data or, before `steadytrain step preprocess FILE`,
+    from the first records of files on this machine. Models above 100 billion parameters are an
+    error. For a table, the plan shows its columns, its matrix and the threads. For
+    images, mixed records and time series, it needs the prepared data and torch.
     """
     check_extra("data", "steadytrain plan")
+    from steadytrain.components.plan.design import cost_estimate, given_by, storage_of_plan
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.plan.render import render
-    from steadytrain.components.sizing.hardware import all_gpus, priced
+    from steadytrain.components.shared.config.fusion import MULTIMODAL
+    from steadytrain.components.shared.config.images import IMAGES
+    from steadytrain.components.shared.config.series import SERIES
     from steadytrain.components.sizing.time_cost import by_table
     from steadytrain.components.tasks.base import load_task
     from steadytrain.pipelines.early_checks import check_plugins
@@ -137,27 +156,40 @@ def plan(
         typer.echo(remark, err=True)
     config = chosen.config
     check_plugins(config)
+    check_reads_texts(config, tokens_per_second)
+    given = {
+        "--gpu": gpu,
+        "--nodes": nodes,
+        "--gpus-per-node": gpus_per_node,
+        "--cluster": cluster,
+        "--host-memory-gb": host_memory_gb,
+        "--prices": prices,
+        "--provider": provider,
+        "--write": write,
+        "--calibrate": calibrate,
+        "--formula": by_formula,
+    }
     if load_task(config.data.task).tabular:
-        given = {
-            "--gpu": gpu,
-            "--nodes": nodes,
-            "--gpus-per-node": gpus_per_node,
-            "--cluster": cluster,
-            "--host-memory-gb": host_memory_gb,
-            "--prices": prices,
-            "--write": write,
-            "--calibrate": calibrate,
-            "--formula": by_formula,
-        }
-        _show_table_plan(config, [name for name, value in given.items() if value], as_json=as_json)
+        refuse_unread(given, f"{config.data.task} trains in one process on a CPU")
+        _show_table_plan(config, as_json=as_json)
         return
-    table = all_gpus() if prices is None else priced(prices)
+    unread = f"a plan for {config.data.task} does not have it"
+    if config.data.task in SERIES:
+        refuse_unread(given, unread, reads=("--calibrate",))
+        _show_series_plan(config, calibrate=calibrate, as_json=as_json)
+        return
+    table, origin = priced_table(prices, provider)
     gpus, wanted, hosts = choose_hardware(
         config, table, gpu, cluster=cluster, own=calibrate, host_memory_gb=host_memory_gb
     )
     if wanted is not None and not wanted.cuda and not calibrate:
         message = f"`run` would train on this machine's CPU; --gpu {ANY} plans for the cheapest GPU"
         typer.echo(message, err=True)
+    if config.data.task in (*IMAGES, *MULTIMODAL):
+        chosen_by = "--gpu", "--nodes", "--gpus-per-node", "--prices", "--provider"
+        refuse_unread(given, unread, reads=(*chosen_by, "--calibrate"))
+        _show_network_plan(config, gpus, wanted, calibrate=calibrate, as_json=as_json)
+        return
     found = plan_training(
         config,
         gpus,
@@ -165,8 +197,14 @@ def plan(
         hosts,
         measure=None if by_formula else _measure(config),
         timed=_on_this_machine() if calibrate else by_table,
+        prices=origin,
     )
-    options.show(found.as_data()) if as_json else typer.echo(render(found))
+    space, cost = storage_of_plan(found, given_by(config)), cost_estimate(found)
+    cost = cost.serving(tokens_per_second)
+    if as_json:
+        options.show(_with_design(found, cost) | {"storage": space.model_dump()})
+    else:
+        typer.echo("\n".join([render(found), "", space.line(), *cost.inference_lines()]))
     if write is not None:
         from steadytrain.components.plan.render import write_files
 
@@ -176,22 +214,90 @@ def plan(
         raise typer.Exit(1)
 
 
-def _show_table_plan(config: RunConfig, given: Sequence[str], *, as_json: bool) -> None:
-    """Show the plan of a run that learns from a table.
+def _with_design(plan: Plan, cost: CostEstimate) -> dict[str, Any]:
+    """Return the plan for programs, with the three objects of `steadytrain design`."""
+    from steadytrain.components.plan.design import distributed_config, training_pods
+    from steadytrain.components.plan.render import filled
+    from steadytrain.pipelines.design import pipeline_config
+
+    pods = training_pods(filled(plan), plan.job.machine.gpu.name)
+    parts = {
+        "pipeline_config": pipeline_config(plan.job.config, pods),
+        "distributed_config": distributed_config(plan),
+        "cost_estimate": cost,
+    }
+    return plan.as_data() | {name: part.model_dump(mode="json") for name, part in parts.items()}
+
+
+def priced_table(prices: Path | None, provider: str) -> tuple[tuple[Gpu, ...], str]:
+    """Return the table of GPUs with the prices that were asked for, and where those are from.
+
+    Raises:
+        BadInput: both are given, or one cannot be used.
+    """
+    from steadytrain.components.plan.plan import OWN_PRICES
+    from steadytrain.components.shared.errors import BadInput
+    from steadytrain.components.sizing.hardware import all_gpus, priced, priced_by
+
+    if prices is not None and provider:
+        raise BadInput("--prices and --provider: both give prices", remedy="leave one of them out")
+    if prices is not None:
+        return priced(prices), str(prices)
+    return priced_by(provider) if provider else (all_gpus(), OWN_PRICES)
+
+
+def _show_table_plan(config: RunConfig, *, as_json: bool) -> None:
+    """Show the plan of a run that learns from a table."""
+    from steadytrain.components.plan.design import given_by, storage_of
+    from steadytrain.components.plan.tables import plan_table
+
+    _show(plan_table(config), storage_of(config, given_by(config), None, None), as_json=as_json)
+
+
+def _show_series_plan(config: RunConfig, *, calibrate: bool, as_json: bool) -> None:
+    """Show the plan of a run that forecasts time series.
 
     Args:
-        given: options that such a plan does not have.
+        calibrate: whether to time real steps.
     """
-    from steadytrain.components.plan.tables import plan_table
-    from steadytrain.components.shared.errors import BadInput
+    check_extra("train", "steadytrain plan")
+    from steadytrain.components.plan.design import given_by, storage_of
+    from steadytrain.components.plan.series import plan_series
 
-    if given:
-        raise BadInput(
-            f"{given[0]}: {config.data.task} trains in one process on a CPU",
-            remedy="leave it out",
-        )
-    found = plan_table(config)
-    options.show(found.as_data()) if as_json else typer.echo("\n".join(found.lines()))
+    found = plan_series(config, calibrate=calibrate)
+    weights = found.parameters or None
+    _show(found, storage_of(config, given_by(config), weights, weights), as_json=as_json)
+
+
+def _show_network_plan(
+    config: RunConfig,
+    gpus: Sequence[Gpu],
+    wanted: Gpu | None,
+    *,
+    calibrate: bool,
+    as_json: bool,
+) -> None:
+    """Show the plan of a network that learns from images or mixed records.
+
+    Args:
+        calibrate: whether to time real steps.
+    """
+    check_extra("train", "steadytrain plan")
+    from steadytrain.components.plan.design import given_by, storage_of
+    from steadytrain.components.plan.networks import plan_network
+
+    found = plan_network(config, gpus, wanted, calibrate=calibrate)
+    space = storage_of(config, given_by(config), found.trained, found.parameters)
+    _show(found, space, as_json=as_json)
+    if not found.works:
+        raise typer.Exit(1)
+
+
+def _show(found: TablePlan | SeriesPlan | NetworkPlan, space: Storage, *, as_json: bool) -> None:
+    if as_json:
+        options.show(found.as_data() | {"storage": space.model_dump()})
+    else:
+        typer.echo("\n".join([*found.lines(), space.line()]))
 
 
 def _measure(config: RunConfig) -> Measure | None:

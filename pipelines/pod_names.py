@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from steadytrain.components.shared.config.parameters import PARAMETERS
 
-Pipeline = Literal["finetune", "retrain", "tune", "cross-validate"]
+Pipeline = Literal["finetune", "retrain", "tune", "cross-validate", "automl"]
 """Names of the pipelines."""
 
 _DEFAULTS = {item.name: item.default for item in PARAMETERS}
@@ -42,6 +42,7 @@ STEP_SECRETS: Final[Mapping[str, tuple[str, ...]]] = {
     # steps call for alerts.
     "train": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),
     "tune": (*_ARTIFACTS, *_HUB),
+    "search": _ARTIFACTS,
     # The first step of its pipeline, as preprocess is of the others.
     "cross-validate": (*_ARTIFACTS, *_HUB, "KF_PIPELINES_UI_ENDPOINT"),
     "train-winner": (*_ARTIFACTS, *_HUB, "STEADYTRAIN_WEBHOOK_URL"),
@@ -69,7 +70,7 @@ STEP_LABELS: Final = {
 }
 """Labels of every step's pod. The network policies select by them."""
 
-SUPERVISING: Final = ("train", "tune", "train-winner", "cross-validate")
+SUPERVISING: Final = ("train", "tune", "search", "train-winner", "cross-validate")
 """Steps that supervise training for as long as it takes."""
 
 METRICS_LABEL: Final = ("steadytrain.io/step", "train")

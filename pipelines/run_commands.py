@@ -1,4 +1,4 @@
-"""Commands about runs: run, resume, list, stop, report, compare, explain, gc, top, ui."""
+"""Commands about runs: run, resume, list, stop, adjust, report, compare, explain, gc, top, ui."""
 
 from __future__ import annotations
 
@@ -197,6 +197,91 @@ def stop(
         typer.echo(f"{name} is not running")
 
 
+def adjust(
+    name: RunName,
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    at_step: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Optimizer step after which it counts. 0, or a step that has passed, means the "
+            "checkpoint that the ranks save now.",
+        ),
+    ] = 0,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take back a request that is not applied yet.")
+    ] = False,
+    output: Output = DEFAULT_OUTPUT,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would change, and exit.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Change the learning rate of a run while it trains.
+
+    The ranks save a checkpoint and start again from it with the new rate, which is the peak of the
+    schedule: what is left of the schedule is scaled, and its shape stays. Ledger, report and MLflow
+    record it as your change, with the step after which it counts, and every later attempt keeps it.
+    If the run is not active, it counts once you continue it. Other settings cannot change: the
+    error says why, and what to do instead.
+    """
+    from steadytrain.components.shared.config.load import override_items
+    from steadytrain.components.train.recovery import adjust as adjusting
+    from steadytrain.components.train.recovery.ledger import Ledger
+    from steadytrain.pipelines.runs import find_run, find_workspace, is_running, state_of
+
+    if cancel:
+        if overrides or at_step or dry_run:
+            raise BadInput("--cancel takes no other option", remedy="leave the others out")
+        gone = adjusting.cancel(find_workspace(output, name))
+        text = f"took back the request to {name}" if gone else f"no request to {name} is waiting"
+        options.show({"run": name, "cancelled": gone}) if as_json else typer.echo(text)
+        return
+    if not overrides:
+        raise BadInput("nothing to change", remedy="for example --set training.learning_rate=1e-5")
+    config, workspace = find_run(output, name)
+    request = adjusting.checked(config, dict(override_items(overrides)), at_step=at_step)
+    running = is_running(workspace)
+    if state_of(workspace).state == "finished" or _is_trained(workspace):
+        raise BadInput(
+            f"run {name!r} has finished training, so there is nothing to adjust",
+            remedy=f"start a run with another name and --set {request.field}={request.value:g}",
+        )
+    history = Ledger(workspace).readable()[0]
+    if history.planned_steps is not None and at_step >= history.planned_steps:
+        raise BadInput(
+            f"--at-step {at_step}: the run has {history.planned_steps:,} steps",
+            remedy=f"give a step below {history.planned_steps}",
+        )
+    step = history.last_step
+    change = adjusting.adjustment(request, config, history, attempt=history.next_attempt, step=step)
+    assert change is not None
+    same = change.before == change.after and not workspace.adjust.exists()
+    asked = not same and not dry_run and adjusting.submit(workspace, request)
+    when = "at the next checkpoint" if running else "when you continue the run"
+    about = {"field": change.field, "before": change.before, "after": change.after, "step": step}
+    if as_json:
+        waiting = not same and not dry_run
+        options.show({"run": name, **about, "running": running, "new": asked, "waiting": waiting})
+    elif same:
+        typer.echo(f"{change.field} of {name} is {change.after:g} already")
+    else:
+        what = "would change" if dry_run else "requested" if asked else "requested already"
+        of = "" if change.before is None else f"{change.before:g} -> "
+        after = f"after step {at_step:,}" if at_step > step else when
+        typer.echo(f"{what}: {change.field} {of}{change.after:g}, {after}")
+
+
+def _is_trained(workspace: Workspace) -> bool:
+    """Return whether the newest attempt has finished training."""
+    from steadytrain.components.train.recovery.ledger import Ledger
+    from steadytrain.components.train.recovery.outcome import SUCCESSES
+
+    attempts = Ledger(workspace).readable()[0].attempts
+    ended = attempts[-1].ended if attempts else None
+    return ended is not None and ended.outcome in SUCCESSES
+
+
 def report(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:
     """Write the HTML report of a run again, and summarize it."""
     from steadytrain.components.report.explain import summary, summary_as_data
@@ -311,22 +396,17 @@ def ui(
     It reads files and writes none, and loads nothing from other hosts. For runs on another machine,
     forward the port: `ssh -L 8484:127.0.0.1:8484 HOST steadytrain ui`.
     """
+    check_extra("ui", "steadytrain ui")
+    from steadytrain.components.shared import web_server
+    from steadytrain.pipelines.view import app as server
     from steadytrain.pipelines.view.source import open_source
 
-    try:
-        from steadytrain.pipelines.view import app as server
-    except ModuleNotFoundError as error:
-        raise BadInput(
-            f"steadytrain ui needs the package {error.name}",
-            remedy="pip install 'steadytrain[ui]'",
-        ) from error
     token = os.environ.get(server.TOKEN_VARIABLE, "")
-    server.check_token(host, token)
+    web_server.check_token(host, token, server.TOKEN_VARIABLE)
     source = open_source(output)
-    listener = server.listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"http://{shown}:{listener.getsockname()[1]} shows {source.uri}; Ctrl-C ends it")
-    server.serve(source, listener, hosts=server.accepted_hosts(host), token=token)
+    listener = web_server.listen(host, port)
+    typer.echo(f"{web_server.address_of(listener, host)} shows {source.uri}; Ctrl-C ends it")
+    server.serve(source, listener, hosts=web_server.accepted_hosts(host), token=token)
 
 
 def explain(name: RunName, output: Output = DEFAULT_OUTPUT, as_json: Json = False) -> None:

@@ -119,7 +119,7 @@ def _busy(workspace: Workspace, found: Identity | None) -> RunBusy:
 
 
 STEPS = (
-    *("begin", "preprocess", "tune", "winner", "cross-validate"),
+    *("begin", "preprocess", "tune", "search", "winner", "cross-validate"),
     *("train", "evaluate", "register", "promote", "report"),
 )
 

@@ -118,6 +118,17 @@ def _tune(config: RunConfig) -> Written:
     return {"best": folder / BEST, "tuning": folder / SUMMARY}
 
 
+def _search(config: RunConfig) -> Written:
+    from steadytrain.components.automl.board import BOARD
+    from steadytrain.components.automl.step import named, run
+    from steadytrain.components.tune.driver import study_folder
+    from steadytrain.components.tune.results import BEST
+
+    run(config)
+    folder = study_folder(named(config))
+    return {"best": folder / BEST, "board": folder / BOARD}
+
+
 def _cross_validate(config: RunConfig) -> Written:
     from steadytrain.components.tune.cross_validation import PREDICTIONS, SUMMARY
     from steadytrain.components.tune.designs import as_cross_validation
@@ -165,6 +176,7 @@ def _report(config: RunConfig) -> Written:
 _STEPS: Mapping[str, Callable[[RunConfig], Written]] = {
     "preprocess": _preprocess,
     "tune": _tune,
+    "search": _search,
     "cross-validate": _cross_validate,
     "train": _train,
     "evaluate": _evaluate,

@@ -77,12 +77,13 @@ def submit(
     multi-user Kubeflow). In a pod, the token that the cluster mounts is used. From a machine with
     kubectl: kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80
     """
-    from steadytrain.components.shared.config import load
     from steadytrain.pipelines.early_checks import anywhere, on_cluster
+    from steadytrain.pipelines.searches import configuration_for
     from steadytrain.pipelines.server import submission
 
-    config = load(source, with_options(overrides, run=run_name, output=output))
-    for remark in (*anywhere(config), *on_cluster(config)):
+    given = with_options(overrides, run=run_name, output=output)
+    config, remarks = configuration_for(pipeline, source, given)
+    for remark in (*remarks, *anywhere(config), *on_cluster(config)):
         _warn(remark)
     options = {
         "experiment": experiment,
@@ -347,9 +348,8 @@ def _named(answer: Answer) -> dict[str, str | None]:
 def _trigger(
     source: str, overrides: Sequence[Override], pipeline: Pipeline, experiment: str, state: str
 ) -> Trigger:
-    from steadytrain.components.shared.config import load
     from steadytrain.pipelines.server.submission import Submission
     from steadytrain.pipelines.server.triggers import Trigger
 
-    submission = Submission.of(load(source, overrides), pipeline=pipeline, experiment=experiment)
+    submission = Submission.of(source, overrides, pipeline=pipeline, experiment=experiment)
     return Trigger.of(submission, pipeline, state)

@@ -1,16 +1,18 @@
 """The design of a search: the portfolio on all folds, then configurations around the best ones.
 
 It is a study whose log holds the portfolio that it began with. Configuration by configuration, a
-trial trains on all folds but one. What follows the portfolio is suggested by TPE, in the two
-families that lead. A suggestion depends on all configurations but the one before it, and waits for
-them: so the order in which trials end changes nothing.
+trial trains on all folds but one; a small table is divided several times. What follows the
+portfolio is suggested by TPE, in the two families that lead. A suggestion depends on all
+configurations but the one before it, and waits for them: so the order in which trials end changes
+nothing.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +22,15 @@ from steadytrain.components.automl.portfolio import (
     families,
     portfolio,
 )
+from steadytrain.components.automl.time_limit import TimeLimit
+from steadytrain.components.preprocess.inspection import has_records
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.tune import FOLDS, AblationConfig
+from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.tune import FOLDS, REPEATS, AblationConfig, Quality
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.train.agent.memory import host_memory
+from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.train.step import load_trainer
 from steadytrain.components.tune.cross_validation import checked_start
 from steadytrain.components.tune.designs import without_search
@@ -38,15 +45,28 @@ _FAST: Final = 8
 _LEADING: Final = 2
 """Families that are searched after the portfolio."""
 _MOST_AT_ONCE: Final = 8
+_SHARE: Final = 0.9
+"""Share of the memory that the units may take."""
+_FOLDS_IN_TIME: Final = 3
+"""Rolling origins of time series, each of which takes a horizon from the first one's history."""
+_SMALL: Final = 2000
+"""Records below which folds are repeated."""
 Score = Callable[[int], float | None]
 """The mean loss of a configuration over all folds, by its number; None if a fold is missing."""
+Members = Callable[[], Sequence[int]]
+"""The places of the configurations that would be trained again if the search ended now."""
 
 
-def as_automl(config: RunConfig) -> RunConfig:
+def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     """Return the configuration of the study that a search is.
 
+    Args:
+        in_pods: whether units are jobs on a cluster, where as many train as find room.
+
     Raises:
-        BadInput: it holds out a fold itself, or no configuration keeps the constraints.
+        BadInput: it holds out a fold itself, no configuration keeps the constraints, or
+            it decides about classes without any.
+        DataError: the data cannot be read as records.
     """
     chosen, quality = config.automl, config.automl.quality or "good"
     if config.cross_validation.fold is not None:
@@ -54,19 +74,38 @@ def as_automl(config: RunConfig) -> RunConfig:
             f"{_FOLD} = {config.cross_validation.fold}: a search holds out every fold in turn",
             remedy="leave it out",
         )
-    found, skipped = portfolio(chosen.constraints)
+    if config.data.task in SERIES and (chosen.repeats or 1) > 1:
+        raise BadInput(
+            f"automl.repeats = {chosen.repeats}: folds of time series follow each other in time",
+            remedy="leave it out",
+        )
+    if chosen.decision != "likeliest" and config.data.task != "tabular_classification":
+        raise BadInput(
+            f"automl.decision = {chosen.decision!r}: {config.data.task} predicts no class",
+            remedy="leave it out",
+        )
+    if chosen.constraints.memory_gb is not None and (in_pods or jobs_for(config.compute)):
+        raise BadInput(
+            f"automl.constraints.memory_gb = {chosen.constraints.memory_gb:g}: units in pods have "
+            "the memory of their pods",
+            remedy="set compute.pods.memory instead",
+        )
+    found, skipped = portfolio(chosen.constraints, config.data)
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise BadInput(
             f"automl.constraints leave no configuration: {reasons}",
             remedy="relax them, or install the packages",
         )
-    folds = FOLDS[quality]
+    ordered = config.data.task in SERIES
+    folds = _FOLDS_IN_TIME if ordered else FOLDS[quality]
+    repeats = 1 if ordered else chosen.repeats or _repeats(config, quality)
     count = {"fast": min(_FAST, len(found)), "good": len(found), "best": 2 * len(found)}[quality]
-    units = chosen.budget.units or count * folds
+    units = chosen.budget.units or count * folds * repeats
     tune = without_search(config.tune, units)
-    limits = chosen.budget.model_dump(include={"hours", "usd"})
-    parallel = chosen.budget.parallel or min(len(os.sched_getaffinity(0)), _MOST_AT_ONCE)
+    limits = chosen.budget.model_dump(include={"usd"})
+    most = _MOST_AT_ONCE if in_pods else min(len(os.sched_getaffinity(0)), _MOST_AT_ONCE)
+    parallel = chosen.budget.parallel or most
     steps = max(item.max_steps for item in families().values())
     return config.model_copy(
         update={
@@ -79,11 +118,31 @@ def as_automl(config: RunConfig) -> RunConfig:
             "ablation": AblationConfig(),
             "automl": chosen.model_copy(update={"quality": quality}),
             "cross_validation": config.cross_validation.model_copy(
-                update={"folds": folds, "compare": {}}
+                update={"folds": folds, "repeats": repeats, "compare": {}}
             ),
             "training": config.training.model_copy(update={"max_steps": steps, "eval_steps": 1}),
         }
     )
+
+
+def _repeats(config: RunConfig, quality: Quality) -> int:
+    """Return how often to divide the training side: more than once if the source is small."""
+    if REPEATS[quality] == 1:
+        return 1
+    try:
+        return 1 if has_records(config.data, _SMALL) else REPEATS[quality]
+    except (BadInput, StorageError):
+        # They are not on this machine: the search step, which reads them, decides.
+        return 1
+
+
+def _memory_of_a_unit(config: RunConfig) -> float:
+    """Return the bytes that a unit's processes on this machine may take."""
+    if jobs_for(config.compute) is not None:
+        return math.inf
+    if config.automl.constraints.memory_gb is not None:
+        return config.automl.constraints.memory_gb * 1e9
+    return _SHARE * host_memory() / config.tune.budget.parallel
 
 
 def first_configurations(config: RunConfig) -> list[Params]:
@@ -93,7 +152,7 @@ def first_configurations(config: RunConfig) -> list[Params]:
         DataError: the data cannot be divided into folds.
     """
     checked_start(config)
-    found, _ = portfolio(config.automl.constraints)
+    found, _ = portfolio(config.automl.constraints, config.data)
     count = min(_FAST, len(found)) if config.automl.quality == "fast" else len(found)
     return [item.as_plain() for item in found[:count]]
 
@@ -101,10 +160,30 @@ def first_configurations(config: RunConfig) -> list[Params]:
 class SearchDesign(Suggester):
     """Suggests the units of a search in their order."""
 
-    def __init__(self, config: RunConfig, history: History, score: Score) -> None:
-        self.folds, self._seed = config.cross_validation.folds, config.tune.seed
+    def __init__(
+        self, config: RunConfig, history: History, score: Score, members: Members = list
+    ) -> None:
+        self.folds, self._seed = config.cross_validation.splits, config.tune.seed
         self._history, self._score = history, score
         self._families = families()
+        self._most_memory = _memory_of_a_unit(config)
+        self._time = TimeLimit(config, history, self._costs, members)
+
+    def _costs(self) -> list[tuple[str, float]]:
+        return [(item.family, self._families[item.family].seconds) for item in self.configurations]
+
+    def skipped(self, number: int, params: Params, elapsed: float) -> str:  # noqa: ARG002
+        return self._time.skipped(number, elapsed)
+
+    def overdue(self, trial: Trial, elapsed: float) -> str:
+        return self._time.overdue(trial, elapsed)
+
+    @property
+    def most_memory(self) -> float:
+        return self._most_memory
+
+    def out_of_time(self, elapsed: float) -> bool:
+        return self._time.out_of_time(elapsed)
 
     @property
     def configurations(self) -> list[Configuration]:
@@ -142,18 +221,19 @@ class SearchDesign(Suggester):
         return trial.number // self.folds
 
     def fold(self, trial: Trial) -> int:
-        """Return the fold that a trial holds out."""
+        """Return the fold that a trial holds out: of all divisions, one after another."""
         return trial.number % self.folds
 
     def _searched(self, place: int, params: Mapping[str, Any]) -> Configuration:
         """Return a configuration that was suggested, by what its first trial trains."""
         config, rate = dict(params["model.config"]), params["training.learning_rate"]
-        family = next(
-            name
+        fitting = {
+            name: len(item.config)
             for name, item in self._families.items()
-            if item.framework == params["model.framework"]
-            and item.config["model_type"] == config["model_type"]
-        )
+            if item.framework == params["model.framework"] and item.config.items() <= config.items()
+        }
+        # A package's family may narrow one of ours.
+        family = max(fitting, key=lambda name: fitting[name])
         own = {name: it for name, it in config.items() if name not in self._families[family].config}
         settings = own if rate is None else {**own, RATE: rate}
         return Configuration(f"{family} {place + 1}", family, settings)
@@ -181,8 +261,9 @@ class SearchDesign(Suggester):
         study = OptunaStudy(["minimize"])
         for item, score in known:
             if item.family == name:
-                given = {key: item.settings[key] for key in space if key in item.settings}
-                spread = {key: distribution(_field(key), space[key]) for key in given}
+                set_ones = [key for key in space if key in item.settings]
+                given = {_field(key): item.settings[key] for key in set_ones}
+                spread = {_field(key): distribution(_field(key), space[key]) for key in set_ones}
                 study.study.add_trial(
                     create_trial(params=given, distributions=spread, values=[score])
                 )
@@ -202,18 +283,33 @@ def _field(setting: str) -> str:
     return f"training.{RATE}" if setting == RATE else f"model.config.{setting}"
 
 
-def new_design(folder: Path, score: Callable[[Path, int, int], float | None]) -> NewDesign:
+def new_design(
+    folder: Path,
+    score: Callable[[Path, Sequence[Trial]], float | None],
+    members: Callable[[RunConfig, History, Path], Sequence[int]],
+) -> NewDesign:
     """Return what makes the design of a search.
 
     Args:
         folder: of the study.
-        score: returns the mean loss of a configuration, from the folder, the number of its first
-            trial, and the number of folds.
+        score: returns the mean loss of a configuration, from the folder and the trials of all
+            folds.
+        members: see `Members`.
     """
 
     def design(config: RunConfig, history: History) -> SearchDesign:
-        folds = config.cross_validation.folds
-        return SearchDesign(config, history, lambda place: score(folder, place * folds, folds))
+        folds = config.cross_validation.splits
+
+        def mean(place: int) -> float | None:
+            trials = history.trials[place * folds : (place + 1) * folds]
+            return score(folder, trials) if len(trials) == folds else None
+
+        return SearchDesign(
+            config,
+            history,
+            mean,
+            lambda: members(config, history, folder),
+        )
 
     return design
 
@@ -223,22 +319,23 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
     known = families()
     names = {
         value_digest(item.fields(known[item.family])): item.name
-        for item in portfolio(config.automl.constraints)[0]
+        for item in portfolio(config.automl.constraints, config.data)[0]
     }
 
     def words(trial: Trial) -> str:
         sets = {field: value for field, value in trial.params.items() if field != _FOLD}
-        place = trial.number // config.cross_validation.folds + 1
+        place = trial.number // config.cross_validation.splits + 1
         model = f"{sets['model.config']['model_type']} {place}"
         name = names.get(value_digest(sets), model)
-        return f"{name}, fold {trial.params[_FOLD]} held out"
+        return f"{name}, {config.cross_validation.named(trial.params[_FOLD])} held out"
 
     return words
 
 
 def shared_imports(config: RunConfig) -> list[str]:
     """Return the modules that all units of a search on this machine share."""
-    found, known = portfolio(config.automl.constraints)[0], families()
+    found, _ = portfolio(config.automl.constraints, config.data)
+    known = families()
     frameworks = dict.fromkeys(known[item.family].framework for item in found)
     return [
         module for name in frameworks for module in getattr(load_trainer(name), "imports", ())

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
 
@@ -26,37 +27,58 @@ _LEAST: Final = 1e-15
 class OutOfFold:
     """What configurations predicted for records that they did not learn from.
 
-    predicted: (configurations, records): the probability of the true class, or the number.
-    truth: (records,), the true numbers; None for classes.
-    units: (records,); the records of one unit depend on each other.
-    fold: (records,), the fold that held a record out.
+    A row is a record that a fold held out: with several divisions into folds, a record has several.
+
+    predicted: (configurations, rows): the probability of the true class, or the number.
+    truth: (rows,), the true numbers; None for classes.
+    units: (rows,); the records of one unit depend on each other, and share the fold.
+    fold: (rows,), the fold that held a record out.
+    chances: of each configuration, the probabilities: (rows, classes); empty for numbers.
+    classes: (rows,), the true classes; empty for numbers.
+    scale: (rows,), of forecasts: what their absolute error is divided by; None for other numbers.
     """
 
     predicted: FloatArray
     truth: FloatArray | None
     units: IntArray
     fold: IntArray
+    chances: Sequence[NDArray[np.float32]] = ()
+    classes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    scale: FloatArray | None = None
 
     def only(self, rows: IntArray) -> OutOfFold:
-        """Return some of the records."""
+        """Return some of the rows."""
         truth = None if self.truth is None else self.truth[rows]
-        return OutOfFold(self.predicted[:, rows], truth, self.units[rows], self.fold[rows])
+        return OutOfFold(
+            *(self.predicted[:, rows], truth, self.units[rows], self.fold[rows]),
+            [each[rows] for each in self.chances],
+            self.classes[rows] if self.chances else self.classes,
+            None if self.scale is None else self.scale[rows],
+        )
 
     def losses(self, mean: FloatArray) -> FloatArray:
-        """Return the loss of each record, in nats or squared: of the same shape as `mean`."""
+        """Return the loss of each row, in nats, squared or scaled: of the shape of `mean`."""
         if self.truth is None:
             found: FloatArray = -np.log(np.maximum(mean, _LEAST))
             return found
+        if self.scale is not None:
+            scaled: FloatArray = np.abs(mean - self.truth) / self.scale
+            return scaled
         return np.square(mean - self.truth)
 
     def mixed(self, weights: Mapping[int, float]) -> FloatArray:
-        """Return the weighted mean of predictions: (records,)."""
-        total = sum(weights.values())
-        found: FloatArray = sum(
-            (share / total * self.predicted[place] for place, share in weights.items()),
-            start=np.zeros(self.predicted.shape[1]),
-        )
-        return found
+        """Return the weighted mean of predictions: (rows,)."""
+        return weighted_mean({place: self.predicted[place] for place in weights}, weights)
+
+
+def weighted_mean(values: Mapping[int, FloatArray], weights: Mapping[int, float]) -> FloatArray:
+    """Return the mean of arrays of one shape, by their weights."""
+    total = sum(weights.values())
+    found: FloatArray = sum(
+        (share / total * values[place] for place, share in weights.items()),
+        start=np.zeros_like(next(iter(values.values()))),
+    )
+    return found
 
 
 def chosen(found: OutOfFold, costs: Sequence[Limit] = (), *, rounds: int = ROUNDS) -> Counter[int]:
@@ -117,14 +139,22 @@ def standard_error(values: FloatArray, units: IntArray) -> float:
 def corrected(
     found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS
 ) -> FloatArray:
-    """Return predictions by ensembles that were chosen without the record's fold: (records,).
+    """Return predictions by ensembles that were chosen without the record's fold: (rows,).
 
     The loss of these is what to expect of the ensemble that is chosen on all folds: no record
-    takes part in the choice of what predicts it.
+    takes part in the choice of what predicts it, nor does its row of another division.
     """
     mixed = np.full(found.predicted.shape[1], math.nan)
-    for fold in np.unique(found.fold):
-        inside = np.flatnonzero(found.fold == fold)
-        weights = chosen(found.only(np.flatnonzero(found.fold != fold)), limits, rounds=rounds)
+    for inside, _, weights in held_out(found, limits, rounds=rounds):
         mixed[inside] = found.only(inside).mixed(weights)
     return mixed
+
+
+def held_out(
+    found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS
+) -> Iterator[tuple[IntArray, OutOfFold, Counter[int]]]:
+    """Yield the rows of each fold, the others' rows, and the ensemble that is chosen on these."""
+    for fold in np.unique(found.fold):
+        inside = np.flatnonzero(found.fold == fold)
+        outside = found.only(np.flatnonzero(~np.isin(found.units, found.units[inside])))
+        yield inside, outside, chosen(outside, limits, rounds=rounds)

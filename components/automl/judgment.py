@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from steadytrain.components.automl.board import BOARD
+from steadytrain.components.series.artifact import measured_series
 from steadytrain.components.shared.arrow_files import open_batches
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import (
     DataRecord,
@@ -40,6 +42,7 @@ def judged(workspace: Workspace) -> dict[str, Any]:
     return {
         "run": workspace.run_id,
         "test": {
+            "metric": gate.metric,
             "examples": evaluation.examples,
             "metrics": {name: item.model_dump() for name, item in evaluation.metrics.items()},
             "promoted": gate.promoted,
@@ -49,8 +52,13 @@ def judged(workspace: Workspace) -> dict[str, Any]:
             "improvement": gate.improvement and gate.improvement.model_dump(),
             "confidence": gate.confidence,
         },
-        "artifact": measured(Path(train.model), records).model_dump(),
+        "artifact": _artifact(data, Path(train.model), records),
     }
+
+
+def _artifact(data: DataRecord, model: Path, records: pa.Table) -> dict[str, Any]:
+    found = measured_series(model, data) if data.task in SERIES else measured(model, records)
+    return found.model_dump()
 
 
 def add_judgment(found: Mapping[str, Any], folder: Path) -> None:

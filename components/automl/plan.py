@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from steadytrain.components.automl.design import first_configurations
 from steadytrain.components.automl.portfolio import Configuration, families, portfolio
+from steadytrain.components.automl.time_limit import UNIT_SECONDS
 from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, DataError, StorageError
@@ -15,8 +16,6 @@ from steadytrain.components.shared.quantities import duration, money
 from steadytrain.components.tune.designs import with_fold
 from steadytrain.components.tune.study import study_name
 
-_UNIT_SECONDS: Final = 1.5
-"""What a unit takes beside learning, as measured on one core."""
 _COLUMNS: Final = 20
 """Columns of a table that is not prepared yet."""
 
@@ -49,7 +48,7 @@ def plan(config: RunConfig) -> Plan:
         DataError: the data cannot be divided into folds.
     """
     known = [Configuration(**item) for item in first_configurations(config)]
-    _, skipped = portfolio(config.automl.constraints)
+    _, skipped = portfolio(config.automl.constraints, config.data)
     try:
         records = sum(preview_folds(with_fold(config, 0)).sizes)
     except DataError:
@@ -58,28 +57,29 @@ def plan(config: RunConfig) -> Plan:
         return Plan(known, skipped, None, None, None)
     families_by_name, budget = families(), config.tune.budget
     costs = [families_by_name[item.family].seconds for item in known]
-    units, folds = budget.trials, config.cross_validation.folds
+    units, folds = budget.trials, config.cross_validation.splits
     # What is searched for after the portfolio costs as much as the portfolio's mean.
     each = [
         costs[place] if place < len(costs) else sum(costs) / len(costs)
         for place in range(units // folds + (units % folds > 0))
     ]
     learning = sum(each) * folds * records * _COLUMNS / 1e6
-    seconds = (learning + units * _UNIT_SECONDS) / budget.parallel
+    seconds = (learning + units * UNIT_SECONDS) / budget.parallel
     price = config.compute.price_per_hour
     return Plan(known, skipped, records, seconds, None if price is None else seconds / 3600 * price)
 
 
 def lines(config: RunConfig, found: Plan) -> list[str]:
     """Return the plan as lines of text."""
-    budget, folds = config.tune.budget, config.cross_validation.folds
-    searched = max(0, budget.trials // folds - len(found.known))
+    budget, chosen = config.tune.budget, config.cross_validation
+    searched = max(0, budget.trials // chosen.splits - len(found.known))
+    times = "" if chosen.repeats == 1 else f", {chosen.repeats} times"
     cost = "" if found.usd is None else f", {money(found.usd)}"
     return [
         f"study       {study_name(config)}",
         f"task        {config.data.task}, target {config.data.target}",
         f"records     {'not read here' if found.records is None else f'{found.records:,}'}, "
-        f"in {folds} folds",
+        f"in {chosen.folds} folds{times}",
         f"units       {budget.trials:,}: configurations x folds, {budget.parallel} at a time",
         f"searched    {searched} configurations after the portfolio",
         f"time        {'unknown' if found.seconds is None else f'about {duration(found.seconds)}'}"
@@ -97,6 +97,7 @@ def as_plain(config: RunConfig, found: Plan) -> dict[str, Any]:
         "configurations": [item.as_plain() for item in found.known],
         "skipped": dict(found.skipped),
         "folds": config.cross_validation.folds,
+        "repeats": config.cross_validation.repeats,
         "units": config.tune.budget.trials,
         "parallel": config.tune.budget.parallel,
         "records": found.records,

@@ -7,12 +7,14 @@ A package adds a family with an entry point in the group `steadytrain.families` 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config import Dimension
+from steadytrain.components.shared.config import DataConfig, Dimension
+from steadytrain.components.shared.config.data import TABLES
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 
 RATE: Final = "learning_rate"
@@ -34,6 +36,9 @@ class Family:
     space: the settings to search, by name, if the family leads.
     interpretable: whether people can read such a model.
     seconds: roughly, for a million values of a table on one core.
+    tasks: those that it is for.
+    eval_steps: steps between two validations.
+    reads_covariates: whether it learns from those of time series.
     """
 
     framework: str
@@ -44,6 +49,9 @@ class Family:
     space: Mapping[str, Dimension] = field(default_factory=dict)
     interpretable: bool = False
     seconds: float = 1.0
+    tasks: Sequence[str] = TABLES
+    eval_steps: int = 1
+    reads_covariates: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Configuration:
             "model.config": {**family.config, **config},
             "training.learning_rate": self.settings.get(RATE),
             "training.max_steps": steps,
-            "training.eval_steps": 1,
+            "training.eval_steps": family.eval_steps,
             "training.early_stopping_patience": _PATIENCE if stops else None,
             "training.load_best_model_at_end": stops,
         }
@@ -89,19 +97,31 @@ def families() -> dict[str, Family]:
     return {name: plugins.load_as(plugins.FAMILIES, name, Family) for name in names}
 
 
-def portfolio(limits: AutoMLConstraints) -> tuple[list[Configuration], dict[str, str]]:
-    """Return the configurations in their order, and why others are left out, by name."""
+def portfolio(
+    limits: AutoMLConstraints, data: DataConfig | None = None
+) -> tuple[list[Configuration], dict[str, str]]:
+    """Return the configurations in their order, and why others are left out, by name.
+
+    Args:
+        data: what is predicted; None stands for any table.
+    """
+    task = TABLES[0] if data is None else data.task
+    covariates = data is not None and bool(data.series.covariates)
     found, skipped = list[tuple[int, Configuration]](), dict[str, str]()
     for family, item in families().items():
+        if task not in item.tasks:
+            continue
         for name, (place, settings) in item.entries.items():
             found.append((place, Configuration(name, family, settings)))
-            if reason := _obstacle(item, limits):
+            if reason := _obstacle(item, limits, covariates=covariates):
                 skipped[name] = reason
     ordered = [item for _, item in sorted(found, key=lambda pair: (pair[0], pair[1].name))]
     return [item for item in ordered if item.name not in skipped], skipped
 
 
-def _obstacle(family: Family, limits: AutoMLConstraints) -> str:
+def _obstacle(family: Family, limits: AutoMLConstraints, *, covariates: bool) -> str:
+    if covariates and not family.reads_covariates:
+        return "it learns from no data.series.covariates"
     if family.package and importlib.util.find_spec(family.package) is None:
         return f"the package {family.package} is not installed"
     if limits.frameworks and family.framework not in limits.frameworks:
@@ -250,4 +270,73 @@ NEIGHBORS = Family(
     {"model_type": "knn"},
     {"nearest neighbors": (10, {"n_neighbors": 15, "weights": "distance"})},
     seconds=5.0,
+)
+MLP = Family(
+    "pytorch_tables",
+    {"model_type": "mlp"},
+    {"multilayer perceptron": (9, {"width": 128, "layers": 2, "dropout": 0.1, RATE: 1e-3})},
+    package="torch",
+    max_steps=50,
+    space={
+        "width": Dimension(low=32, high=512, log=True),
+        "dropout": Dimension(low=0.0, high=0.5),
+        RATE: Dimension(low=1e-4, high=1e-2, log=True),
+    },
+    seconds=40.0,
+)
+TABM = Family(
+    "pytorch_tables",
+    {"model_type": "tabm"},
+    {"TabM": (10, {"width": 128, "layers": 2, "dropout": 0.1, RATE: 2e-3})},
+    package="torch",
+    max_steps=50,
+    seconds=300.0,
+)
+_STATISTICAL: Final[dict[str, Any]] = {
+    "framework": "statsforecast",
+    "package": "statsforecast",
+    "tasks": SERIES,
+    "reads_covariates": False,
+}
+SEASONAL_NAIVE = Family(
+    config={"model_type": "seasonal_naive"},
+    entries={"seasonal naive": (0, {})},
+    interpretable=True,
+    **_STATISTICAL,
+)
+THETA = Family(
+    config={"model_type": "auto_theta"}, entries={"Theta": (1, {})}, seconds=1e3, **_STATISTICAL
+)
+ETS = Family(
+    config={"model_type": "auto_ets"}, entries={"ETS": (3, {})}, seconds=2e3, **_STATISTICAL
+)
+ARIMA = Family(
+    config={"model_type": "auto_arima"}, entries={"ARIMA": (5, {})}, seconds=1e4, **_STATISTICAL
+)
+SERIES_LIGHTGBM = Family(
+    "mlforecast",
+    {"model_type": "lightgbm", "rounds_per_step": 10},
+    {
+        DEFAULT: (2, {"num_leaves": 31, "min_data_in_leaf": 20, RATE: 0.1}),
+        "LightGBM, few leaves": (4, {"num_leaves": 7, "min_data_in_leaf": 5, RATE: 0.05}),
+    },
+    package="mlforecast",
+    max_steps=50,
+    space={
+        "num_leaves": Dimension(low=4, high=63, log=True),
+        "min_data_in_leaf": Dimension(low=2, high=50, log=True),
+        RATE: Dimension(**_BOOSTING),
+    },
+    seconds=100.0,
+    tasks=SERIES,
+)
+SERIES_NETWORK = Family(
+    "pytorch",
+    {"model_type": "mlp"},
+    {"network": (6, {"width": 64, "blocks": 2, RATE: 1e-3})},
+    package="torch",
+    max_steps=300,
+    seconds=1e3,
+    tasks=SERIES,
+    eval_steps=20,
 )

@@ -10,11 +10,15 @@ from typing import Any, Final
 from steadytrain.components.preprocess.inspection import first_rows
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.tabular.model import is_missing, plain_number
+from steadytrain.components.tabular.model import is_missing, level_of, plain_number
 from steadytrain.components.tasks.encoding.fields import Defect
 
 _CLASSES: Final = 20
-"""Different numbers up to which they are the names of classes."""
+"""Different whole numbers up to which they are the names of classes."""
+_ROWS: Final = 20_000
+"""Records to look at: a table may be sorted by its target."""
+_STRAY: Final = 0.05
+"""Share of values up to which those that are not numbers are errors."""
 
 
 def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
@@ -24,12 +28,12 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
         data: the section as plain data.
 
     Raises:
-        DataError: the records have no such column, or it has no value.
+        DataError: the records have no such column, or its values are neither classes nor numbers.
         BadInput: they cannot be read.
     """
     config = DataConfig.model_validate({**data, "task": "tabular_classification"})
     target, values, names = str(config.target), list[Any](), dict[str, None]()
-    with closing(first_rows(config)) as rows:
+    with closing(first_rows(config, _ROWS)) as rows:
         for _, _, row in rows:
             if isinstance(row, Defect):
                 continue
@@ -45,7 +49,17 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
         raise DataError(
             f"data.target = {target!r}: every value is missing", remedy="name another column"
         )
-    different = len(set(map(str, values)))
-    if different <= _CLASSES or any(math.isnan(plain_number(value)) for value in values):
-        return "tabular_classification", f"{target} has {different} different values"
-    return "tabular_regression", f"{target} has {different} different numbers"
+    numbers = [plain_number(value) for value in values]
+    other = [value for value, number in zip(values, numbers, strict=True) if math.isnan(number)]
+    different = len(set(map(level_of, values)))
+    fractions = any(number % 1 > 0 for number in numbers)
+    if (different > _CLASSES or fractions) and len(other) <= _STRAY * len(values):
+        return "tabular_regression", f"{target} has {different} different numbers"
+    if different > max(_CLASSES, len(values) / 2):
+        raise DataError(
+            f"data.target = {target!r}: {different} of {len(values)} values are different, and "
+            f"values such as {str(other[0])[:40]!r} are not numbers",
+            remedy="write numbers as 1234.5 or name another column; data.task: "
+            "tabular_classification takes each value for a class",
+        )
+    return "tabular_classification", f"{target} has {different} different values"

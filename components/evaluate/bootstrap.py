@@ -150,6 +150,55 @@ def studentized(statistic: Statistic, units: IntArray, confidence: float) -> dic
     }
 
 
+_BISECTIONS: Final = 60
+
+
+def studentized_ratio(statistic: Statistic, units: IntArray, confidence: float) -> Interval:
+    """Return the ratio `gain` / `scale` over all examples, with its interval.
+
+    A ratio lies in it if `gain` minus that ratio times `scale` is 0 within noise (Fieller 1954).
+    The interval of the quotient itself is too wide for few units, because a small scale in some
+    samples makes a skewed quotient. It is what remains if the scale can be 0 by chance.
+
+    Args:
+        statistic: of weights (rows, examples), with the two names.
+        units, confidence: as in `studentized`.
+    """
+    without, halves = _values(statistic, _left_out(units)), _values(statistic, _halves(units))
+    gain, scale = without["gain"], without["scale"]
+    with np.errstate(all="ignore"):
+        ratio = float(gain[0] / scale[0])
+        quotients, halved = gain[1:] / scale[1:], halves["gain"] / halves["scale"]
+
+    def away(ratio: float) -> Interval:
+        rest, half = (item["gain"] - ratio * item["scale"] for item in (without, halves))
+        return _interval(rest[0], rest[1:], half, confidence)
+
+    if not math.isfinite(ratio) or not math.isfinite(away(ratio).low):
+        return Interval(value=ratio, low=math.nan, high=math.nan)
+    if not _interval(scale[0], scale[1:], halves["scale"], confidence).low > 0:
+        return _interval(ratio, quotients, halved, confidence)
+    return Interval(
+        value=ratio,
+        low=_last(lambda end: not away(end).low > 0, ratio, -1),
+        high=_last(lambda end: not away(end).high < 0, ratio, 1),
+    )
+
+
+def _last(inside: Callable[[float], bool], start: float, sign: int) -> float:
+    """Return the value farthest from `start` in a direction up to which all are inside."""
+    step = 1e-6 * max(1.0, abs(start))
+    while inside(start + sign * step):
+        step *= 2
+        if not math.isfinite(step):
+            return start + sign * step
+    known, beyond = 0.0, step
+    for _ in range(_BISECTIONS):
+        middle = (known + beyond) / 2
+        known, beyond = (middle, beyond) if inside(start + sign * middle) else (known, middle)
+    return start + sign * beyond
+
+
 def _values(statistic: Statistic, weights: Iterator[FloatArray]) -> dict[str, FloatArray]:
     parts = [statistic(rows) for rows in weights]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -23,7 +23,9 @@ from steadytrain.components.evaluate.paired import read_answers, spans
 from steadytrain.components.evaluate.scores import Pair, Resampled, Rival, Scores, mean
 from steadytrain.components.evaluate.scoring import Report, score, test_digest, to_compute_device
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, with_causes
 from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.shared.lm_tasks import LmTasks
@@ -144,6 +146,8 @@ _OTHER_SPLIT: Final = (
     "from another model"
 )
 
+_SERIES_GROW: Final = "more series, or of a single series a longer data.series.horizon"
+
 _UNCHANGED: Final = (
     "training changed nothing: on each test record its loss is that of model.base, to the bit; "
     "raise training.learning_rate or the number of steps"
@@ -241,8 +245,13 @@ class Candidate:
             metric,
             self.config.evaluation.confidence,
             directions,
-            TestSide(self.scores.counted_units, self.test_digest, earlier),
-            list(self.config.data.parts),
+            TestSide(
+                self.scores.counted_units,
+                self.test_digest,
+                earlier,
+                _SERIES_GROW if self.config.data.task in SERIES else TestSide.grows_by,
+            ),
+            list(self.config.data.parts) if self.config.data.task == MULTI_TASK else [],
         )
 
     def _against_champion(self, champion: Version, metric: str, report: Report) -> Pair | str:

@@ -28,7 +28,7 @@ from steadytrain.components.evaluate.bootstrap import (
     count_units,
     fewest_units,
     infinite_for_one,
-    studentized,
+    studentized_ratio,
 )
 from steadytrain.components.evaluate.scores import Pair, Resampled, Rival
 from steadytrain.components.shared.config.evaluation import GateConfig
@@ -46,6 +46,7 @@ class TestSide:
     units: (examples,), the unit of each example. Units count as a whole, negative ones not at all.
     digest: of the ids of the test side.
     earlier: number of other models that were judged on the same records before.
+    grows_by: how a run gets more of it.
     """
 
     __test__ = False
@@ -53,6 +54,7 @@ class TestSide:
     units: IntArray
     digest: str = ""
     earlier: int = 0
+    grows_by: str = "data.test_share, evaluation.max_examples"
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class Gate:
             return ""
         return (
             f"{units} independent test examples are too few to tell ({needed} needed): give more "
-            "test data (data.test_share, evaluation.max_examples)"
+            f"test data ({self.test.grows_by})"
         )
 
     def _relative(
@@ -248,13 +250,16 @@ class Gate:
             inside: (examples,), 1 for the examples that count and 0 for the others.
         """
         kept = np.flatnonzero(inside)
+        known = float(other(inside[None])[0])
 
-        def improvement(weights: FloatArray) -> dict[str, FloatArray]:
+        def parts(weights: FloatArray) -> dict[str, FloatArray]:
             all_weights = np.zeros((len(weights), len(inside)))
             all_weights[:, kept] = weights
-            return {"": self._relative(metric, mine, other, all_weights)}
+            one, two = mine(all_weights), other(all_weights)
+            gain = infinite_for_one(one, two, self._sign(metric) * (one - two))
+            return {"gain": gain, "scale": np.sign(known) * two if known else np.ones(len(two))}
 
-        return studentized(improvement, units[kept], self.level)[""]
+        return studentized_ratio(parts, units[kept], self.level)
 
     def _improvement(self, pair: Pair, inside: FloatArray) -> Interval:
         return self._interval(self.metric, pair.candidate, pair.champion, pair.units, inside)

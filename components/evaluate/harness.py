@@ -137,7 +137,7 @@ class Harness(TemplateLM):  # type: ignore[misc]
                     f"tokens, and the model takes 1 to {self.max_length}",
                     remedy="leave that task out of evaluation.tasks, or shorten its answers",
                 )
-        answers: list[Answer] = self._continuations.ask(
+        answers: list[Answer] = self._continuations.answer(
             requests, lambda done: self._progress(what, done, len(requests))
         )
         return [(answer.nats, answer.greedy) for answer in answers]

@@ -105,6 +105,8 @@ class Scores:
         """The default metric to compare models by, if the gate doesn't name one."""
         if self.classes is not None:
             return "accuracy"
+        if "scaled_error" in self.columns:
+            return "mase"
         if "squared_error" in self.columns:
             return "mse"
         if self.sets is not None:

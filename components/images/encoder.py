@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.images.pixels import Unreadable, decoded, prepared
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.images import ImagesConfig
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.base import (
@@ -109,32 +110,15 @@ class ImageEncoder:
         return [[self.column, self.data.columns.label]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
-        settings, content = self.data.images, row.get(self.column)
         label = class_of(row, self.data.columns.label, self.data.labels)
-        if isinstance(content, Mapping):
-            # As the library `datasets` stores images.
-            content = content.get("bytes")
-        if content is None:
+        found = read_image(self.column, row.get(self.column), self.data.images)
+        if found is None:
             raise Defect("missing_field", f"{self.column} is absent or null")
-        if not isinstance(content, bytes):
-            raise Defect("wrong_type", f"{self.column} is {str(content)[:80]!r}, not an image")
-        try:
-            image, mode = decoded(content, settings.max_pixels)
-            pixels = prepared(image, settings.size, settings.color, settings.resize)
-        except Unreadable as error:
-            raise Defect("huge_image" if error.huge else "broken_image", str(error)) from error
-        shape = f"{image.width} x {image.height}"
-        # A gray image is the same, whether its file has one channel or three.
-        digest = hashlib.sha256(image.convert("RGB").tobytes()).hexdigest()
-        text = json.dumps(
-            {"size": shape, "mode": mode, PIXELS: base64.b64encode(pixels.tobytes()).decode()},
-        )
-        return Content(text, label, identity=f"{shape} {digest}")
+        text = json.dumps(found.facts)
+        return Content(text, label, identity=found.identity, attachment=found.pixels)
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
-        texts: list[Any] = records["content"].to_pylist()
-        contents = [json.loads(text)[PIXELS] for text in texts]
-        pixels = pa.array(map(base64.b64decode, contents), self.schema.field(PIXELS).type)
+        pixels = records["attachment"].cast(pa.binary()).cast(self.schema.field(PIXELS).type)
         return {PIXELS: pixels, "label": records["label"]}
 
     def row_encoder(self, fitted: Fitted) -> ImageRows:
@@ -203,6 +187,45 @@ class ImageEncoder:
 
 
 @dataclass(frozen=True)
+class ReadImage:
+    """An image as a model reads it.
+
+    pixels: as (height, width, channels).
+    facts: `size` and `mode` of its file.
+    identity: the same exactly for equal pixels before they are resized.
+    """
+
+    pixels: bytes
+    facts: Mapping[str, str]
+    identity: str
+
+
+def read_image(column: str, content: Any, settings: ImagesConfig) -> ReadImage | None:
+    """Return the image in a column; None if there is none.
+
+    Raises:
+        Defect: it is something else, or broken.
+    """
+    if isinstance(content, Mapping):
+        # As the library `datasets` stores images.
+        content = content.get("bytes")
+    if content is None:
+        return None
+    if not isinstance(content, bytes):
+        raise Defect("wrong_type", f"{column} is {str(content)[:80]!r}, not an image")
+    try:
+        image, mode = decoded(content, settings.max_pixels)
+        how = settings.size, settings.color, settings.resize, settings.interpolation
+        pixels = prepared(image, *how)
+    except Unreadable as error:
+        raise Defect("huge_image" if error.huge else "broken_image", str(error)) from error
+    shape = f"{image.width} x {image.height}"
+    # A gray image is the same, whether its file has one channel or three.
+    digest = hashlib.sha256(image.convert("RGB").tobytes()).hexdigest()
+    return ReadImage(pixels.tobytes(), {"size": shape, "mode": mode}, f"{shape} {digest}")
+
+
+@dataclass(frozen=True)
 class ImageRows:
     """Encodes images."""
 
@@ -215,8 +238,7 @@ class ImageRows:
         target = self.target_of(record)
         if isinstance(target, Defect):
             return target
-        values = json.loads(record.text)
-        values |= {PIXELS: base64.b64decode(values[PIXELS]), "label": target}
+        values = {**json.loads(record.text), PIXELS: record.attachment, "label": target}
         return EncodedRecord(1, [EncodedRow(values, tokens=1, targets=1)])
 
 

@@ -69,7 +69,11 @@ def _decoded(content: bytes, max_pixels: int) -> tuple[Image.Image, str]:
             raise Unreadable(f"{width} x {height} pixels", huge=True)
         mode = opened.mode
         opened.load()
-        return _plain(ImageOps.exif_transpose(opened)), mode
+        image = ImageOps.exif_transpose(opened)
+        if opened.format == "PPM" and mode == "I":
+            # Pillow reads the 16 bits of a PGM file into 32, from 0 to 65,535.
+            return _eight_bits(image), mode
+        return _plain(image), mode
 
 
 def from_array(array: Any) -> Image.Image:
@@ -100,7 +104,7 @@ def _plain(image: Image.Image) -> Image.Image:
     if image.mode in ("1", "L"):
         image = image if "transparency" in image.info else image.convert("L")
     if image.mode in _SIXTEEN_BITS:
-        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+        return _eight_bits(image)
     if image.mode in ("I", "F"):
         raise Unreadable(f"its pixels have 32 bits (mode {image.mode}); write 8 or 16 bits")
     if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:
@@ -111,14 +115,23 @@ def _plain(image: Image.Image) -> Image.Image:
     return image if image.mode == "L" else image.convert("RGB")
 
 
-def prepared(image: Image.Image, size: int, color: str, resize: str) -> NDArray[np.uint8]:
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return the higher 8 of the 16 bits of each pixel."""
+    return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+
+
+def prepared(
+    image: Image.Image, size: int, color: str, resize: str, interpolation: str = "bilinear"
+) -> NDArray[np.uint8]:
     """Return the pixels that a model reads: (size, size, channels).
 
     Args:
         image: as `decoded` returns it.
         color: "rgb" or "gray".
         resize: "crop" cuts off what is longer than wide, "pad" adds black, "stretch" distorts.
+        interpolation: a name of Pillow's Resampling, in lower case.
     """
+    sampling = Image.Resampling[interpolation.upper()]
     image = image.convert("RGB" if color == "rgb" else "L")
     width, height = image.size
     if (width, height) == (size, size):
@@ -128,14 +141,14 @@ def prepared(image: Image.Image, size: int, color: str, resize: str) -> NDArray[
         inner = [max(1, round(side * size / longest)) for side in (width, height)]
         canvas = Image.new(image.mode, (size, size))
         place = ((size - inner[0]) // 2, (size - inner[1]) // 2)
-        canvas.paste(image.resize((inner[0], inner[1]), Image.Resampling.BILINEAR), place)
+        canvas.paste(image.resize((inner[0], inner[1]), sampling), place)
         return _array(canvas)
     box = (0.0, 0.0, float(width), float(height))
     if resize == "crop":
         shortest = min(width, height)
         left, top = (width - shortest) / 2, (height - shortest) / 2
         box = (left, top, left + shortest, top + shortest)
-    return _array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    return _array(image.resize((size, size), sampling, box=box))
 
 
 def _array(image: Image.Image) -> NDArray[np.uint8]:

@@ -36,6 +36,11 @@ class Predictor:
         )
         self.model, self.device = loaded.to(device).eval(), device
 
+    @property
+    def names(self) -> list[str]:
+        """The names of what is predicted."""
+        return ["prediction", *(f"probability_{label}" for label in self.labels)]
+
     def rows(self, images: Sequence[Any]) -> list[dict[str, Any]]:
         """Return, for each image, its `prediction`, and `probability_CLASS` for each class.
 
@@ -50,12 +55,8 @@ class Predictor:
             self.probabilities(images[start : start + _AT_ONCE], start)
             for start in range(0, len(images), _AT_ONCE)
         ]
-        names = [f"probability_{label}" for label in self.labels]
         return [
-            {
-                "prediction": self.labels[int(row.argmax())],
-                **dict(zip(names, map(float, row), strict=True)),
-            }
+            dict(zip(self.names, [self.labels[int(row.argmax())], *map(float, row)], strict=True))
             for rows in found
             for row in rows
         ]
@@ -95,7 +96,8 @@ class Predictor:
             image, _ = self.pixels.decoded(bytes(image), settings["max_pixels"])
         else:
             image = self.pixels.from_array(image)
-        return self.pixels.prepared(image, settings["size"], settings["color"], settings["resize"])
+        names = ("size", "color", "resize", "interpolation")
+        return self.pixels.prepared(image, *(settings[name] for name in names))
 
 
 def _module(path: Path) -> Any:

@@ -14,9 +14,10 @@ import pyarrow as pa
 import torch
 from PIL import Image
 
+from steadytrain.components.images import networks
 from steadytrain.components.images.encoder import PIXELS
 from steadytrain.components.images.predictor import SETTINGS
-from steadytrain.components.images.training import PROCESSOR, image_scale, scaled
+from steadytrain.components.images.training import image_scale, scaled
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
@@ -33,7 +34,7 @@ from steadytrain.components.tasks.served import ServedPackager
 
 _EXAMPLES: Final = 3
 _CODE: Final = ("pixels.py", "predictor.py")
-_PREPARATION: Final = ("size", "color", "resize")
+_PREPARATION: Final = ("size", "color", "resize", "interpolation")
 _NEEDED: Final = ("mlflow", "numpy", "pandas", "pillow", "safetensors", "torch", "transformers")
 
 
@@ -76,10 +77,11 @@ class ImagePackager(ServedPackager):
 
     def export(self, model: torch.nn.Module, folder: Path) -> None:
         given = self.config.model.export_dtype
-        with never_wrapped():
-            save_model(model, folder, getattr(torch, given) if given else dtype_of_files(model))
         images = self.config.data.images
         mean, deviation = image_scale(self.config, self.data)
+        networks.note_inputs(model, images, mean, deviation)
+        with never_wrapped():
+            save_model(model, folder, getattr(torch, given) if given else dtype_of_files(model))
         content = {
             **{name: getattr(images, name) for name in (*_PREPARATION, "max_pixels")},
             "mean": mean,
@@ -89,13 +91,13 @@ class ImagePackager(ServedPackager):
         _write(folder / SETTINGS, content)
         # For Transformers' own pipeline, which reads all images in color.
         _write(
-            folder / PROCESSOR,
+            folder / networks.PROCESSOR,
             {
                 "image_processor_type": "ViTImageProcessor",
                 "do_convert_rgb": images.color == "rgb",
                 "do_resize": True,
                 "size": {"height": images.size, "width": images.size},
-                "resample": int(Image.Resampling.BILINEAR),
+                "resample": int(Image.Resampling[images.interpolation.upper()]),
                 "do_rescale": True,
                 "rescale_factor": 1 / 255,
                 "do_normalize": True,
@@ -117,6 +119,8 @@ class ImagePackager(ServedPackager):
 
         try:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            # Older models do not name it.
+            settings.setdefault("interpolation", "bilinear")
             model: Any = AutoModelForImageClassification.from_pretrained(
                 folder.absolute(),
                 dtype=torch.float32,
@@ -143,6 +147,12 @@ class ImagePackager(ServedPackager):
                     "another name",
                 )
 
+    @staticmethod
+    def _timm(folder: Path) -> list[str]:
+        """Return the package that a model of timm needs too."""
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return ["timm"] * (content["model_type"] == networks.TIMM)
+
     def log_model(
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
@@ -154,12 +164,12 @@ class ImagePackager(ServedPackager):
         shape = (images.size, images.size, images.channels)
         return self.log_folder(
             folder,
-            Path(__file__).with_name("served.py"),
+            served=Path(__file__).with_name("served.py"),
             name=name,
             inputs=[ColSpec("binary", "image")],
             example=pd.DataFrame({"image": [_png(one, shape) for one in first]}),
             metadata=metadata,
-            packages=_NEEDED,
+            packages=[*_NEEDED, *self._timm(folder)],
         )
 
 

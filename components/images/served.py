@@ -28,7 +28,8 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         del context, params
-        return pd.DataFrame(self.model.rows(list(model_input["image"])))
+        found = self.model.rows(list(model_input["image"]))
+        return pd.DataFrame(found, columns=None if found else self.model.names)
 
 
 mlflow.models.set_model(Served())

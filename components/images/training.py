@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final
@@ -11,9 +10,11 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from steadytrain.components.images import networks
 from steadytrain.components.images.encoder import PIXELS, scale_of
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Batch, LossSum, Row
@@ -25,8 +26,6 @@ from steadytrain.components.techniques.image_augmentation.changes import augment
 from steadytrain.components.techniques.rare_classes.weights import class_weights
 from steadytrain.components.techniques.text_augmentation.changes import generator_of
 
-PROCESSOR: Final = "preprocessor_config.json"
-"""Transformers' name of the file with a model's mean and deviation."""
 _BATCH_NORM: Final = (
     "the model has batch normalization, so a smaller micro-batch, also where memory runs out, "
     "changes what it learns; models with layer normalization, such as convnext, learn the same"
@@ -43,7 +42,7 @@ class ImageClassification:
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.data = config, data
         self.images = config.data.images
-        self.head_remark = ""
+        self.remarks: list[str] = []
 
     @cached_property
     def criterion(self) -> Criterion:
@@ -59,50 +58,38 @@ class ImageClassification:
     def build_model(self) -> torch.nn.Module:
         from transformers import AutoModelForImageClassification
 
-        base, labels = self.config.model.base, self.data.labels
+        given, labels = self.config.model, self.data.labels
+        base, new = given.base, torch.get_default_device().type != "meta"
+        own = networks.timms_arguments(resolve_config(base, self.config)) if base else {}
+        if not base:
+            with foreign("model.config cannot be built", "change the named field"):
+                given = given.model_copy(
+                    update={"config": networks.filled(given.config, self.images)}
+                )
         model: Any = build(
             AutoModelForImageClassification,
-            self.config,
+            self.config.model_copy(update={"model": given}),
             self.data,
             None,
             num_labels=len(labels),
             id2label=dict(enumerate(labels)),
             label2id={label: index for index, label in enumerate(labels)},
             problem_type="single_label_classification",
-            **({} if base else self._input_fields()),
+            **own,
         )
-        self._check_inputs(model)
-        if base and torch.get_default_device().type != "meta":
-            self.head_remark = fit_head(
-                model, class_names(resolve_config(base, self.config)), labels
-            )
+        networks.check_inputs(model, self.images)
+        if base and new:
+            folder = resolve_model(base, self.config)
+            self.remarks = [*filter(None, [fit_head(model, class_names(folder), labels)])]
+            if read := networks.of_folder(folder):
+                self.remarks += networks.differences(read, self.images, "model.base")
+        elif new and model.config.model_type == networks.TIMM:
+            networks.timms_own_weights(model)
         return model  # type: ignore[no-any-return]
-
-    def _input_fields(self) -> dict[str, int]:
-        """Return the fields of a new model that the images determine."""
-        from transformers import AutoConfig
-
-        known = AutoConfig.for_model(self.config.model.config["model_type"]).to_dict()
-        fields = {"image_size": self.images.size, "num_channels": self.images.channels}
-        return {name: value for name, value in fields.items() if name in known}
-
-    def _check_inputs(self, model: Any) -> None:
-        wanted = {"size": ("image_size", self.images.size)}
-        wanted["color"] = ("num_channels", self.images.channels)
-        for field, (name, value) in wanted.items():
-            found = getattr(model.config, name, None)
-            if isinstance(found, int) and found != value:
-                raise BadInput(
-                    f"data.images.{field} = {getattr(self.images, field)!r}: the model has "
-                    f"{name} {found}, and the images {value}",
-                    remedy=f"set data.images.size to {found}"
-                    if field == "size"
-                    else "set data.images.color to rgb for three channels, and to gray for one",
-                )
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         normalized = any(isinstance(part, _BatchNorm) for part in model.modules())
-        return [*filter(None, [self.head_remark, _BATCH_NORM * normalized])]
+        return [*self.remarks, *[_BATCH_NORM] * normalized]
 
     def cost(self, row: Row) -> int:
         del row
@@ -164,30 +151,18 @@ def image_scale(config: RunConfig, data: DataRecord) -> tuple[list[float], list[
     """
     images, base = config.data.images, config.model.base
     asked = images.normalization == "model"
-    path = resolve_model(base, config) / PROCESSOR if base else None
-    if images.normalization == "data" or path is None or not path.is_file():
-        if asked:
-            raise BadInput(
-                f"data.images.normalization = 'model': model.base has no {PROCESSOR}"
-                if base
-                else "data.images.normalization = 'model': a model from scratch has none",
-                remedy="set it to data, or leave it out",
-            )
-        return scale_of(data)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    found = tuple(content.get(name) for name in ("image_mean", "image_std"))
-    fits = [
-        isinstance(each, list)
-        and len(each) == images.channels
-        and all(isinstance(value, int | float) for value in each)
-        for each in found
-    ]
-    if not all(fits):
+    read = None
+    if images.normalization != "data" and base:
+        read = networks.of_folder(resolve_model(base, config))
+    elif asked and config.model.config["model_type"] == networks.TIMM:
+        read = networks.of_architecture(config.model.config["architecture"])
+    if read is not None:
+        return networks.scale(read, images, "model.base" if base else "model.config")
+    if asked:
         raise BadInput(
-            f"model.base: image_mean and image_std in {path} are {found[0]!r} and {found[1]!r}, "
-            f"not {images.channels} numbers each",
-            remedy="set data.images.normalization to data, or data.images.color to what the model "
-            "reads",
+            f"data.images.normalization = 'model': model.base has no {networks.PROCESSOR}"
+            if base
+            else "data.images.normalization = 'model': a model from scratch has none",
+            remedy="set it to data, or leave it out",
         )
-    mean, deviation = found
-    return list(map(float, mean or ())), list(map(float, deviation or ()))
+    return scale_of(data)

@@ -104,7 +104,7 @@ def label_count(config: RunConfig) -> int:
 def model_name(config: RunConfig) -> str:
     """Return the model's name, as people know it."""
     if config.model.base is None:
-        return f"{config.model.config['model_type']} from scratch"
+        return f"{config.model.config.get('model_type', 'a fused model')} from scratch"
     return config.model.base.removeprefix("hub:")
 
 

@@ -33,7 +33,7 @@ _NAMES: Final = {
     "activations": "activations",
     "logits": "logits and loss",
     "buffers": "buffers",
-    "companion": "frozen model",
+    "frozen_model": "frozen model",
     "fragmentation": "fragmentation",
     "context": "CUDA context",
 }
@@ -59,7 +59,7 @@ class Memory:
     activations: int
     logits: int
     buffers: int
-    companion: int = 0
+    frozen_model: int = 0
     fragmentation: int = 0
     context: int = 0
     host: int = 0
@@ -74,8 +74,8 @@ class Memory:
     def parts(self) -> dict[str, int]:
         """The device bytes by name; without a teacher or a reference, no line for it."""
         parts = {name: getattr(self, field) for field, name in _NAMES.items()}
-        if not self.companion:
-            del parts[_NAMES["companion"]]
+        if not self.frozen_model:
+            del parts[_NAMES["frozen_model"]]
         return parts
 
     @property
@@ -113,10 +113,12 @@ class _Step:
         held, layer = self.held, self.layer
         kept = self.outside + self.learning * self.stored
         kept += exit_memory(self.shape, self.setting)
-        if (companion := self.setting.companion) is not None:
-            kept += self.setting.tokens * companion.matched
-            forward = self.setting.tokens * companion.forward
-            yield self._moment("the frozen model's forward pass", 0, self.before, companion=forward)
+        if (frozen_model := self.setting.frozen_model) is not None:
+            kept += self.setting.tokens * frozen_model.matched
+            forward = self.setting.tokens * frozen_model.forward
+            yield self._moment(
+                "the frozen model's forward pass", 0, self.before, frozen_model=forward
+            )
         if self.learning < self.shape.layers:
             # Without a backward pass, nothing outlives the half of a layer that made it.
             half = max(layer.attention, layer.feed_forward)
@@ -143,8 +145,8 @@ class _Step:
         """Yield the moments of a chunk of rows, with the gradients that forward computes for it."""
         held, shape, setting = self.held, self.shape, self.setting
         compared = 0
-        if (companion := setting.companion) is not None:
-            compared = setting.tokens * companion.kept + companion.compared
+        if (frozen_model := setting.frozen_model) is not None:
+            compared = setting.tokens * frozen_model.kept + frozen_model.compared
         if shape.labels:
             if setting.returns_states and setting.half:
                 # What a model returns is converted to 32 bits.
@@ -154,7 +156,7 @@ class _Step:
         if not shape.fused:
             logits = plain_loss(shape, setting)
             yield self._moment(
-                "the loss", kept + held.copies, self.before, logits, companion=compared
+                "the loss", kept + held.copies, self.before, logits, frozen_model=compared
             )
             return
         # The head's input, the rows of it that have a target, and their gradient.
@@ -177,7 +179,7 @@ class _Step:
         errors = chunk * setting.width
         if setting.differentiates:
             wide = COMPARISON_COPIES * FP32 * comparison_rows(shape.vocabulary) * shape.vocabulary
-        yield self._moment("the loss", kept, gradients, errors + wide, companion=compared)
+        yield self._moment("the loss", kept, gradients, errors + wide, frozen_model=compared)
         if setting.quantizes_head:
             # A block of the head, its part of the gradient of the head's input, and the sum.
             sums = 2 * min(targets, chunk_rows(shape.vocabulary)) * shape.hidden * FP32
@@ -217,15 +219,15 @@ class _Step:
                 yield replace(found, buffers=found.buffers + held.layers_gathered)
 
     def _moment(
-        self, name: str, activations: int, gradients: int, logits: int = 0, *, companion: int = 0
+        self, name: str, activations: int, gradients: int, logits: int = 0, *, frozen_model: int = 0
     ) -> Memory:
         """Return what is in use at a moment.
 
         Args:
-            companion: of the frozen model's, besides its weights.
+            frozen_model: of the frozen model's, besides its weights.
         """
         held, setting = self.held, self.setting
-        frozen = setting.companion.weights if setting.companion else 0
+        frozen = setting.frozen_model.weights if setting.frozen_model else 0
         return Memory(
             moment=name,
             weights=held.weights,
@@ -234,7 +236,7 @@ class _Step:
             activations=activations,
             logits=logits,
             buffers=held.gathered + _inputs(setting) + setting.answers,
-            companion=frozen + companion,
+            frozen_model=frozen + frozen_model,
             host=held.host,
         )
 

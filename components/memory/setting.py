@@ -18,7 +18,7 @@ section 3)."""
 
 
 @dataclass(frozen=True)
-class Companion:
+class FrozenModel:
     """A frozen model that each rank runs next to the one that trains (`techniques.py`), in bytes.
 
     forward: for each token, during its forward pass.
@@ -54,7 +54,7 @@ class Setting:
     strategy: resolved: never "auto".
     cuda: whether on a GPU, whose kernels keep less.
     weight_copies: tensors in 32 bits that training components keep for each trained weight.
-    companion: the teacher or the reference; None without one.
+    frozen_model: the teacher or the reference; None without one.
     contrasts: whether the loss compares the token states of each document.
     returns_states: whether the model returns the states of all layers, which the loss needs.
     copies: how often a forward pass has each sequence: twice with R-Drop.
@@ -79,7 +79,7 @@ class Setting:
     optim: str = DEFAULT
     cuda: bool = True
     weight_copies: int = 0
-    companion: Companion | None = None
+    frozen_model: FrozenModel | None = None
     contrasts: bool = False
     returns_states: bool = False
     copies: int = 1

@@ -74,7 +74,7 @@ def trained_parameters(shape: Shape, setting: Setting) -> int:
     trained along with adapters.
     """
     adapter = setting.adapter
-    beside = setting.companion.projection if setting.companion else 0
+    beside = setting.frozen_model.projection if setting.frozen_model else 0
     if not adapter.freezes:
         return shape.parameters - shape.frozen + beside
     adapted = shape.adapted(adapter.targets)

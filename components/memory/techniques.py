@@ -10,7 +10,7 @@ import functools
 from dataclasses import replace
 
 from steadytrain.components.memory.model import any_shape, architecture_of, label_count
-from steadytrain.components.memory.setting import FP32, Companion, Setting
+from steadytrain.components.memory.setting import FP32, FrozenModel, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.chunks import COMPARISON_COPIES, answer_bytes, comparison_rows
 from steadytrain.components.shared.config import ModelConfig, RunConfig
@@ -30,7 +30,7 @@ def with_techniques(
         sequences: of a rank's share of the global batch.
 
     Raises:
-        BadInput: as for `run_companion`.
+        BadInput: as for `run_frozen_model`.
     """
     training, task = config.training, load_task(config.data.task)
     adversarial = training.adversarial
@@ -43,7 +43,7 @@ def with_techniques(
         masked=shape.labels > 0 or not shape.documents,
         accumulates=setting.accumulates or adversarial.passes > 1,
         weight_copies=training.weight_copies,
-        companion=run_companion(config, shape, half=setting.half, length=setting.length),
+        frozen_model=run_frozen_model(config, shape, half=setting.half, length=setting.length),
         contrasts=training.contrastive.on,
         returns_states=training.batch_contrastive.on and not task.contrasts,
         copies=2 if training.r_drop.on else 1,
@@ -55,12 +55,14 @@ def with_techniques(
     )
 
 
-def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -> Companion | None:
+def run_frozen_model(
+    config: RunConfig, shape: Shape, *, half: bool, length: int
+) -> FrozenModel | None:
     """Return what the run's teacher or reference needs; None without one.
 
     Args:
         shape: of the model that trains.
-        half, length: as for `companion_of`.
+        half, length: as for `frozen_model_of`.
 
     Raises:
         BadInput: the teacher's architecture is unknown, or can't be built here.
@@ -70,12 +72,12 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
         return None
     if address is not None:
         teacher = _shape(address, label_count(config), "training.distillation.teacher")
-        found = companion_of(teacher, half=half, length=length)
+        found = frozen_model_of(teacher, half=half, length=length)
         return _matched(found, (shape, teacher), hidden, half=half) if hidden.on else found
     task = load_task(config.data.task)
     if not task.reference:
         return None
-    found = companion_of(shape, half=half, length=length)
+    found = frozen_model_of(shape, half=half, length=length)
     block = FP32 * comparison_rows(shape.vocabulary) * shape.vocabulary
     return replace(
         found,
@@ -90,8 +92,8 @@ def run_companion(config: RunConfig, shape: Shape, *, half: bool, length: int) -
 
 
 def _matched(
-    found: Companion, shapes: tuple[Shape, Shape], hidden: HiddenConfig, *, half: bool
-) -> Companion:
+    found: FrozenModel, shapes: tuple[Shape, Shape], hidden: HiddenConfig, *, half: bool
+) -> FrozenModel:
     """Add what comparing hidden states needs.
 
     Raises:
@@ -115,11 +117,11 @@ def _matched(
     )
 
 
-def grader_of(config: RunConfig, *, half: bool, length: int) -> Companion | None:
+def grader_of(config: RunConfig, *, half: bool, length: int) -> FrozenModel | None:
     """Return what a curriculum's reference model needs while it scores rows; None without one.
 
     Args:
-        half, length: as for `companion_of`.
+        half, length: as for `frozen_model_of`.
 
     Raises:
         BadInput: its architecture is unknown, or can't be built here.
@@ -128,22 +130,22 @@ def grader_of(config: RunConfig, *, half: bool, length: int) -> Companion | None
     if address is None:
         return None
     shape = _shape(address, label_count(config), "training.curriculum.model")
-    return companion_of(shape, half=half, length=length)
+    return frozen_model_of(shape, half=half, length=length)
 
 
-def answering_teacher(config: RunConfig, *, half: bool, length: int) -> Companion:
+def answering_teacher(config: RunConfig, *, half: bool, length: int) -> FrozenModel:
     """Return what the teacher needs while its answers are stored, before training begins.
 
     Args:
-        half, length: as for `companion_of`.
+        half, length: as for `frozen_model_of`.
 
     Raises:
-        BadInput: as for `run_companion`.
+        BadInput: as for `run_frozen_model`.
     """
     address = config.training.distillation.teacher
     assert address is not None, "there is a teacher"
     shape = _shape(address, label_count(config), "training.distillation.teacher")
-    return companion_of(shape, half=half, length=length)
+    return frozen_model_of(shape, half=half, length=length)
 
 
 def answers_on_device(config: RunConfig, *, length: int, sequences: int) -> int:
@@ -169,7 +171,7 @@ def _shape(address: str, labels: int, field: str) -> Shape:
         raise BadInput(f"{field} = {address!r}: {error.message}", remedy=error.remedy) from error
 
 
-def companion_of(shape: Shape, *, half: bool, length: int) -> Companion:
+def frozen_model_of(shape: Shape, *, half: bool, length: int) -> FrozenModel:
     """Return what a model of this shape needs, complete on each rank and without gradients.
 
     Args:
@@ -183,7 +185,7 @@ def companion_of(shape: Shape, *, half: bool, length: int) -> Companion:
     inside = max(2 * shape.attention + 2 * shape.key_value, 3 * shape.intermediate)
     logits = shape.labels or (0 if shape.fused else shape.vocabulary)
     rows = 0 if shape.labels else comparison_rows(shape.vocabulary)
-    return Companion(
+    return FrozenModel(
         weights=width * shape.parameters,
         forward=width * (2 * shape.hidden + inside),
         kept=width * (logits or shape.hidden),

@@ -46,7 +46,7 @@ from steadytrain.components.tasks.base import Batch
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import pass_documents, unlike
 from steadytrain.components.tasks.fused_head import FusedHead, LossRequest, head_request
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 from steadytrain.components.techniques.multi_task.uncertainty import attach_uncertainty
 
 _MOST_LAYERS: Final = 2000
@@ -183,7 +183,7 @@ def _described(model: Any, architecture: Mapping[str, Any], labels: int) -> Shap
         experts=experts,
         used=used // _experts_count(layers[0]),
         fused=labels > 0 or isinstance(head, FusedHead),
-        documents=labels == 0 and _hears_of_documents(model),
+        documents=labels == 0 and _receives_documents(model),
         traced=Traced(architecture, len(layers), labels),
     )
 
@@ -234,7 +234,7 @@ def _embeddings(model: torch.nn.Module, layers: Any) -> int:
     return sum(table.numel() for table in tables)
 
 
-def _hears_of_documents(model: Any) -> bool:
+def _receives_documents(model: Any) -> bool:
     """Return whether a packed row's documents reach the attention. A run checks its outputs."""
     ids = torch.zeros((1, sum(_ASKED)), dtype=torch.int64, device="meta")
     documents = Documents(list(_ASKED))
@@ -402,7 +402,7 @@ class _Watch:
             model.register_forward_hook(lambda *_: self._forward_ends())
         elif isinstance(head, FusedHead):
             # The formula covers the memory of the loss within the head.
-            head.forward = self._in_place_of_the_head
+            head.forward = self._replace_head
         else:
             head.register_forward_pre_hook(lambda *_: self._forward_ends())
 
@@ -447,7 +447,7 @@ class _Watch:
         self.before_loss, self.copies = self._now(), self.live.held[_COPIES]
         self.live.begin()
 
-    def _in_place_of_the_head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _replace_head(self, hidden: torch.Tensor) -> torch.Tensor:
         self._forward_ends()
         self.head_input = hidden.numel() * hidden.element_size()
         request = head_request()

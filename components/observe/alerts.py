@@ -122,7 +122,7 @@ ALERTS: Final = (
         "5m",
         f"The loss of {_RUN.lower()} is rising or not finite.",
         "A divergence is retried with a lower learning rate by itself. If the loss keeps rising, "
-        "lower training.learning_rate, and check the newest data.",
+        "lower training.learning_rate (steadytrain adjust), and check the newest data.",
     ),
     Alert(
         "SteadytrainOverBudget",

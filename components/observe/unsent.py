@@ -24,7 +24,7 @@ HANGING_SECONDS: Final = 15.0
 """How much longer a batch that was started may take."""
 
 
-def send_rest(config: RunConfig, workspace: Workspace) -> bool:
+def send_unsent(config: RunConfig, workspace: Workspace) -> bool:
     """Send what the run's sinks lack. A sink whose package is not installed here is left out.
 
     Returns:

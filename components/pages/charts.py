@@ -273,7 +273,8 @@ def scatter(
     low, high = min(across), max(across)
     pad = (high - low) * 0.04 or 0.5
     labels = [(float(index), name) for index, name in enumerate(names)] or [
-        (tick, tick_label(10**tick if log else tick)) for tick in nice_ticks(low, high, 4)
+        (tick, tick_label(float(f"{10**tick:.2g}") if log else tick))
+        for tick in nice_ticks(low, high, 4)
     ]
     return plot(
         title,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -13,11 +13,16 @@ from steadytrain.components.shared.left_out import SET_ASIDE
 from steadytrain.components.shared.quantities import number, percent
 from steadytrain.components.shared.records import DataRecord, Side, SideRecord
 from steadytrain.components.tasks.encoding.fields import DEFECTS
+from steadytrain.components.techniques.mixture import Drawn
 
 _SIDES = get_args(Side)
 _COLUMNS = (
     *("Documents", "Share", "MB of text", "Sequences", "Tokens"),
     *("In the loss", "Targets", "Filled", "Cut", "In windows"),
+)
+_MIXTURE_COLUMNS = (
+    *("Documents", "Rows", "Tokens", "Share of tokens"),
+    *("Planned share", "Realized share", "Rows learned", "Passes"),
 )
 
 _MOST_COLUMNS = 200
@@ -109,12 +114,16 @@ class DataCard(BaseModel):
 
 
 def data_section(
-    data: DataRecord, card: DataCard, most_labels: int | None = None
+    data: DataRecord,
+    card: DataCard,
+    most_labels: int | None = None,
+    drawn: Sequence[Drawn] = (),
 ) -> dict[str, Any]:
     """Return sides, quarantine, duplicates, lengths and labels.
 
     Args:
         most_labels: how many labels are shown, the most frequent ones; None for all.
+        drawn: what training drew of each data set of a mixture; empty before it.
     """
     used = sum(side.documents for side in data.sides.values())
     sides = {name: card.sides.get(name, SideCard()) for name in _SIDES if name in data.sides}
@@ -131,6 +140,8 @@ def data_section(
         "folder": data.folder,
         "columns": _COLUMNS,
         "sides": [(name, _side(data.sides[name], side, used)) for name, side in sides.items()],
+        "mixture_columns": _MIXTURE_COLUMNS[: None if drawn else 4],
+        "mixture": list(_mixture(data.sides["train"], drawn)) if "train" in data.sides else [],
         "quarantine": [
             (
                 reason,
@@ -174,6 +185,18 @@ def data_section(
             if side.numbers
         ],
     }
+
+
+def _mixture(side: SideRecord, drawn: Sequence[Drawn]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each data set of a mixture: what there is of it, and what was learned of it."""
+    learned = {one.name: one for one in drawn}
+    for source in side.sources:
+        cells = [number(source.documents), number(source.rows), number(source.tokens)]
+        cells.append(percent(source.tokens / max(1, side.tokens)))
+        if (one := learned.get(source.name)) is not None:
+            cells += [percent(one.planned), percent(one.realized), number(one.rows)]
+            cells.append(f"{one.passes:.2f}")
+        yield source.name, cells
 
 
 def _total(counts: Any) -> Counter[Any]:

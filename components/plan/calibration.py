@@ -33,7 +33,7 @@ from steadytrain.components.sizing.time_cost import Span, Speed, of_all_ranks
 from steadytrain.components.tasks.base import Batch, OpenTask
 from steadytrain.components.tasks.documents import collate_packed, collate_rows
 from steadytrain.components.tasks.sequence_classification import collate_padded
-from steadytrain.components.techniques.inference import to_device
+from steadytrain.components.techniques.modules import to_device
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import order_of
@@ -103,7 +103,7 @@ def _refuse_what_one_device_cannot_show(job: Workload, choice: Choice) -> None:
             "model.adapter.kind = 'qlora': weights are quantized as they are loaded, and "
             "--calibrate loads none"
         )
-    elif choice.setting.companion:
+    elif choice.setting.frozen_model:
         why = "a teacher or a reference: --calibrate times the model that trains alone"
     elif longer:
         why = f"training.{longer[0]}: --calibrate times steps without it"

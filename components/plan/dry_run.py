@@ -187,7 +187,8 @@ def _step(architecture: Mapping[str, Any], setting: Setting, labels: int) -> dic
         _prepare(model, setting, mesh)
         for tensor in (*model.parameters(), *model.buffers()):
             live.rename(tensor, "weights")
-        optimizer = _with_state(model, setting, live)
+        training = TrainingConfig(learning_rate=1.0)
+        optimizer = with_state(model, live, training, accumulates=setting.accumulates)
         batch = batch_of(setting, labels)
         for tensor in batch.values():
             live.rename(tensor, "buffers")
@@ -260,8 +261,8 @@ def _prepare(model: Any, setting: Setting, mesh: DeviceMesh | None) -> None:
     model.train()
 
 
-def _with_state(
-    model: torch.nn.Module, setting: Setting, live: LiveTensors
+def with_state(
+    model: torch.nn.Module, live: LiveTensors, training: TrainingConfig, *, accumulates: bool
 ) -> torch.optim.Optimizer:
     """Return an optimizer after its first update; keep the gradients if they accumulate."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -271,12 +272,12 @@ def _with_state(
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda parameter: live.rename(parameter.grad, "gradients")
         )
-    optimizer = OptimizerBuilder(TrainingConfig(learning_rate=1.0))(model)
+    optimizer = OptimizerBuilder(training)(model)
     optimizer.step()
     for state in optimizer.state.values():
         for tensor in state.values():
             live.rename(tensor, "optimizer")
-    if not setting.accumulates:
+    if not accumulates:
         optimizer.zero_grad()
     return optimizer
 

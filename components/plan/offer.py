@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,10 +10,13 @@ from steadytrain.components.memory.peak import CUDA_CONTEXT
 from steadytrain.components.memory.techniques import answering_teacher
 from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
-from steadytrain.components.sizing.fit import Choice, works
+from steadytrain.components.sizing.decisions import efficiency
+from steadytrain.components.sizing.fit import Choice, choose, with_method, works
 from steadytrain.components.sizing.length import length_of, prepared
 from steadytrain.components.sizing.machine import Workload
+from steadytrain.components.sizing.strategy import Adapter, options, requested_options
 from steadytrain.components.sizing.time_cost import (
     Span,
     Speed,
@@ -97,6 +100,8 @@ class Offer:
     hours, usd, spot_usd: None if the steps or the price are unknown.
     usd_per_million_tokens: the middle of the interval, used for sorting.
     timed_by: where its speed comes from.
+    method: what is trained: all weights, lora or qlora.
+    best_for: what the GPU is usually chosen for.
     """
 
     gpu: str
@@ -110,12 +115,14 @@ class Offer:
     spot_usd: Span | None
     usd_per_million_tokens: float | None
     timed_by: str
+    method: str
+    best_for: str
 
 
 def offer_of(job: Workload, choice: Choice, speed: Speed) -> Offer:
     """Return the offer for the job's GPU with a choice."""
     gpu, ranks, span = job.machine.gpu, job.machine.ranks, speed.tokens_per_second
-    length = length_of(job.config, job.global_batch)
+    length = length_of(job.config, job.global_batch, job.sampled)
     needed = None
     if length.tokens is not None:
         before = (scoring_of(job, choice), answering(job, choice))
@@ -123,7 +130,8 @@ def offer_of(job: Workload, choice: Choice, speed: Speed) -> Offer:
         needed = hours(span, length.tokens + tokens)
     price, spot = gpu.usd_per_hour, gpu.spot_usd_per_hour
     if job.config.compute.price_per_hour is not None:
-        price = job.config.compute.price_per_hour / ranks
+        # It is that of the configured machine, and the job may be on another one.
+        price = job.config.compute.price_per_hour / job.config.compute.world_size
     factor = preemptions(job, choice).factor
     return Offer(
         gpu=gpu.name,
@@ -142,7 +150,28 @@ def offer_of(job: Workload, choice: Choice, speed: Speed) -> Offer:
             None if price is None else price * ranks * 1e6 / span.middle / 3600
         ),
         timed_by=speed.source,
+        method="all weights" if choice.option.adapter == "none" else choice.option.adapter,
+        best_for=gpu.best_for,
     )
+
+
+def no_price(prices: str, device: str) -> str:
+    """Return the sentence on a device without a price."""
+    return f"price: {prices} has none for {device}; set compute.price_per_hour"
+
+
+def over_budget(budget: float | None, total: float | None, unknown: str) -> Iterator[str]:
+    """Yield a sentence if training costs more than the budget, or may.
+
+    Args:
+        total: expected USD; None if it is not known, for the reasons in `unknown`.
+    """
+    if budget is None:
+        return
+    if total is None:
+        yield f"compute.budget_usd = {budget:g}: it cannot be checked ({unknown})"
+    elif total > budget:
+        yield f"compute.budget_usd = {budget:g}: training is expected to cost {total:,.2f} USD"
 
 
 def _cost(needed: Span | None, price: float | None, ranks: int) -> Span | None:
@@ -162,56 +191,151 @@ def _how(choice: Choice) -> str:
     return f"{' + '.join(parts)}, {batch.micro_batch_size} x {batch.gradient_accumulation_steps}"
 
 
-_MOST_IN_A_NODE: Final = 8
+@dataclass(frozen=True)
+class Method:
+    """A method of fine-tuning on the plan's hardware.
+
+    offer: None if it does not fit, or cannot be combined with the configuration.
+    trade_off: what to expect of the model, in one sentence.
+    """
+
+    name: str
+    offer: Offer | None
+    trade_off: str
+
+
+_TRADE_OFFS: Final[Mapping[Adapter, str]] = {
+    "none": "learns most, and forgets most of what the model knew; the result is a whole model",
+    # Biderman et al. 2024, "LoRA Learns Less and Forgets Less".
+    "lora": "learns less than all weights and forgets less, close to them on few instructions; the "
+    "result is a small adapter",
+    # Dettmers et al. 2023.
+    "qlora": "as LoRA, beside weights rounded to 4 bits, which take a quarter of the memory and "
+    "time to unpack",
+}
+
+
+def methods(job: Workload) -> list[Method]:
+    """Return all weights, LoRA and QLoRA side by side; none of a model from scratch."""
+    if job.from_scratch:
+        return []
+    found = []
+    for kind, trade_off in _TRADE_OFFS.items():
+        choice = with_method(job, kind)
+        offer = None if choice is None else offer_of(job, choice, by_table(job, choice))
+        found.append(Method("all weights" if kind == "none" else kind, offer, trade_off))
+    return found
+
+
+_IN_A_NODE: Final = 8
+_MOST_GPUS: Final = 128
 
 
 @dataclass(frozen=True)
 class Size:
-    """A number of GPUs of one kind, and how they would do; None if the job doesn't work on them."""
+    """A number of GPUs of one kind, and how they would do.
+
+    offer: None if the job doesn't work on them.
+    reason: what to do with that many GPUs, and why; or why it doesn't work.
+    """
 
     nodes: int
     gpus_per_node: int
     offer: Offer | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.nodes} x {self.gpus_per_node}"
 
 
 def scaling(job: Workload) -> list[Size]:
-    """Return the sizes to compare: one node with up to 8 GPUs, or up to twice the nodes."""
-    return [_size(job, nodes, per_node) for nodes, per_node in _sizes(job)]
+    """Return 1, 2, 4 and so on to 128 GPUs, and the requested number.
+
+    Nodes are filled before there are more of them. Without a request for several, they have 8.
+    """
+    found: list[Size] = []
+    for nodes, per_node in _sizes(job):
+        smaller = next((size for size in reversed(found) if size.offer), None)
+        found.append(_size(job.on(job.machine.gpu, nodes, per_node), smaller))
+    return found
 
 
 def policy(job: Workload, sizes: Sequence[Size]) -> str:
     """Return what follows for a run, in one sentence."""
     if not any(size.offer for size in sizes):
         return "none of these sizes works"
+    nodes, per_node = job.machine.nodes, job.machine.per_node
     stays = f"the global batch stays {job.global_batch}, so the result does too"
-    nodes = job.machine.nodes
+    if job.on(job.machine.gpu, 1, 1).global_batch != job.on(job.machine.gpu, 1, 2).global_batch:
+        stays = (
+            "the global batch grows with the ranks, and so changes what is learned; "
+            "training.global_batch_size keeps it"
+        )
     if nodes == 1:
         return stays
-    fewest = min(size.nodes for size in sizes if size.offer)
-    if fewest >= nodes:
+    working = [size.nodes for size in sizes if size.offer and size.gpus_per_node == per_node]
+    if min(working, default=nodes) >= nodes:
         return f"it does not fit on fewer nodes, so it waits if some are lost; {stays}"
     return (
-        f"if nodes stay unavailable, it can continue with {fewest} "
-        f"(recovery.min_nodes={fewest}); {stays}"
+        f"if nodes stay unavailable, it can continue with {min(working)} "
+        f"(recovery.min_nodes={min(working)}); {stays}"
     )
 
 
-def _sizes(job: Workload) -> Iterator[tuple[int, int]]:
+def _sizes(job: Workload) -> list[tuple[int, int]]:
+    """Return nodes and GPUs of each, the fewest GPUs first."""
     nodes, per_node = job.machine.nodes, job.machine.per_node
-    if nodes == 1:
-        yield from ((1, count) for count in _doubled(per_node, _MOST_IN_A_NODE))
-    else:
-        yield from ((count, per_node) for count in _doubled(nodes, 2 * nodes))
+    full = per_node if nodes > 1 else max(_IN_A_NODE, per_node)
+    powers = [2**power for power in range(_MOST_GPUS.bit_length())]
+    found = {(nodes, per_node), *((1, count) for count in powers if count <= full)}
+    found |= {(count, full) for count in powers if count * full <= _MOST_GPUS}
+    return sorted(found, key=lambda size: (size[0] * size[1], size))
 
 
-def _doubled(asked: int, most: int) -> list[int]:
-    """Return 1, 2, 4 and so on, and the requested number."""
-    counts = {asked, *(2**power for power in range(most.bit_length()))}
-    return sorted(count for count in counts if count <= max(most, asked))
+def _size(job: Workload, smaller: Size | None) -> Size:
+    """Return how the job would do on its machine.
+
+    Args:
+        smaller: the next smaller size that works.
+    """
+    machine, choice = job.machine, works(job)
+    if choice is None:
+        return Size(machine.nodes, machine.per_node, None, _why_not(job))
+    offer = offer_of(job, choice, by_table(job, choice))
+    reasons = [efficiency(job, choice)[0].reason, *_gain(job, offer, smaller)]
+    return Size(machine.nodes, machine.per_node, offer, "; ".join(reasons))
 
 
-def _size(job: Workload, nodes: int, per_node: int) -> Size:
-    there = job.on(job.machine.gpu, nodes, per_node)
-    choice = works(there)
-    offer = offer_of(there, choice, by_table(there, choice)) if choice else None
-    return Size(nodes, per_node, offer)
+def _why_not(job: Workload) -> str:
+    gpu, ranks, batch = job.machine.gpu, job.machine.ranks, job.global_batch
+    if not job.is_available:
+        return f"the cluster does not have that many {gpu.name}"
+    if batch % ranks:
+        return (
+            f"a global batch of {batch} cannot be split over {ranks} ranks: "
+            f"training.global_batch_size={-(-batch // ranks) * ranks} can, which changes what is "
+            "learned (training.lr_scaling)"
+        )
+    try:
+        least = choose(job, options(job) or requested_options(job))
+    except BadInput as error:
+        return str(error)
+    if least.fits:
+        return f"{least.option.strategy} does not support these settings"
+    if not least.fits_gpu:
+        needs, usable = size(least.memory.total), size(least.usable)
+        return f"it needs {needs} of each {gpu.name}, and {usable} are usable"
+    return f"it needs {size(least.host_needed)} of host memory on each node, which is too much"
+
+
+def _gain(job: Workload, offer: Offer, smaller: Size | None) -> Iterator[str]:
+    """Yield what the size is worth beside the next smaller one that works."""
+    if smaller is None or smaller.offer is None:
+        return
+    if offer.method != smaller.offer.method:
+        yield f"trains {offer.method}, not {smaller.offer.method} as {smaller}: not comparable"
+        return
+    speed = offer.tokens_per_second.middle / smaller.offer.tokens_per_second.middle
+    cost = job.machine.ranks / (smaller.nodes * smaller.gpus_per_node) / speed
+    network = ", as ranks wait for the network" if job.machine.nodes > smaller.nodes == 1 else ""
+    yield f"{speed:.2f} times as fast as {smaller} at {cost:.2f} times the cost per token{network}"

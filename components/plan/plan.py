@@ -5,26 +5,38 @@ Based on formulas, without torch, if the architecture has one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from steadytrain.components.memory.model import any_model_shape, model_groups, model_name
 from steadytrain.components.memory.states import trained_parameters
-from steadytrain.components.plan.offer import Offer, Size, offer_of, policy, scaling
+from steadytrain.components.plan.offer import (
+    Method,
+    Offer,
+    Size,
+    methods,
+    no_price,
+    offer_of,
+    over_budget,
+    policy,
+    scaling,
+)
 from steadytrain.components.plan.problems import problems, remarks, remedies
+from steadytrain.components.plan.sample import sample
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import Decision
+from steadytrain.components.shared.config.fusion import MULTIMODAL
 from steadytrain.components.shared.config.images import IMAGES
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
-from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed
+from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed, for_goal
 from steadytrain.components.sizing.hardware import Gpu
 from steadytrain.components.sizing.learned import as_learned
-from steadytrain.components.sizing.length import Length, length_of
+from steadytrain.components.sizing.length import Length, length_of, prepared
 from steadytrain.components.sizing.machine import Hosts, Machine, Workload
 from steadytrain.components.sizing.strategy import (
     TrainingOption,
@@ -43,6 +55,9 @@ if TYPE_CHECKING:
     from steadytrain.components.memory.groups import Group
 
 
+OWN_PRICES: Final = "steadytrain's own table; --provider and --prices take others"
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that `steadytrain plan` reports.
@@ -51,8 +66,11 @@ class Plan:
     remedies: the nearest that works, if something does not fit.
     offers: one per available kind of GPU, with the same number of each; by formula.
     groups: how parameters are trained, if not all alike.
+    compared: methods of fine-tuning on this hardware.
     scaling: other numbers of the chosen kind; empty for a machine's own CPU.
     measured: whether the choice's memory comes from a dry run.
+    prices: where they are from.
+    unknown: why hours or the price are not known.
     """
 
     job: Workload
@@ -68,8 +86,11 @@ class Plan:
     preemptions: Preemptions
     offers: Sequence[Offer]
     scaling: Sequence[Size]
+    compared: Sequence[Method]
     chosen_by: str
     measured: bool = False
+    prices: str = OWN_PRICES
+    unknown: Sequence[str] = ()
 
     @property
     def works(self) -> bool:
@@ -77,15 +98,26 @@ class Plan:
 
     @property
     def cheapest(self) -> list[Offer]:
-        """The GPUs that fit, cheapest first; those with unknown prices come last."""
+        """The GPUs that fit and have a price, cheapest first."""
         return sorted(
-            (offer for offer in self.offers if offer.fits),
-            key=lambda offer: (
-                offer.usd_per_million_tokens is None,
-                offer.usd_per_million_tokens or 0.0,
-                offer.capacity_gb,
+            (
+                offer
+                for offer in self.offers
+                if offer.fits and offer.usd_per_million_tokens is not None
             ),
+            key=lambda offer: (offer.usd_per_million_tokens or 0.0, offer.capacity_gb),
         )
+
+    @property
+    def without_price(self) -> list[Offer]:
+        """The GPUs that fit and have no price, the smallest first."""
+        fitting = (offer for offer in self.offers if offer.fits)
+        return [offer for offer in fitting if offer.usd_per_million_tokens is None]
+
+    @property
+    def methods(self) -> list[str]:
+        """What the GPUs with a price would train; several are not comparable."""
+        return sorted({offer.method for offer in self.cheapest})
 
     @property
     def fastest(self) -> list[Offer]:
@@ -140,6 +172,10 @@ class Plan:
                 "sizes": [asdict(size) for size in self.scaling],
             },
             "cheapest": [asdict(offer) for offer in self.cheapest],
+            "methods": self.methods,
+            "compared_methods": [asdict(method) for method in self.compared],
+            "without_price": [asdict(offer) for offer in self.without_price],
+            "prices": self.prices,
             "fastest": [offer.gpu for offer in self.fastest],
             "do_not_fit": [offer.gpu for offer in self.offers if not offer.fits],
         }
@@ -153,6 +189,7 @@ def plan_training(
     *,
     measure: Measure | None = None,
     timed: Timing = by_table,
+    prices: str = OWN_PRICES,
 ) -> Plan:
     """Plan a training run on compute.nodes x compute.nproc_per_node GPUs.
 
@@ -162,6 +199,7 @@ def plan_training(
         hosts: what is known about the nodes; None means nothing.
         measure: measures the memory of the final choice; None keeps the formula's value.
         timed: returns the speed of the final choice; all other choices use the table.
+        prices: where those of `gpus` are from.
 
     Raises:
         BadInput: PyTorch does not train the model, its architecture is unknown, it is too large for
@@ -172,14 +210,15 @@ def plan_training(
             f"model.framework = {config.model.framework!r}: plans are for PyTorch models",
             remedy="see what a run would do with `steadytrain run FILE --dry-run`",
         )
-    if config.data.task in IMAGES:
+    if config.data.task in (*IMAGES, *MULTIMODAL):
         raise BadInput(
-            f"data.task = {config.data.task!r}: plans are for models of texts",
-            remedy="see what a run would do with `steadytrain run FILE --dry-run`",
+            f"data.task = {config.data.task!r}: this plan is for models of texts",
+            remedy="see what a run needs with `steadytrain plan FILE`",
         )
     nodes, per_node = config.compute.nodes, config.compute.nproc_per_node
     hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
-    job = Workload(config, model_name(config), any_model_shape(config), machine, hosts)
+    sampled = None if prepared(config) else sample(config)
+    job = Workload(config, model_name(config), any_model_shape(config), machine, hosts, sampled)
     refuse_what_is_too_large(job)
     jobs = [job.on(each, nodes, per_node) for each in gpus]
     offers = [_by_table(each) for each in jobs]
@@ -188,29 +227,92 @@ def plan_training(
         chosen_by = "the plan: the cheapest GPU in its table that fits"
         if hosts.of_a_cluster:
             chosen_by = "the cluster: its cheapest GPU that fits"
-    kind = gpu or _cheapest(gpus, offers)
+    budget, goal = config.compute.budget_usd, config.training.goal
+    affordable = [offer for offer in offers if _costs_at_most(offer, budget)]
+    if gpu is not None:
+        kind = gpu
+    elif goal is not None and (suited := _suited(goal, affordable or offers)) is not None:
+        within = f", within {budget:g} USD" if affordable else ""
+        chosen_by = f"the plan: training.goal = {goal}{within}"
+        kind = next(each for each in gpus if each.name == suited.gpu)
+    elif affordable:
+        chosen_by = f"the plan: the fastest GPU that fits, within {budget:g} USD"
+        quickest = max(affordable, key=lambda offer: offer.tokens_per_second.middle)
+        kind = next(each for each in gpus if each.name == quickest.gpu)
+    else:
+        kind = _cheapest(gpus, offers)
     job = job.on(kind, nodes, per_node)
     choosing = partial(_choose, candidates=_options(job))
     choice = confirmed(job, choosing, measure) if measure else choosing(job)
     speed = timed(job, choice)
     offer = offer_of(job, choice, speed)
+    length = length_of(job.config, job.global_batch, job.sampled)
+    prices = prices if config.compute.price_per_hour is None else "compute.price_per_hour"
+    reasons = [] if offer.hours else [f"hours: {length.source}"]
+    if offer.usd_per_million_tokens is None:
+        reasons.append(no_price(prices, kind.name))
+    total = offer.usd.middle if offer.usd else None
     return Plan(
         job=job,
         choice=choice,
         trained=trained_parameters(job.shape, choice.setting),
         decisions=decisions(job, choice, speed.tokens_per_second),
-        problems=list(problems(job, choice)),
-        remedies=remedies(job, choice) if not choice.fits else [],
+        problems=[*problems(job, choice), *over_budget(budget, total, "; ".join(reasons))],
+        remedies=remedies(job, choice)
+        if not choice.fits
+        else list(_cheaper(offer, affordable, budget)),
         remarks=list(remarks(job, choice)),
         groups=model_groups(job.config),
-        length=length_of(job.config, job.global_batch),
+        length=length,
         offer=offer,
         preemptions=preemptions(job, choice),
         offers=[offer if each.gpu == offer.gpu else each for each in offers],
+        compared=methods(job),
         scaling=scaling(job) if job.machine.gpu.cuda else [],
         chosen_by=chosen_by,
         measured=measure is not None,
+        prices=prices,
+        unknown=reasons,
     )
+
+
+_BEST: Final = ("all weights", "lora", "qlora")
+
+
+def _suited(goal: str, offers: Sequence[Offer]) -> Offer | None:
+    """Return the offer that suits a goal, or None if none fits; without prices the fastest."""
+    fitting = [offer for offer in offers if offer.fits]
+    if goal == "best" and fitting:
+        best = min(fitting, key=lambda offer: _BEST.index(offer.method)).method
+        fitting = [offer for offer in fitting if offer.method == best]
+    priced = [offer for offer in fitting if offer.usd_per_million_tokens is not None]
+    if goal == "fastest" or not priced:
+        return max(fitting, key=lambda offer: offer.tokens_per_second.middle, default=None)
+
+    def cost(offer: Offer) -> float:
+        each = offer.usd_per_million_tokens or 0.0
+        return each if goal == "best" else each / offer.tokens_per_second.middle
+
+    return min(priced, key=cost)
+
+
+def _costs_at_most(offer: Offer, budget: float | None) -> bool:
+    return (
+        budget is not None and offer.fits and offer.usd is not None and offer.usd.middle <= budget
+    )
+
+
+def _cheaper(offer: Offer, affordable: Sequence[Offer], budget: float | None) -> Iterator[str]:
+    """Yield what is within the budget, if the plan is not."""
+    if budget is None or offer.usd is None or offer.usd.middle <= budget:
+        return
+    if affordable:
+        best = min(affordable, key=lambda one: one.usd.middle if one.usd else 0.0)
+        cost = best.usd.middle if best.usd else 0.0
+        yield f"{best.gpu}: about {cost:,.2f} USD ({best.method})"
+    else:
+        share = budget / offer.usd.middle
+        yield f"{share:.0%} of the steps, by training.max_steps or training.num_train_epochs"
 
 
 def _by_table(job: Workload) -> Offer:
@@ -219,7 +321,7 @@ def _by_table(job: Workload) -> Offer:
 
 
 def _choose(job: Workload, candidates: Sequence[TrainingOption]) -> Choice:
-    return as_learned(job, choose(job, candidates))
+    return as_learned(job, choose(job, for_goal(job, candidates)))
 
 
 def _options(job: Workload) -> list[TrainingOption]:

@@ -22,7 +22,7 @@ from steadytrain.components.sizing.hardware import all_gpus
 from steadytrain.components.sizing.learned import learned_otherwise
 from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Machine, Workload
-from steadytrain.components.sizing.recipe import rates
+from steadytrain.components.sizing.recipe import MEDIUM, rates
 from steadytrain.components.sizing.strategy import (
     BILLION,
     LARGEST,
@@ -151,6 +151,13 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
             f"training.learning_rate = {power(rate)} is outside the rule's {power(low)} to "
             f"{power(high)} for fine-tuning this model; it is unchanged"
         )
+    if rate is None and job.config.data.task == "causal_lm" and not job.from_scratch:
+        yield (
+            f"training.learning_rate: continued pretraining on plain text forgets less at a low "
+            f"rate, {power(low)} (rule: learning rate by purpose); set it if that matters"
+        )
+    yield from _tier(job)
+    yield from _one_is_enough(job, choice)
     yield from _scoring(job, choice)
     yield from _slow_network(job, choice)
     landscape = job.config.evaluation.landscape
@@ -164,11 +171,43 @@ def remarks(job: Workload, choice: Choice) -> Iterator[str]:
         )
     yield from answering_remark(job, choice)
     share = job.config.training.warmup_steps
-    if job.given("training.warmup_steps") and share < 1 and not 0.05 <= share <= 0.1:
+    if job.is_set("training.warmup_steps") and share < 1 and not 0.05 <= share <= 0.1:
         yield (
             f"training.warmup_steps = {share:g} is outside the rule's 5 to 10 % of the steps; "
             "it is unchanged"
         )
+
+
+def _one_is_enough(job: Workload, choice: Choice) -> Iterator[str]:
+    """Say that one GPU is enough for adapters of a small model on little data."""
+    data, machine = prepared(job.config), job.machine
+    if data is None or machine.ranks == 1 or not choice.setting.adapter.freezes:
+        return
+    examples = data.sides["train"].documents
+    if job.shape.parameters < _SMALL_MODEL and examples < _LITTLE_DATA and machine.gpu.cuda:
+        yield (
+            f"one GPU is enough for adapters of a model below 7 billion parameters on {examples:,} "
+            f"examples, below 1 million (rule: one GPU); {machine.ranks} are faster, not better"
+        )
+
+
+_SMALL_MODEL: Final = 7 * 10**9
+_LITTLE_DATA: Final = 10**6
+
+
+def _tier(job: Workload) -> Iterator[str]:
+    """Say what a global batch outside of the rule's medium tier means for the learning rate."""
+    batch, scaled = job.global_batch, job.config.training.lr_scaling != "none"
+    if job.from_scratch or not job.is_set("training.global_batch_size"):
+        return
+    if MEDIUM[0] <= batch <= MEDIUM[1]:
+        return
+    tier, end = ("large, above 32", "upper") if batch > MEDIUM[1] else ("small, below 8", "lower")
+    more = "" if scaled else ", or training.lr_scaling with training.base_global_batch_size"
+    yield (
+        f"training.global_batch_size = {batch} is {tier} sequences (rule: batch); it suits the "
+        f"{end} end of the rule's learning rates{more}"
+    )
 
 
 def _prepared(job: Workload) -> Iterator[str]:
@@ -264,7 +303,7 @@ def _forget(content: dict[str, Any], path: list[str]) -> None:
 
 
 def _open(job: Workload, choice: Choice) -> str:
-    given = [field for field in _OPENED if job.given(field)]
+    given = [field for field in _OPENED if job.is_set(field)]
     if not given:
         return ""
     freed = opened(job)
@@ -282,7 +321,7 @@ def _open(job: Workload, choice: Choice) -> str:
 
 def _needed(job: Workload, field: str, settings: Mapping[str, object]) -> bool:
     """Return whether to mention it: not if it is open and derived, or has its default."""
-    if job.given(field):
+    if job.is_set(field):
         return True
     usual = {"training.optim": DEFAULT, "training.micro_batch_size": settings[field]}
     return settings[field] != usual.get(field)

@@ -11,10 +11,14 @@ from typing import Any, Final
 import yaml
 
 from steadytrain.components.pages.charts import aligned, text_bars
-from steadytrain.components.plan.offer import Offer, Size, policy
+from steadytrain.components.plan.offer import Method, Offer, Size, policy
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
-from steadytrain.components.shared.config.schedules import course_of, rate_factor, schedule_spec
+from steadytrain.components.shared.config.schedules import (
+    rate_factor,
+    schedule_settings,
+    schedule_spec,
+)
 from steadytrain.components.shared.environment import TRAIN_IMAGE
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.storage.local import write_requested
@@ -28,6 +32,7 @@ from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pods import agent_command
 from steadytrain.components.train.launch.process import RANK_PROGRAM
 from steadytrain.components.train.strategy.zero_config import zero_config
+from steadytrain.components.train.transformers_script import TransformersRun
 
 _COLUMNS: Final = 60
 
@@ -42,10 +47,10 @@ def curve(training: TrainingConfig, steps: int, peak: float) -> Iterator[str]:
     Raises:
         BadInput: the schedule rejects its options, or has no factor for a step.
     """
-    course, kind = course_of(training, steps, peak), training.lr_scheduler_type
+    settings, kind = schedule_settings(training, steps, peak), training.lr_scheduler_type
     columns = min(steps, _COLUMNS)
     shown = [column * (steps - 1) // max(1, columns - 1) for column in range(columns)]
-    rates = [peak * rate_factor(step, kind=kind, course=course) for step in shown]
+    rates = [peak * rate_factor(step, kind=kind, settings=settings) for step in shown]
     highest = max(rates) or 1.0
     yield text_bars(rate / highest for rate in rates)
     lower = ", before validation lowers it" if schedule_spec(kind).adapts else ""
@@ -61,7 +66,18 @@ _TRACED = "no formula for {}: sizes and activations come from a trace on fake te
 
 def render(plan: Plan) -> str:
     """Return the plan's text; it is the same for the same plan."""
-    parts = (_head, _decided, _groups, _schedule, _memory, _spending, _scaling, _gpus, _foot)
+    parts = (
+        _head,
+        _decided,
+        _groups,
+        _schedule,
+        _memory,
+        _spending,
+        _methods,
+        _scaling,
+        _gpus,
+        _foot,
+    )
     return "\n\n".join(filter(None, ("\n".join(part(plan)) for part in parts)))
 
 
@@ -142,6 +158,13 @@ def _spending(plan: Plan) -> Iterator[str]:
     yield "time and cost"
     steps = _UNKNOWN if length.steps is None else f"{length.steps:,}"
     yield f"  steps           {steps}: {length.source}"
+    if advice := length.recommended:
+        epochs, counts = (
+            f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            for low, high in (advice.epochs, advice.steps)
+        )
+        few = "" if advice.epochs[1] == 1 else "s"
+        yield f"  recommended     {epochs} epoch{few}, {counts} steps: {advice.reason}"
     timed = "" if offer.timed_by == THE_TABLE else f": {offer.timed_by}"
     yield f"  tokens/s        {_span(offer.tokens_per_second)}{timed}"
     yield f"  hours           {_span(offer.hours)}"
@@ -155,27 +178,51 @@ def _spending(plan: Plan) -> Iterator[str]:
     )
 
 
+def _methods(plan: Plan) -> Iterator[str]:
+    if not plan.compared:
+        return
+    yield "methods on this hardware; they learn differently, so cost alone does not compare them"
+    names = ("method", "GB of a rank", "how", "hours", "USD", "trade-off")
+    yield from aligned([names, *map(_of_method, plan.compared)], "  ")
+
+
+def _of_method(method: Method) -> tuple[str, ...]:
+    offer = method.offer
+    if offer is None:
+        return (method.name, "", "does not work", "", "", method.trade_off)
+    spans = map(_span, (offer.hours, offer.usd))
+    return (method.name, f"{offer.memory_gb:.1f}", offer.how, *spans, method.trade_off)
+
+
 def _scaling(plan: Plan) -> Iterator[str]:
     if not plan.scaling:
         return
     yield f"scaling policy: {policy(plan.job, plan.scaling)}"
-    names = (f"nodes x {plan.job.machine.gpu.name}", "how", "tokens/s", "hours", "USD")
+    names = (f"nodes x {plan.job.machine.gpu.name}", "how", "tokens/s", "hours", "USD", "why")
     yield from aligned([names, *map(_of_size, plan.scaling)], "  ")
 
 
 def _of_size(size: Size) -> tuple[str, ...]:
-    many, offer = f"{size.nodes} x {size.gpus_per_node}", size.offer
+    offer = size.offer
     if offer is None:
-        return (many, "does not work", "", "", "")
+        return (str(size), "does not work", "", "", "", size.reason)
     spans = (offer.tokens_per_second, offer.hours, offer.usd)
-    return (many, offer.how, *map(_span, spans))
+    return (str(size), offer.how, *map(_span, spans), size.reason)
 
 
 def _gpus(plan: Plan) -> Iterator[str]:
     machine = plan.job.machine
-    yield f"GPUs, {machine.ranks} of each, cheapest first"
-    names = ("GPU", "GB", "how", "hours", "USD", "USD per million tokens")
+    yield f"GPUs, {machine.ranks} of each, cheapest first; prices from {plan.prices}"
+    if len(plan.methods) > 1:
+        yield (
+            f"  these train differently ({', '.join(plan.methods)}), and so learn differently: "
+            "compare costs within one method"
+        )
+    names = ("GPU", "GB", "method", "how", "hours", "USD", "USD per million tokens", "best for")
     yield from aligned([names, *map(_row, plan.cheapest)], "  ")
+    if plan.without_price:
+        unknown = [offer.gpu for offer in plan.without_price]
+        yield f"  no price, so not in the order above: {len(unknown)} ({', '.join(unknown)})"
     fastest = [offer.gpu for offer in plan.fastest]
     yield f"  fastest first: {', '.join(fastest) or 'none fits'}"
     out = [offer.gpu for offer in plan.offers if not offer.fits]
@@ -189,10 +236,12 @@ def _row(offer: Offer) -> tuple[str, ...]:
     return (
         offer.gpu,
         f"{offer.memory_gb:.1f} of {offer.capacity_gb:g}",
+        offer.method,
         offer.how,
         _span(offer.hours),
         _span(offer.usd),
         _UNKNOWN if each is None else _number(each),
+        offer.best_for,
     )
 
 
@@ -233,28 +282,41 @@ def count(parameters: int) -> str:
 
 
 def write_files(plan: Plan, folder: Path) -> list[Path]:
-    """Write the files, replacing existing ones.
+    """Write the plan's files, replacing existing ones.
+
+    Raises:
+        BadInput: a file can't be written.
+    """
+    found = texts(plan)
+    for name, text in found.items():
+        write_requested(folder / name, text.encode(), "--write")
+    return [folder / name for name in found]
+
+
+def texts(plan: Plan) -> dict[str, str]:
+    """Return the text of the plan's files by name.
 
     steadytrain.yaml: the configuration with all open fields filled in.
     accelerate.yaml: for `accelerate launch` with your own program, if it has such a strategy.
     deepspeed.json: if the strategy is one of DeepSpeed's.
     trainjob.yaml: the first attempt as steadytrain would submit it to Kubeflow Trainer.
-
-    Raises:
-        BadInput: a file can't be written.
+    training_args.json: the arguments for Transformers' Trainer, each with its reason.
+    train_with_transformers.py: the same training with that Trainer, if it can do it.
     """
-    config = filled(plan)
-    texts = {
+    config, batch = filled(plan), plan.choice.plan
+    peer = TransformersRun.of(
+        config, plan.decisions, batch.settings, batch.gradient_accumulation_steps
+    )
+    found = {
+        **peer.texts(),
         "steadytrain.yaml": config.to_yaml(),
         "trainjob.yaml": yaml.safe_dump_all(trainjob(config), sort_keys=False),
     }
     if plan.choice.setting.sharing.accelerate:
-        texts["accelerate.yaml"] = yaml.safe_dump(accelerate_config(plan), sort_keys=False)
+        found["accelerate.yaml"] = yaml.safe_dump(accelerate_config(plan), sort_keys=False)
     if plan.choice.setting.deepspeed:
-        texts["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)
-    for name, text in texts.items():
-        write_requested(folder / name, text.encode(), "--write")
-    return [folder / name for name in texts]
+        found["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)
+    return found
 
 
 def filled(plan: Plan) -> RunConfig:
@@ -267,6 +329,10 @@ def filled(plan: Plan) -> RunConfig:
             place = place[section]
         if decision.value is not None:
             place[field] = decision.value
+    # The strategy is chosen, and the rate is already scaled.
+    content["compute"]["prefer"] = None
+    content["training"]["lr_scaling"] = "none"
+    content["training"]["base_global_batch_size"] = None
     content["compute"]["nodes"] = plan.job.machine.nodes
     content["compute"]["nproc_per_node"] = plan.job.machine.per_node
     if content["compute"]["device"] == "auto":

@@ -26,7 +26,7 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError, RunBusy
 from steadytrain.components.shared.lease import try_lock
 from steadytrain.components.shared.storage.local import local_errors
-from steadytrain.components.tasks.encoding.fields import Defect, utf8_size
+from steadytrain.components.tasks.encoding.fields import Defect
 
 SUFFIXES: Final = (".jsonl", ".csv", ".parquet")
 _SECONDS: Final = 5.0
@@ -222,13 +222,11 @@ def predict(
 
 def _check_columns(model: ServedModel, state: Progress) -> None:
     """Raise DataError if no record has a column, for which the model would see missing values."""
-    absent = [item.column for item in model.inputs if item.column not in state.seen]
-    if absent:
-        others = f"; the records also have {', '.join(sorted(state.unread))}"[:500]
+    column, problem = model.without_column(state.seen, state.unread)
+    if problem:
         raise DataError(
-            f"no record has the column {absent[0]!r}, and the model learned from it"
-            + (others if state.unread else ""),
-            remedy=f"add it, empty if it is unknown, or name it with --column {absent[0]}=COLUMN",
+            problem,
+            remedy=f"add it, empty if it is unknown, or name it with --column {column}=COLUMN",
         )
 
 
@@ -306,7 +304,7 @@ def _run(
         if limit is not None and state.records >= limit:
             break
         batcher.add(source, line, row, data.max_record_bytes)
-        if len(batcher.values) >= batch_size:
+        if len(batcher.values) >= batch_size and not batcher.model.forecasts:
             batcher.flush()
         if time.monotonic() - shown > _SECONDS:
             shown = time.monotonic()
@@ -322,13 +320,6 @@ def _rows(
         yield from chunk.rows()
         read += chunk.size
         state.share = min(1.0, read / total) if total else 0.0
-
-
-def _size(value: Any) -> int:
-    """Return the bytes of a text, of a file's content, or of values by column."""
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    return len(value) if isinstance(value, bytes) else utf8_size(str(value))
 
 
 class _Batcher:
@@ -357,11 +348,7 @@ class _Batcher:
                 raise row
             self.state.seen.update(row.keys() & set(self._read))
             self.state.unread.update(row.keys() - set(self._read))
-            value = self.model.value(row)
-            length = _size(value)
-            if length > largest:
-                detail = f"{length:,} bytes, more than data.max_record_bytes = {largest:,}"
-                raise Defect("too_long", detail)
+            value = self.model.checked(row, largest)
         except Defect as defect:
             self._refuse(source, line, row, defect)
             return
@@ -376,6 +363,9 @@ class _Batcher:
         """
         places, values = self._places, self.values
         self._places, self.values = [], []
+        if values and self.model.forecasts:
+            self._forecast(values)
+            return
         if values:
             self._predict(places, values)
         if len(values) > 1 and not self.state.predicted:
@@ -385,30 +375,38 @@ class _Batcher:
                 remedy="give the columns that it was trained on, in the same form",
             )
 
-    def _predict(
-        self, places: Sequence[tuple[str, int, Mapping[str, Any]]], values: Sequence[Any]
-    ) -> None:
-        """Predict for a batch; if that fails, for each half, down to the record that fails.
+    def _forecast(self, values: Sequence[Any]) -> None:
+        """Write the forecasts from the whole history.
 
-        So a batch that does not fit in memory is halved, too.
+        Raises:
+            DataError: the model cannot forecast from it.
         """
         try:
             answers = self.model.answers(values)
         except Exception as error:
-            if len(values) > 1:
-                half = len(values) // 2
-                self._predict(places[:half], values[:half])
-                self._predict(places[half:], values[half:])
-                return
-            source, line, row = places[0]
-            self._refuse(source, line, row, Defect("not_predicted", str(error)[:500]))
-            return
-        rows = [
-            {"source": source, "line": line, **self._copied(value, answer), **answer}
-            for (source, line, _), value, answer in zip(places, values, answers, strict=True)
-        ]
+            raise DataError(
+                f"the model cannot forecast from these records: {str(error)[:500]}",
+                remedy="give the history of each series, in the form that it was trained on",
+            ) from error
         with _writing(self._path):
-            self._predictions.write(rows)
+            self._predictions.write(answers)
+        self.state.predicted += len(answers)
+
+    def _predict(
+        self, places: Sequence[tuple[str, int, Mapping[str, Any]]], values: Sequence[Any]
+    ) -> None:
+        rows = []
+        for (source, line, row), value, answer in zip(
+            places, values, self.model.answer_each(values), strict=True
+        ):
+            if isinstance(answer, Defect):
+                self._refuse(source, line, row, answer)
+            else:
+                copied = self._copied(value, answer)
+                rows.append({"source": source, "line": line, **copied, **answer})
+        if rows:
+            with _writing(self._path):
+                self._predictions.write(rows)
         self.state.predicted += len(rows)
 
     def _copied(self, value: Any, answer: Row) -> Row:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from steadytrain.components.series.model import FORECASTS
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.tracking import import_mlflow, read_registry
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.encoder import plain_value
 from steadytrain.components.tabular.model import is_missing, plain_number
-from steadytrain.components.tasks.encoding.fields import Defect, text_of
+from steadytrain.components.tasks.encoding.fields import Defect, text_of, utf8_size
+from steadytrain.components.tasks.served import NUMBER_COLUMNS
 
 Kind = Literal["number", "text", "bytes", "any"]
 _NUMBERS: Final = frozenset({"double", "float", "integer", "long"})
@@ -29,12 +33,14 @@ class Input:
 
     name: as in the model's signature; "" if the model takes single texts.
     column: of the records.
+    verbatim: whether texts such as NA are values, as in the names of series.
     """
 
     name: str
     column: str
     kind: Kind
     required: bool
+    verbatim: bool = False
 
     def read(self, row: Mapping[str, Any]) -> Any:
         """Return a record's value, as the signature wants it; None if there is none.
@@ -48,7 +54,7 @@ class Input:
         if self.kind == "bytes" and isinstance(value, bytes):
             return value
         value = plain_value(self.column, value)
-        if is_missing(value):
+        if value in (None, "") if self.verbatim else is_missing(value):
             return self._missing()
         if self.kind == "bytes":
             raise Defect(
@@ -74,12 +80,14 @@ class ServedModel:
 
     address: models:/NAME/VERSION, or a folder.
     trained: the configuration of its run, if the registry knows it.
+    forecasts: whether the records are the history of series, and the answers their future.
     """
 
     address: str
     inputs: Sequence[Input]
     trained: RunConfig | None
     loaded: Any
+    forecasts: bool = False
 
     @property
     def single(self) -> bool:
@@ -105,12 +113,56 @@ class ServedModel:
             raise Defect("missing_field", f"none of its columns has a value: {columns[:200]}")
         return found
 
+    def checked(self, row: Mapping[str, Any], largest: int) -> Any:
+        """Return what the model takes of a record of at most `largest` bytes.
+
+        Raises:
+            Defect: the model cannot take it, or it is too long.
+        """
+        value = self.value(row)
+        length = _size(value)
+        if length > largest:
+            raise Defect(
+                "too_long", f"{length:,} bytes, more than data.max_record_bytes = {largest:,}"
+            )
+        return value
+
+    def without_column(self, seen: Collection[str], unread: Collection[str]) -> tuple[str, str]:
+        """Return a column that no record has, and what is wrong; two "" if there is none.
+
+        The model would take the column for missing in all of them.
+
+        Args:
+            seen: columns that a record has, of those that the model reads.
+            unread: the records' other columns.
+        """
+        absent = [item.column for item in self.inputs if item.column not in seen]
+        if not absent:
+            return "", ""
+        others = f"; the records also have {', '.join(sorted(unread))}"[:500] if unread else ""
+        text = f"no record has the column {absent[0]!r}, and the model learned from it{others}"
+        return absent[0], text
+
+    def answer_each(self, values: Sequence[Any]) -> list[dict[str, Any] | Defect]:
+        """Return for each value its prediction, or why there is none.
+
+        If the model fails, each half is tried, down to the record that fails. So a batch that does
+        not fit in memory is halved, too.
+        """
+        try:
+            return list(self.answers(values))
+        except Exception as error:
+            if len(values) > 1:
+                half = len(values) // 2
+                return self.answer_each(values[:half]) + self.answer_each(values[half:])
+            return [Defect("not_predicted", str(error)[:500])]
+
     def answers(self, values: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the predictions for values, as plain data by name.
 
         Raises:
             Exception: whatever the model raises.
-            ValueError: it has not one answer for each value.
+            ValueError: it has not one answer for each value, and does not forecast.
         """
         if self.single:
             result = self.loaded.predict(list(values))
@@ -119,7 +171,7 @@ class ServedModel:
 
             result = self.loaded.predict(self._frame(pd, values))
         found = [_plain_answer(item) for item in _items(result)]
-        if len(found) != len(values):
+        if len(found) != len(values) and not self.forecasts:
             raise ValueError(f"the model gave {len(found)} answers for {len(values)} records")
         return found
 
@@ -159,17 +211,23 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
             f"{address} needs a package that is not installed here: {error.name or error}",
             remedy="install the packages of the model's requirements.txt",
         ) from error
-    inputs = _inputs(address, loaded.metadata.signature, trained)
+    described = (loaded.metadata.metadata or {}).get(NUMBER_COLUMNS, "[]")
+    inputs = _inputs(address, loaded.metadata.signature, trained, frozenset(json.loads(described)))
     if unknown := [name for name in columns if name not in {_shown(item) for item in inputs}]:
         raise BadInput(
             f"--column {unknown[0]}={columns[unknown[0]]}: {address} reads no {unknown[0]!r}",
             remedy=f"it reads {', '.join(map(_shown, inputs))[:500]}",
         )
+    forecasts = FORECASTS in (loaded.metadata.metadata or {})
     renamed = [
-        Input(item.name, columns.get(_shown(item), item.column), item.kind, item.required)
+        replace(
+            item,
+            column=columns.get(_shown(item), item.column),
+            verbatim=forecasts and item.kind == "any",
+        )
         for item in inputs
     ]
-    return ServedModel(place, renamed, trained, loaded)
+    return ServedModel(place, renamed, trained, loaded, forecasts)
 
 
 def _shown(item: Input) -> str:
@@ -181,7 +239,8 @@ def _located(address: str, output: Path) -> tuple[str, RunConfig | None]:
     folder = Path(address)
     name, at, alias = address.removeprefix("models:/").partition("@")
     if not at and not address.startswith("models:/"):
-        if not (folder / "MLmodel").is_file():
+        # Path.is_file raises if an address is too long for a path.
+        if not os.path.isfile(folder / "MLmodel"):  # noqa: PTH113
             raise BadInput(f"{address}: no MLmodel file there", remedy=f"give {_FORMS}")
         return str(folder.absolute()), None
     asked = load("causal-lm", [("output", str(output.absolute()))])
@@ -219,8 +278,13 @@ def _trained(mlflow: Any, run_id: str | None) -> RunConfig | None:
             return None
 
 
-def _inputs(address: str, signature: Any, trained: RunConfig | None) -> list[Input]:
+def _inputs(
+    address: str, signature: Any, trained: RunConfig | None, numbers: frozenset[str]
+) -> list[Input]:
     """Return the columns of a signature. Texts have the names of the columns in training.
+
+    Args:
+        numbers: the columns that hold numbers, whatever the signature says.
 
     Raises:
         BadInput: the model has no signature, or takes tensors.
@@ -238,7 +302,8 @@ def _inputs(address: str, signature: Any, trained: RunConfig | None) -> list[Inp
         texts["image"] = trained.data.columns.image
     found = []
     for spec in schema.inputs:
-        name, kind = spec.name or "", _kind(spec)
+        name = spec.name or ""
+        kind: Kind = "number" if name in numbers else _kind(spec)
         column = texts.get(name or "text", name or "text")
         found.append(Input(name, column, kind, required=not name or spec.required))
     return found
@@ -249,6 +314,13 @@ def _kind(spec: Any) -> Kind:
     if name in _NUMBERS:
         return "number"
     return _OTHERS.get(name, "any")
+
+
+def _size(value: Any) -> int:
+    """Return the bytes of a text, of a file's content, or of values by column."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return len(value) if isinstance(value, bytes) else utf8_size(str(value))
 
 
 def _items(result: Any) -> Sequence[Any]:

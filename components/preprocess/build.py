@@ -107,7 +107,7 @@ class _Builder:
         self.quarantine = Quarantine(self.folder / "quarantine.jsonl")
         self.spool = Spool(self.scratch / "spool", self.inputs.bytes)
         chosen = self.config.cross_validation
-        self.folds = 0 if chosen.fold is None else chosen.folds
+        self.folds = 0 if chosen.fold is None else chosen.splits
         self.added = added_columns(self.config.training)
         self.warnings = list[str]()
 
@@ -140,7 +140,8 @@ class _Builder:
         whole = [side for side in SIDES if side != "train" or not folds]
         sides = {side: self._pack(side, names) for side in whole}
         if folds:
-            sides["train"] = joined([fold.side for fold in folds])
+            once = folds[: self.config.cross_validation.folds]
+            sides["train"] = joined([fold.side for fold in once])
         join_files(self._parts("test-records", names), self.folder / TEST_RECORDS)
         split = split_digest(self.data, found.given)
         record = self._record(sides, folds, labels, reading, split)
@@ -184,6 +185,7 @@ class _Builder:
                 rows=rows,
                 records=("test", "train") if self.folds else ("test",),
                 added=self.added,
+                mixed=bool(self.data.mixture),
             )
             for part in self.spool.written()
         ]
@@ -244,36 +246,51 @@ class _Builder:
 
     def _pack(self, side: Side, names: list[str]) -> SideRecord:
         self._progress("packing", SIDES.index(side), len(SIDES), "sides")
-        return self._write(side, self._parts(side, names), self.counts[side].documents)
+        counts = self.counts[side]
+        sources = {name: counts.sources[name] for name in self.data.mixture}
+        return self._write(side, self._parts(side, names), counts.documents, sources)
 
-    def _write(self, side: str, parts: list[Path], documents: int) -> SideRecord:
+    def _write(
+        self, side: str, parts: list[Path], documents: int, sources: Mapping[str, int] | None = None
+    ) -> SideRecord:
+        """Write the rows of a side. Of a mixture, `sources` has each data set's documents."""
         if self.encoder.packed:
             capacity = self.data.sequence_length
-            return write_packed(side, parts, self.folder, capacity=capacity, documents=documents)
+            return write_packed(
+                side,
+                parts,
+                self.folder,
+                capacity=capacity,
+                documents=documents,
+                sources=sources or {},
+            )
         schema = row_schema(self.encoder, self.added)
         return write_rows(side, parts, self.folder, schema=schema, documents=documents)
 
     def _divide(self, names: list[str]) -> list[FoldRecord]:
-        """Write the folds of the training side."""
+        """Write the folds of the training side, division by division."""
         records = self._parts("train-records", names)
-        division = Division.of(
-            map(read_table, records),
-            self.folds,
+        divisions = Division.all_of(
+            lambda: map(read_table, records),
+            self.config.cross_validation,
             self.data.split_salt,
-            labeled=self.encoder.labeled,
+            self.encoder,
         )
-        if division.warning:
-            self._warn(division.warning)
-        rows = [division.divide(part, DOCUMENT) for part in self._parts("train", names)]
-        texts = [division.divide(part, "id") for part in records]
+        if warning := divisions[0].warning:
+            self._warn(warning)
         found = list[FoldRecord]()
-        for fold, documents in enumerate(division.sizes):
-            self._progress("packing", fold, self.folds, "folds")
-            name = f"fold-{fold}"
-            side = self._write(name, [part[fold] for part in rows], documents)
-            stored = f"{name}/records.arrow"
-            join_files([part[fold] for part in texts], self.folder / stored)
-            found.append(FoldRecord(side=side, records=stored))
+        for division in divisions:
+            first = len(found)
+            parts = self._parts("train", names)
+            rows = [division.divide(part, DOCUMENT, first) for part in parts]
+            texts = [division.divide(part, "id", first) for part in records]
+            for place, documents in enumerate(division.sizes):
+                self._progress("packing", len(found), len(divisions) * len(division.sizes), "folds")
+                name = f"fold-{first + place}"
+                side = self._write(name, [part[place] for part in rows], documents)
+                stored = f"{name}/records.arrow"
+                join_files([part[place] for part in texts], self.folder / stored)
+                found.append(FoldRecord(side=side, records=stored))
         return found
 
     def _parts(self, kind: str, names: list[str]) -> list[Path]:

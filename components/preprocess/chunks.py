@@ -189,6 +189,7 @@ class WithFiles:
     """Rows with the names of files in a column: the content of a file replaces its name.
 
     folder: of the files, with links resolved; others are not read.
+    column: "" for every column whose value ends with one of the suffixes.
     suffixes: that their names end with.
     """
 
@@ -210,10 +211,26 @@ class WithFiles:
                 yield source, line, defect
 
     def _filled(self, row: Mapping[str, Any] | Defect) -> Mapping[str, Any] | Defect:
-        name = None if isinstance(row, Defect) else row.get(self.column)
-        if not isinstance(name, str) or not name.strip():
+        if isinstance(row, Defect):
             return row
-        shown = f"{self.column} is {name[:80]!r}"
+        columns = [self.column] if self.column else [*row]
+        names = {column: row.get(column) for column in columns}
+        contents = {
+            column: self._content(column, name)
+            for column, name in names.items()
+            if isinstance(name, str) and name.strip() and (self.column or self._fits(name))
+        }
+        if not contents:
+            return row
+        filled: Any = copy.copy(row)
+        filled.update(contents)
+        return filled  # type: ignore[no-any-return]
+
+    def _fits(self, name: str) -> bool:
+        return name.strip().lower().endswith(tuple(self.suffixes))
+
+    def _content(self, column: str, name: str) -> bytes:
+        shown = f"{column} is {name[:80]!r}"
         path = Path(os.path.realpath(self.folder / name))
         if not path.is_relative_to(self.folder) or path.suffix.lower() not in self.suffixes:
             raise Defect(
@@ -227,9 +244,7 @@ class WithFiles:
             raise Defect("missing_file", f"{shown}, and there is no such file") from error
         if len(content) > self.limit:
             raise Defect("too_long", f"{shown}, a file with more than {self.limit:,} bytes")
-        filled: Any = copy.copy(row)
-        filled[self.column] = content
-        return filled  # type: ignore[no-any-return]
+        return content
 
 
 def as_row(value: Any) -> Mapping[str, Any] | Defect:

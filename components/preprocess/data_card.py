@@ -158,7 +158,9 @@ def show(config: RunConfig, count: int) -> list[Shown]:
         given = (class_reader(encoder)(one.label) for one in good if one.label is not None)
         labels = tuple(in_order({*itertools.chain.from_iterable(given)}))
         fitted = Fitted(tokenizer, labels, frozenset(labels), Path(scratch))
-        contents = [Content(record.content, record.label) for record in good]
+        contents = [
+            Content(record.content, record.label, attachment=record.attachment) for record in good
+        ]
         outcomes = iter(encoder.row_encoder(fitted).encode(contents) if good else ())
         loaded, names = load_tokenizer(tokenizer), encoder.tokenizer.documents
         shown, marked = list[Shown](), PREDICTED in encoder.schema.names

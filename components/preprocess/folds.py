@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from steadytrain.components.preprocess.split import SIDES
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, set_aside, survey
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.config.tune import CrossValidationConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
@@ -33,6 +34,8 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.encoding.base import Encoder, class_reader, has_label_sets
 
+_EARLIER: Final = 2
+"""Parts before the one that the first fold in time is tested on: to train, and to validate."""
 _REMEDY: Final = "lower cross_validation.folds, or give more data"
 
 
@@ -40,13 +43,35 @@ _REMEDY: Final = "lower cross_validation.folds, or give more data"
 class Division:
     """Which document of the training side is in which fold.
 
-    sizes: documents of each fold.
+    sizes: documents of each fold, or of each part of `in_time`.
     warning: what is odd about it; "" if nothing is.
     """
 
     fold_of: Mapping[str, int]
     sizes: Sequence[int]
     warning: str
+
+    @classmethod
+    def all_of(
+        cls,
+        records: Callable[[], Iterable[pa.Table]],
+        chosen: CrossValidationConfig,
+        salt: str,
+        encoder: Encoder,
+    ) -> list[Division]:
+        """Divide documents as often as asked, each time in another order, or once in time.
+
+        Args:
+            records: see `of` and `in_time`.
+
+        Raises:
+            BadInput, DataError: as for `assign` and `in_time`.
+        """
+        if hasattr(encoder, "parts_in_time"):
+            return [cls.in_time(records(), encoder, chosen.folds)]
+        labeled = encoder.labeled
+        salts = [salt, *(f"{salt}\0{number}" for number in range(1, chosen.repeats))]
+        return [cls.of(records(), chosen.folds, each, labeled=labeled) for each in salts]
 
     @classmethod
     def of(cls, records: Iterable[pa.Table], folds: int, salt: str, *, labeled: bool) -> Division:
@@ -77,13 +102,33 @@ class Division:
         )
         return cls(fold_of, [sizes[fold] for fold in range(folds)], warning if rare else "")
 
-    def divide(self, part: Path, key: str) -> list[Path]:
+    @classmethod
+    def in_time(cls, records: Iterable[pa.Table], encoder: Any, folds: int) -> Division:
+        """Divide documents by time into `folds` + 2 parts, for folds whose origin rolls on.
+
+        Args:
+            records: tables with the columns id and those of `Encoder.test_columns`.
+            encoder: has `parts_in_time`.
+
+        Raises:
+            DataError: there are too few times.
+        """
+        whole = pa.concat_tables(records)
+        parts = encoder.parts_in_time(whole, folds)
+        sizes = Counter(parts)
+        ids: list[Any] = whole.column("id").to_pylist()
+        fold_of = dict(zip(ids, parts, strict=True))
+        return cls(fold_of, [sizes[part] for part in range(folds + _EARLIER)], "")
+
+    def divide(self, part: Path, key: str, first: int = 0) -> list[Path]:
         """Write the rows of an Arrow file to a file for each fold next to it.
 
         Args:
             key: column with the document of a row.
+            first: number of the first fold, after those of other divisions.
         """
-        paths = [part.with_name(f"fold-{fold}-{part.name}") for fold in range(len(self.sizes))]
+        numbers = range(first, first + len(self.sizes))
+        paths = [part.with_name(f"fold-{fold}-{part.name}") for fold in numbers]
         with pa.memory_map(str(part)) as source, ExitStack() as stack:
             reader = pa.ipc.open_file(source)
             writers = [
@@ -182,13 +227,20 @@ def holding_out(data: DataRecord, chosen: CrossValidationConfig) -> DataRecord:
     fold = chosen.fold
     if fold is None:
         return data
-    held = data.folds[fold]
-    others = [item.side for number, item in enumerate(data.folds) if number != fold]
+    sides = [item.side for item in data.folds]
+    if data.task in SERIES:
+        # In time: what follows the fold is not used.
+        held = data.folds[fold + _EARLIER]
+        changed = {"train": joined(sides[: fold + 1]), "validation": sides[fold + 1]}
+    else:
+        held, first = data.folds[fold], fold - fold % chosen.folds
+        others = [sides[n] for n in range(first, first + chosen.folds) if n != fold]
+        changed = {"train": joined(others)}
     return data.model_copy(
         update={
             "fingerprint": value_digest([data.fingerprint, fold]),
             "split_digest": value_digest([data.split_digest, chosen.folds, fold]),
-            "sides": {**data.sides, "train": joined(others), "test": held.side},
+            "sides": {**data.sides, **changed, "test": held.side},
             "test_records": held.records,
             "folds": [],
         }
@@ -280,22 +332,27 @@ def preview_folds(config: RunConfig) -> Preview:
         documents = dict(zip(SIDES, counts, strict=True))
         counted = {**quarantine.counts, **set_aside(found.findings)}
         check_sides(documents, config.data, counted, found.given)
-        division = Division.of(
-            _records(spool, encoder),
-            config.cross_validation.folds,
+        division, *_ = Division.all_of(
+            lambda: _records(spool, encoder),
+            config.cross_validation,
             config.data.split_salt,
-            labeled=encoder.labeled,
+            encoder,
         )
+        tested = division.sizes[_EARLIER if hasattr(encoder, "parts_in_time") else 0 :]
     if division.warning:
         warnings.append(division.warning)
     if defects := quarantine.warning(found.reading.records):
         warnings.append(defects)
-    return Preview(tuple(division.sizes), tuple(warnings))
+    return Preview(tuple(tested), tuple(warnings))
 
 
 def _records(spool: Spool, encoder: Encoder) -> Iterator[pa.Table]:
     for part in spool.written():
-        table = training_records(part, spool.folder).select(["id", "group", "label"])
+        read = training_records(part, spool.folder)
+        table = read.select(["id", "group", "label"])
+        if hasattr(encoder, "parts_in_time"):
+            columns = encoder.test_columns(read.select(["content", "label", "attachment"]))
+            table = pa.table({"id": table["id"], **columns})
         if has_label_sets(encoder):
             labels: list[Any] = table["label"].to_pylist()
             sets = [*map(class_reader(encoder), labels)]

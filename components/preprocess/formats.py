@@ -35,7 +35,7 @@ from steadytrain.components.preprocess.chunks import (
     as_row,
     not_json,
 )
-from steadytrain.components.preprocess.isolated import Apart
+from steadytrain.components.preprocess.isolated import IsolatedProcess
 from steadytrain.components.preprocess.sources import SourceFile, Stream
 from steadytrain.components.preprocess.tables import COLUMNAR, LINE_LIMIT, DelimitedRows
 from steadytrain.components.shared.config import DataConfig
@@ -140,12 +140,12 @@ def read_files(
     Raises:
         DataError: a complete file is corrupted.
     """
-    with Apart() as apart:
+    with IsolatedProcess() as isolated:
         whole = Files([], data.max_record_bytes)
         for file, name in files:
             if name in COLUMNAR:
                 with file.local(scratch) as path:
-                    yield from apart.iterate(file.name, COLUMNAR[name], file.name, path)
+                    yield from isolated.iterate(file.name, COLUMNAR[name], file.name, path)
             elif name not in _WHOLE:
                 yield from _READERS[name](file, scratch, data)
             else:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from steadytrain.components.preprocess.chunks import Chunk, WithFiles
 from steadytrain.components.preprocess.formats import BYTES, read_files, wanted
-from steadytrain.components.preprocess.isolated import Apart
+from steadytrain.components.preprocess.isolated import IsolatedProcess
 from steadytrain.components.preprocess.parallel import cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files, naming
 from steadytrain.components.preprocess.split import (
@@ -59,8 +59,8 @@ def read_dataset(address: str) -> Iterator[Chunk]:
     Raises:
         BadInput: the data set cannot be loaded.
     """
-    with Apart(_MEMORY_BYTES) as apart:
-        yield from apart.iterate(address, _chunks, address)
+    with IsolatedProcess(_MEMORY_BYTES) as isolated:
+        yield from isolated.iterate(address, _chunks, address)
 
 
 def dataset_bytes(address: str) -> int | None:

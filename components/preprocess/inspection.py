@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.preprocess.chunks import Chunk, Row
-from steadytrain.components.preprocess.formats import read_files
+from steadytrain.components.preprocess.formats import BYTES, read_files
 from steadytrain.components.preprocess.inputs import find_inputs, read_dataset
 from steadytrain.components.preprocess.sources import RemoteFile, SourceFile
 from steadytrain.components.preprocess.validate import (
@@ -194,10 +194,42 @@ def first_rows(data: DataConfig, records: int = RECORDS) -> Generator[Row]:
                 yield from _first(chunks, each, lambda chunk: inputs.filled(chunk, data))
 
 
+def has_records(data: DataConfig, count: int) -> bool:
+    """Return whether the source of the training side has that many records. It reads no more.
+
+    Raises:
+        DataError, BadInput, StorageError: it cannot be read.
+    """
+    inputs, found = find_inputs(data), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for files in ([file] for file in inputs.files):
+            try:
+                _check_sizes(files)
+            except BadInput:
+                return True
+            for _ in _first(read_files(files, data, Path(scratch)), count - found):
+                found += 1
+            if found >= count:
+                return True
+    for dataset in inputs.datasets:
+        found += sum(1 for _ in _first(read_dataset(dataset), count - found))
+    return found >= count
+
+
+def _by_turns(files: _Files) -> _Files:
+    """Return files in turn from each folder, so that the first ones are of as many classes."""
+    folders = dict[str, list[Any]]()
+    for item in files:
+        folders.setdefault(item[0].name.rpartition("/")[0], []).append(item)
+    return [item for turn in zip_longest(*folders.values()) for item in turn if item is not None]
+
+
 def _files_to_read(files: _Files) -> list[_Files]:
     """Return the files to read from. Whole files are records, so that they come together."""
     if files and files[0][1] == "source":
         return [files[:RECORDS]]
+    if files and files[0][1] == BYTES:
+        return [_by_turns(files)[:RECORDS]]
     return [[file] for file in files[:: max(1, len(files) // _FILES)][:_FILES]]
 
 

@@ -28,7 +28,7 @@ MEMORY_BYTES: Final = 1 << 30
 T = TypeVar("T")
 
 
-class Apart:
+class IsolatedProcess:
     """A process that starts when it is first needed and ends with the block.
 
     Args:

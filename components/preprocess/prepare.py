@@ -33,7 +33,7 @@ from steadytrain.components.tasks.encoding.base import (
 )
 from steadytrain.components.tasks.encoding.fields import Defect
 
-DOCUMENT, TOKENS, TARGETS = "_document", "_tokens", "_targets"
+DOCUMENT, TOKENS, TARGETS, SOURCE = "_document", "_tokens", "_targets", "_source"
 _FACTS: Final = [
     pa.field(DOCUMENT, pa.string()),
     pa.field(TOKENS, pa.int32()),
@@ -55,6 +55,7 @@ class PartJob:
     spool, output: folders.
     records: the sides whose raw records are stored.
     added: the columns that the training recipe adds to rows.
+    mixed: whether rows say of which data set they are (`data.mixture`), which is their slice.
     """
 
     part: Path
@@ -64,6 +65,7 @@ class PartJob:
     rows: RowEncoder
     records: tuple[Side, ...]
     added: tuple[str, ...]
+    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class SideCounts:
     unprinted: number of messages with each key that the chat template does not print.
     labels: documents by class.
     classes: documents by their number of classes.
+    sources: documents by slice.
     """
 
     documents: int = 0
@@ -102,15 +105,18 @@ class SideCounts:
     ends: set[int] = field(default_factory=set)
     unprinted: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)
 
     def count(self, record: dict[str, Any], outcome: EncodedRecord, encoder: Encoder) -> None:
         self.documents += 1
         self.tokens += outcome.tokens
-        self.bytes += len(record["content"].encode())
+        self.bytes += len(record["content"].encode()) + len(record["attachment"])
         self.truncated += outcome.truncated
         self.windowed += outcome.windowed
         self.skipped += outcome.skipped
         self.ends |= outcome.ends
+        if record["slice"] is not None:
+            self.sources[record["slice"]] += 1
         self.unprinted.update(outcome.unprinted)
         for row in outcome.rows:
             self.predicted += int(np.count_nonzero(row.values.get(PREDICTED, ())))
@@ -133,6 +139,7 @@ class SideCounts:
         self.windowed += other.windowed
         self.skipped += other.skipped
         self.ends |= other.ends
+        self.sources += other.sources
         self.unprinted += other.unprinted
         self.lengths += other.lengths
         self.labels += other.labels
@@ -154,7 +161,7 @@ def prepare(job: PartJob) -> Prepared:
     """Encode a part to <output>/<side>-<part>.arrow and <side>-records-<part>.arrow."""
     table = read_part(job.part)
     result = Prepared(job.part.stem, {side: SideCounts() for side in SIDES})
-    result.bytes = table["content"].nbytes
+    result.bytes = table["content"].nbytes + table["attachment"].nbytes
     findings = Findings.load(job.spool)
     numbers = table["number"].to_numpy()
     codes, sides = findings.codes[numbers], findings.sides[numbers]
@@ -195,7 +202,12 @@ def _encode_side(
     used = [rows.slice(0, 0)]
     for batch in _by_size(rows):
         records, good = batch.to_pylist(), []
-        outcomes = job.rows.encode([Content(item["content"], item["label"]) for item in records])
+        outcomes = job.rows.encode(
+            [
+                Content(item["content"], item["label"], attachment=item["attachment"])
+                for item in records
+            ]
+        )
         for record, outcome in zip(records, outcomes, strict=True):
             if isinstance(outcome, Defect):
                 quarantine.append(entry_of(record, outcome.reason, outcome.detail))
@@ -208,7 +220,8 @@ def _encode_side(
 
 
 def _part_schema(job: PartJob) -> pa.Schema:
-    return pa.schema([*_FACTS, *row_schema(job.encoder, job.added)])
+    source = [pa.field(SOURCE, pa.string())] if job.mixed else []
+    return pa.schema([*_FACTS, *source, *row_schema(job.encoder, job.added)])
 
 
 def row_schema(encoder: Encoder, added: Sequence[str]) -> pa.Schema:
@@ -221,8 +234,9 @@ def row_schema(encoder: Encoder, added: Sequence[str]) -> pa.Schema:
 
 
 def _by_size(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield consecutive rows with at most _TEXT_AT_ONCE bytes of text, or a single row."""
-    sizes = np.cumsum(pc.binary_length(rows["content"]).to_numpy())
+    """Yield consecutive rows with at most _TEXT_AT_ONCE bytes, or a single row."""
+    lengths = [pc.binary_length(rows[name]).to_numpy() for name in ("content", "attachment")]
+    sizes = np.cumsum(lengths[0] + lengths[1])
     start = 0
     while start < rows.num_rows:
         before = sizes[start - 1] if start else 0
@@ -237,6 +251,7 @@ def _row_batch(
 ) -> pa.RecordBatch:
     facts: dict[str, list[Any]] = {
         DOCUMENT: [record["id"].hex() for record, _ in good],
+        SOURCE: [record["slice"] for record, _ in good],
         DIFFICULTY: [record["difficulty"] for record, _ in good],
         TOKENS: [row.tokens for _, row in good],
         TARGETS: [row.targets for _, row in good],
@@ -261,7 +276,7 @@ def _write_records(rows: pa.Table, job: PartJob, name: str) -> None:
         "id": pa.array([one.hex() for one in ids], pa.string()),
         "group": rows["group"],
         "slice": rows["slice"],
-        **job.encoder.test_columns(rows.select(["content", "label"])),
+        **job.encoder.test_columns(rows.select(["content", "label", "attachment"])),
     }
     table = pa.table(columns)
     with pa.ipc.new_file(str(job.output / name), table.schema) as writer:

@@ -40,6 +40,7 @@ from steadytrain.components.preprocess.validate import (
 )
 from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tasks.base import open_encoder
@@ -145,7 +146,7 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
     # The part does not choose the side, so that a text of several parts never crosses the split.
     places = [hash_position(one.identity, one.group, job.data.split_salt) for one in records]
     ids = [one.identity for one in records]
-    if job.data.part:
+    if job.data.part and not job.data.mixture:
         ids = [identity_in(job.data.part, identity) for identity in ids]
     parts = np.array([part_of(identity, job.parts) for identity in ids], dtype=np.int64)
     rows = pa.RecordBatch.from_arrays(
@@ -153,6 +154,7 @@ def _batch(good: Sequence[tuple[Checked, str, int]], job: ReadRequest) -> Batch:
             pa.array(range(len(good)), pa.int64()),
             pa.array(ids, SCHEMA.field("id").type),
             pa.array([one.content for one in records], pa.large_string()),
+            pa.array([one.attachment for one in records], pa.large_binary()),
             *(
                 pa.array([getattr(one, name) for one in records], pa.string())
                 for name in ("label", "group", "slice")
@@ -374,7 +376,8 @@ def _check_columns(
                 for columns in shown
             )
             named = {fields[column]: None for each in shown for column in each if column in fields}
-            where = "data.task_options" if data.task_options else " or ".join(named)
+            own = "data.target or data.series" if data.task in SERIES else "data.target"
+            where = "data.task_options" if data.task_options else " or ".join(named) or own
             raise DataError(
                 f"no record{of} has the column {columns_text}; the existing columns are "
                 f"{', '.join(map(readable, sorted(existing)))}",

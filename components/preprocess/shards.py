@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import bisect
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.prepare import DOCUMENT, TARGETS, TOKENS
+from steadytrain.components.preprocess.prepare import DOCUMENT, SOURCE, TARGETS, TOKENS
 from steadytrain.components.shared.arrow_files import write_batch
-from steadytrain.components.shared.records import SideRecord
+from steadytrain.components.shared.records import SideRecord, SourceRecord
 
 OPEN_SEQUENCES: Final = 256
 SHORTEST_WINDOW: Final = 2
@@ -110,15 +112,33 @@ class _Batch:
 
 
 def write_packed(
-    side: str, parts: Sequence[Path], folder: Path, *, capacity: int, documents: int
+    side: str,
+    parts: Sequence[Path],
+    folder: Path,
+    *,
+    capacity: int,
+    documents: int,
+    sources: Mapping[str, int] = MappingProxyType({}),
 ) -> SideRecord:
     """Pack windows into sequences, and write them as `write_rows` does.
 
     Args:
         capacity: tokens per sequence.
+        sources: the documents of each data set of a mixture. A sequence has windows of one of them
+            only, and the sequences of one follow those of the one before.
     """
-    windows = (window for part in parts for window in _windows(part))
-    return _write(side, _sequences(best_fit(windows, capacity)), folder, PACKED, documents)
+    found: list[SourceRecord] = []
+    (folder / side).mkdir(parents=True)
+    output = _Shards(folder, side, PACKED)
+    for name, count in sources.items() or ((None, documents),):
+        rows, tokens = output.rows, output.tokens
+        windows = (window for part in parts for window in _windows(part, name))
+        for batch in _sequences(best_fit(windows, capacity)):
+            output.add(batch)
+        if name is not None:
+            own = output.rows - rows, count, output.tokens - tokens
+            found.append(SourceRecord(name=name, rows=own[0], documents=own[1], tokens=own[2]))
+    return output.close(documents).model_copy(update={"sources": found})
 
 
 def write_rows(
@@ -133,15 +153,9 @@ def write_rows(
         schema: columns of the rows.
         documents: number of records on this side.
     """
-    return _write(side, _rows(parts, schema), folder, schema, documents)
-
-
-def _write(
-    side: str, batches: Iterator[_Batch], folder: Path, schema: pa.Schema, documents: int
-) -> SideRecord:
     (folder / side).mkdir(parents=True)
     output = _Shards(folder, side, schema)
-    for batch in batches:
+    for batch in _rows(parts, schema):
         output.add(batch)
     return output.close(documents)
 
@@ -207,8 +221,13 @@ class _Window:
         return len(self.input_ids)
 
 
-def _windows(part: Path) -> Iterator[_Window]:
+def _windows(part: Path, source: str | None) -> Iterator[_Window]:
+    """Yield the windows of a part's file; of one data set alone if `source` names it."""
     for table in _tables([part]):
+        if source is not None:
+            table = table.filter(pc.equal(table[SOURCE], pa.scalar(source))).combine_chunks()
+            if not table.num_rows:
+                continue
         (batch,) = table.to_batches()
         documents: list[Any] = batch[DOCUMENT].to_pylist()
         ids, id_ends = _flat(batch["input_ids"])

@@ -26,6 +26,7 @@ _COLUMNS: Final[dict[str, pa.DataType]] = {
     "number": pa.int64(),
     "id": pa.binary(ID_BYTES),
     "content": pa.large_string(),
+    "attachment": pa.large_binary(),
     "label": pa.string(),
     "group": pa.string(),
     "slice": pa.string(),

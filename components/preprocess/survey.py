@@ -7,9 +7,10 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from steadytrain.components.preprocess.boilerplate import sign_unshared
@@ -29,7 +30,7 @@ from steadytrain.components.preprocess.split import (
     sides_at,
     stratify,
 )
-from steadytrain.components.preprocess.spool import Spool
+from steadytrain.components.preprocess.spool import Spool, read_part
 from steadytrain.components.shared.class_names import counting, in_order, label_in, listed, part_of
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.errors import DataError
@@ -114,8 +115,10 @@ def survey(
     settings = encoder.tokenizer
     threshold = data.near_duplicate_threshold if settings else None
     rows = 0 if threshold is None else band_rows(threshold)
-    fixed = _fixed_sides(data, reading, warn)
-    shares, places, given = held_out(data, fixed), spool.array("places"), spool.array("given")
+    divided = hasattr(encoder, "divide")
+    fixed = [*_HELD_OUT] if divided else _fixed_sides(data, reading, warn)
+    shares, places = held_out(data, fixed), spool.array("places")
+    given = _divided(encoder, spool) if divided else spool.array("given")
     drawn = ~np.isin(given, [SIDES.index(side) for side in fixed])
     findings = find_duplicates(
         spool,
@@ -124,7 +127,7 @@ def survey(
         bands=PERMUTATIONS // rows if rows else 0,
         conflicts=encoder.labeled,
         keeps_copies=getattr(encoder, "keeps_copies", False),
-        groups=places if fixed else None,
+        groups=places if fixed and not divided else None,
         sign_again=lambda numbers: sign_unshared(
             spool,
             numbers,
@@ -167,6 +170,14 @@ def survey(
         for side in fixed
     }
     return Survey(reading, findings, trained, labels, digests)
+
+
+def _divided(encoder: Any, spool: Spool) -> NDArray[np.uint8]:
+    """Return the sides that the encoder gives all records, as their index in SIDES."""
+    parts = [read_part(path).select(["number", "content", "label"]) for path in spool.written()]
+    records = pa.concat_tables(parts).sort_by("number")
+    sides = encoder.divide(records["content"].to_pylist(), records["label"].to_pylist())
+    return np.array([SIDES.index(side) for side in sides], dtype=np.uint8)
 
 
 def _stratified(

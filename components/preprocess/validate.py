@@ -40,7 +40,7 @@ _COLUMNS: Final = 50
 
 @dataclass(frozen=True)
 class Checked:
-    """A good record. `content` is `Content.text`.
+    """A good record. `content` is `Content.text`, and `attachment` belongs to it.
 
     difficulty: for a curriculum by column; None without one.
     unread, noticed: as in `Content`.
@@ -52,6 +52,7 @@ class Checked:
     group: str | None
     slice: str | None
     difficulty: float | None = None
+    attachment: bytes = b""
     unread: Mapping[str, int] = field(default_factory=dict, compare=False)
     noticed: str = ""
 
@@ -70,7 +71,7 @@ def check(
     columns, content = data.columns, encoder.read(row)
     if isinstance(encoder, ChatEncoder | PreferenceEncoder):
         encoder.check_unjudged(row, (columns.group, columns.slice))
-    size = utf8_size(content.text)
+    size = utf8_size(content.text) + len(content.attachment)
     if size > data.max_record_bytes:
         limit = f"data.max_record_bytes = {data.max_record_bytes:,}"
         raise Defect("too_long", f"the record has {size:,} bytes, more than {limit}")
@@ -90,6 +91,7 @@ def check(
         group,
         data.part or named,
         hard,
+        content.attachment,
         content.unread,
         content.noticed,
     )

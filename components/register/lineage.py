@@ -11,7 +11,7 @@ from typing import Any
 
 from steadytrain.components.shared.environment import ORIGIN
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.pagination import all_found
+from steadytrain.components.shared.pagination import all_items
 from steadytrain.components.shared.registry import RUN, WEIGHTS
 from steadytrain.components.shared.tracking.connect import (
     short_timeouts,
@@ -117,7 +117,7 @@ class LineageStore:
     def _versions(self, fingerprint: str) -> Iterator[Any]:
         quoted = fingerprint.replace("'", "")
         query = f"tags.`{FINGERPRINT}` = '{quoted}'"
-        found = all_found(lambda token: self.client.search_model_versions(query, page_token=token))
+        found = all_items(lambda token: self.client.search_model_versions(query, page_token=token))
         return iter(sorted(found, key=lambda item: int(item.creation_timestamp)))
 
     def _lineage(self, version: Any, *, in_detail: bool = False) -> ModelLineage:
@@ -142,9 +142,9 @@ class LineageStore:
         """Return attempts and checkpoints: the children of a run, and what they made."""
         places = [run.info.experiment_id]
         query = f"tags.mlflow.parentRunId = '{run.info.run_id}'"
-        children = all_found(lambda token: self.client.search_runs(places, query, page_token=token))
+        children = all_items(lambda token: self.client.search_runs(places, query, page_token=token))
         ids = {child.info.run_id for child in children}
-        models = all_found(lambda token: self.client.search_logged_models(places, page_token=token))
+        models = all_items(lambda token: self.client.search_logged_models(places, page_token=token))
         ours = sorted(item.name for item in models if item.source_run_id in ids)
         return {"attempts": len(ids), "checkpoints": tuple(ours)}
 

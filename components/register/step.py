@@ -13,7 +13,7 @@ from steadytrain.components.evaluate.scoring import judged_records, trained_mode
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.pagination import all_found
+from steadytrain.components.shared.pagination import all_items
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import (
     DataRecord,
@@ -61,7 +61,7 @@ def model_card(
             f"{train.best_step:,}.",
             "## Gate",
             f"{gate.reason[0].upper()}{gate.reason[1:]}.",
-            *_search(gate),
+            *_search(gate, config.gate.promised),
             test,
             _table(["metric", "value", "interval", "baseline"], _metric_rows(evaluation)),
             *_tasks(evaluation),
@@ -81,12 +81,15 @@ def model_card(
     )
 
 
-def _search(gate: GateRecord) -> Iterable[str]:
+def _search(gate: GateRecord, promised: float | None) -> Iterable[str]:
     if gate.compared > 1:
+        where = "the validation side" if promised is None else "held-out folds"
         yield (
             f"The configuration is the best of {gate.compared:,} that were compared by their "
-            "scores on the validation side."
+            f"scores on {where}."
         )
+    if promised is not None:
+        yield f"Corrected for this choice, the search promised a loss of {promised:.4g}."
     if gate.earlier:
         plural = "s were" if gate.earlier > 1 else " was"
         yield (
@@ -214,7 +217,7 @@ def _remove_orphans(tracking: Tracking, run_id: str, name: str, wanted: Set[str]
     mine = f"source_run_id = '{run_id}' AND name = '{name}'"
     search = partial(tracking.client.search_logged_models, [tracking.experiment_id], mine)
     ours = MARK in tracking.client.get_run(run_id).data.tags
-    models = list(all_found(lambda token: search(page_token=token)))
+    models = list(all_items(lambda token: search(page_token=token)))
     done = [model for model in models if model.status == LoggedModelStatus.READY]
     last = max((model.creation_timestamp for model in done), default=0)
     for model in models:

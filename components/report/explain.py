@@ -2,8 +2,8 @@
 
 What the explanation advises works where it is printed: a run of a cluster is submitted again, a
 local one is resumed. It has ten lines or fewer. Up to three more lines name damaged files, and up
-to three more the problems that were found. One more says that a checkpoint was skipped, and one
-that memory ran out outside the training itself.
+to three more the problems that were found. One more says that a checkpoint was skipped, one
+that memory ran out outside the training itself, and one what a person changed last.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from steadytrain.components.report.facts import Facts, Spending, gather
 from steadytrain.components.report.sentences import describe, recovery
 from steadytrain.components.report.story import (
     FOLDS_STEP,
+    SEARCH_STEP,
     TUNE_STEP,
     RunSummary,
     attempts,
@@ -39,8 +40,8 @@ RECOVERIES = 4
 """How many of the newest recoveries are shown. Earlier ones are only counted."""
 DAMAGES = 3
 """How many unreadable files are listed. The report lists all of them."""
-STUDIES = {TUNE_STEP, FOLDS_STEP}
-"""Steps that drive a study, named as their pipelines."""
+STUDIES = {TUNE_STEP: "tune", FOLDS_STEP: "cross-validate", SEARCH_STEP: "automl"}
+"""The pipelines of the steps that drive a study."""
 PROBLEMS = 3
 """How many problems of the training are listed. The report lists all of them."""
 LONGEST = 300
@@ -90,6 +91,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
             for attempt in history.attempts
         ],
         "recoveries": recoveries(history),
+        "adjusted": [asdict(item) for item in history.adjusted],
         "checkpoint_step": history.last_step or None,
         "max_steps": history.planned_steps,
         "training_seconds": times.wall,
@@ -142,6 +144,10 @@ def _training(facts: Facts) -> Iterator[str]:
         yield _without_attempts(facts)
         return
     yield _attempts(history)
+    if history.adjusted:
+        *before, newest_change = history.adjusted
+        more = f" ({len(before)} earlier changes)" if before else ""
+        yield describe(newest_change).removeprefix("train: ") + more
     described = recoveries(history)
     earlier = len(described) - RECOVERIES
     if earlier > 0:
@@ -160,7 +166,7 @@ def _training(facts: Facts) -> Iterator[str]:
 
 def _without_attempts(facts: Facts) -> str:
     ran = {item.stage: item for item in latest(executions(facts.events))}
-    if STUDIES & ran.keys():
+    if STUDIES.keys() & ran.keys():
         return "each trial trains in a run of its own"
     trained = ran.get("train")
     if trained and trained.state == "reused":
@@ -202,7 +208,7 @@ def _next(facts: Facts, run_summary: RunSummary) -> str:
 def _submit_again(facts: Facts) -> str:
     """Return the command that continues a run of a cluster. Its configuration names its output."""
     ran = {item.stage for item in executions(facts.events)}
-    pipeline = next((f" --pipeline {name}" for name in STUDIES if name in ran), "")
+    pipeline = next((f" --pipeline {STUDIES[step]}" for step in STUDIES if step in ran), "")
     source = shlex.quote(str(facts.workspace.config))
     return f"steadytrain submit {source} --run {facts.workspace.run_id}{pipeline}"
 

@@ -25,15 +25,18 @@ from steadytrain.components.report.story import (
     repeated_steps,
     wall_seconds,
 )
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.events.types import (
-    DecisionMade,
     Remark,
     StepStarted,
     TrainingStarted,
     TrainingStep,
 )
 from steadytrain.components.shared.quantities import duration, moment, number, percent
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.tracking.notes import RUN, recall
+from steadytrain.components.techniques.mixture import Drawn, MixtureConfig
+from steadytrain.components.train.recovery.history import History
 
 _LABELS = {
     "running": "Running",
@@ -76,7 +79,7 @@ def content(facts: Facts) -> dict[str, Any]:
         "validations": validations,
         "problems": findings(facts.events),
         "decided": [(item.field, [item.text, item.reason]) for item in facts.history.decided],
-        "attempts": _attempt_rows(tried, facts.history.decisions),
+        "attempts": _attempt_rows(tried, facts.history),
         "repeated": repeated_steps(tried),
         "timeline": timeline(facts.history.attempts, facts.spans),
         "spending": spending,
@@ -133,18 +136,18 @@ def _tiles(
     return tiles
 
 
-def _attempt_rows(
-    tried: Sequence[Attempt], decisions: Sequence[DecisionMade]
-) -> list[tuple[Attempt, str]]:
-    """Return attempts, each with what was decided in it and after it, or else the fix.
+def _attempt_rows(tried: Sequence[Attempt], history: History) -> list[tuple[Attempt, str]]:
+    """Return attempts, each with what a person changed, and what was decided, or else the fix.
 
     After the decision to stop, show both.
     """
     rows = []
     for attempt in tried:
         remedy = attempt.ended.remedy if attempt.ended else ""
-        decided = [item for item in decisions if item.attempt == attempt.number]
-        lines = [f"{item.action.replace('_', ' ')}: {item.reason}" for item in decided]
+        decided = [item for item in history.decisions if item.attempt == attempt.number]
+        changed = (item for item in history.adjusted if item.attempt == attempt.number)
+        lines = [f"adjusted on request: {item.change}" for item in changed]
+        lines += [f"{item.action.replace('_', ' ')}: {item.reason}" for item in decided]
         if all(item.in_place or item.action == "stop" for item in decided):
             lines.append(remedy)
         rows.append((attempt, "\n".join(filter(None, lines))))
@@ -160,7 +163,21 @@ def _data(facts: Facts) -> dict[str, Any] | None:
     except ValidationError as error:
         facts.unreadable.append(f"card.json: {error.error_count()} fields are not as expected")
         card = DataCard()
-    return data_section(facts.data, card, most_labels=25)
+    return data_section(facts.data, card, most_labels=25, drawn=_drawn(facts, facts.data))
+
+
+def _drawn(facts: Facts, data: DataRecord) -> list[Drawn]:
+    """Return what training drew of each data set of a mixture; nothing before it or without one."""
+    sides, ran = data.sides, facts.of(TrainingStep)
+    steps = facts.training.steps if facts.training else ran[-1].step if ran else 0
+    if not steps or not sides["train"].sources:
+        return []
+    # It imports numpy, which a page without a mixture does not need.
+    from steadytrain.components.techniques.mixture.plan import MixturePlan
+
+    given = MixtureConfig.model_validate(facts.setting("training.mixture") or {})
+    batch = facts.setting("training.global_batch_size") or TrainingConfig().global_batch_size
+    return MixturePlan(sides["train"].sources, given).drawn(steps * batch)
 
 
 def _environment(facts: Facts) -> list[tuple[str, list[str]]]:

@@ -12,6 +12,7 @@ from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
+    Adjusted,
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
@@ -102,6 +103,11 @@ def _(event: AttemptEnded) -> str:
 @describe.register
 def _(event: DecisionMade) -> str:
     return f"train: {event.action.replace('_', ' ')}: {event.reason}"
+
+
+@describe.register
+def _(event: Adjusted) -> str:
+    return f"train: adjusted on request: {event.change}"
 
 
 @describe.register

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from steadytrain.components.observe.unsent import send_rest
+from steadytrain.components.observe.unsent import send_unsent
 from steadytrain.components.report.facts import Facts, Spending, gather
 from steadytrain.components.report.report_page import render
 from steadytrain.components.report.story import executions, outcome
@@ -111,7 +111,7 @@ def run(config: RunConfig, job: str = "", *, progress: int | None = None) -> Pat
             moment=cut[-1].end if cut else 0.0,
         )
     # Now this step's own span is complete.
-    send_rest(config, workspace)
+    send_unsent(config, workspace)
     return workspace.report
 
 

@@ -49,6 +49,8 @@ RunState = Literal[
 FIRST_STEP, REPORT_STEP = "begin", "report"
 TUNE_STEP, WINNER_STEP = "tune", "winner"
 """Steps of the pipeline `tune`. The winner is evaluated and registered in a run of its own."""
+SEARCH_STEP = "search"
+"""Step of the pipeline `automl`. Its winner has the steps of a study's winner."""
 FOLDS_STEP = "cross-validate"
 """The only step of the pipeline `cross-validate`."""
 
@@ -327,6 +329,8 @@ def _progress(facts: Facts) -> str:
 def _success(facts: Facts, name: str, last: Execution) -> str:
     if last.stage in (TUNE_STEP, WINNER_STEP):
         return f"{name} is tuned: {last.summary}."
+    if last.stage == SEARCH_STEP:
+        return f"{name} is searched for: {last.summary}."
     if last.stage == FOLDS_STEP:
         return f"{name} is cross-validated: {last.summary}."
     trained = facts.training

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-DATA_CODE = ("preprocess", "tasks/encoding", "tabular", "images", "techniques", "shared")
-TRAINING_CODE = ("train", "sizing", "memory", "tabular", "images", "tasks", "techniques", "shared")
-JUDGING_CODE = ("evaluate", "tabular", "images", "tasks", "techniques", "shared")
+_KINDS = ("tabular", "images", "series", "multimodal")
+DATA_CODE = ("preprocess", "tasks/encoding", *_KINDS, "techniques", "shared")
+TRAINING_CODE = ("train", "sizing", "memory", *_KINDS, "tasks", "techniques", "shared")
+JUDGING_CODE = ("evaluate", *_KINDS, "tasks", "techniques", "shared")
 """Folders of `components` that determine the outputs of a step."""
 
 BASE_FILE = "base.json"

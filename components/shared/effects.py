@@ -68,6 +68,12 @@ class Effect(Enum):
     ROWS = "prepared data, what is learned", _DATA | Use.DATA, _KEPT, ""
     ENCODING = "prepared data, what is learned", _LEARNED | Use.DATA, _KEPT, ""
     LEARNED = "what is learned", _LEARNED, _KEPT, ""
+    RATE = (
+        "what is learned",
+        _LEARNED,
+        "`steadytrain adjust` changes it while a run trains. " + _KEPT,
+        "",
+    )
     OBJECTIVE = "what is learned, scores", _LEARNED | Use.SCORES, _KEPT, ""
     SEED = "what is learned, scores", _LEARNED | Use.SCORES | Use.GATE, _KEPT, _LUCK
     TOKENS = "what is learned, unit of the loss", _LEARNED, _KEPT, _INCOMPARABLE
@@ -97,6 +103,7 @@ class Effect(Enum):
     )
     HANDLING = "how training is done", _TRAINING, _FREE
     WATCHED = "how a run is watched", _NOTHING, _FREE
+    PLANNED = "what a plan chooses", _NOTHING, _FREE
     COST = "cost shown", _NOTHING, _FREE
     PODS = "pods that train", _NOTHING, _FREE
     RECOVERY = "response to failures", Use.RUN, _FREE
@@ -124,6 +131,11 @@ class Effect(Enum):
         self.change = change
         self.fixed = fixed
         self.note = note
+
+    @property
+    def adjustable(self) -> bool:
+        """Whether a person can change the field while a run trains: the ledger has each change."""
+        return self is Effect.RATE
 
     def __str__(self) -> str:
         parts = (self.label, self.change, self.note[:1].upper() + self.note[1:])

@@ -8,15 +8,13 @@ resolution of a host's name has no limit here; the system's resolver has its own
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import io
 import math
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -28,7 +26,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.quantities import size
-from steadytrain.components.shared.retry import retry_of_requests
+from steadytrain.components.shared.retry import request_context, requests_with
 
 SECONDS: Final = 120.0
 """Longest time for a request with its retries and its whole answer."""
@@ -40,10 +38,6 @@ UNAVAILABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses of a server that may be back in a moment: those after which MLflow's own client sends a
 request again. 500 is one of them: MLflow's server answers it for every error of its database that
 it does not know."""
-
-_until: ContextVar[float] = ContextVar("until", default=math.inf)
-_in_pieces: ContextVar[bool] = ContextVar("in_pieces", default=False)
-_once: ContextVar[bool] = ContextVar("once", default=False)
 
 
 class LimitExceeded(Exception):
@@ -61,21 +55,17 @@ class TooSlow(LimitExceeded):
     passing = True
 
 
-@contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float) -> AbstractContextManager[None]:
     """End every request of this thread that is not done within `seconds` from now with TooSlow."""
-    token = _until.set(min(_until.get(), time.monotonic() + seconds))
-    try:
-        yield
-    finally:
-        _until.reset(token)
+    return requests_with(until=min(request_context().until, time.monotonic() + seconds))
 
 
 class _Limits:
     """The limits of one request."""
 
     def __init__(self) -> None:
-        self.until, self.in_pieces, self._received = _until.get(), _in_pieces.get(), 0
+        context = request_context()
+        self.until, self.in_pieces, self._received = context.until, context.in_pieces, 0
 
     def left(self) -> float:
         """Return the remaining seconds. Raises TooSlow if there are none."""
@@ -200,7 +190,7 @@ class _Timed:
         **options: Any,
     ) -> Any:
         retries = self.retries if retries is None else retries  # type: ignore[attr-defined]
-        if _once.get():
+        if request_context().once:
             retries = urllib3.Retry(0)
         if isinstance(retries, urllib3.Retry):
             # A server may ask its clients to come back in a year. Its last answer says more than
@@ -246,7 +236,7 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
     ) -> requests.Response:
         if not stream:
             request.headers["Accept-Encoding"] = "identity"
-        retry, lost = retry_of_requests(), False
+        retry, lost = request_context().retry, False
         while True:
             try:
                 answer = self._send(request, stream, *args, **options)
@@ -277,16 +267,12 @@ class LimitedAdapter(HTTPAdapter):  # type: ignore[misc]  # it carries no types
     def _send(
         self, request: requests.PreparedRequest, stream: bool, *args: Any, **options: Any
     ) -> requests.Response:
-        tokens = _in_pieces.set(stream), _once.set(retry_of_requests() is not None)
-        try:
-            with deadline(SECONDS):
-                answer = super().send(request, stream, *args, **options)
-                if not stream:
-                    _ = answer.content
-                return answer
-        finally:
-            _in_pieces.reset(tokens[0])
-            _once.reset(tokens[1])
+        once = request_context().retry is not None
+        with requests_with(in_pieces=stream, once=once), deadline(SECONDS):
+            answer = super().send(request, stream, *args, **options)
+            if not stream:
+                _ = answer.content
+            return answer
 
 
 def _away(why: str) -> TrackingError:

@@ -201,7 +201,7 @@ def _snapshot(address: str, config: RunConfig, **patterns: Any) -> Path:
 
 
 def _from_mlflow(address: str, config: RunConfig) -> Path:
-    """Return a folder with a registered Transformers model and its tokenizer."""
+    """Return a folder with a registered Transformers model and its tokenizer, or one of images."""
     uri, origin = _registered(address, config)
     with _registry_errors(address):
         return fetched(
@@ -247,6 +247,12 @@ def _assemble(uri: str, folder: Path) -> None:
     scratch = folder / ".logged"
     scratch.mkdir()
     logged = Path(mlflow.artifacts.download_artifacts(uri, dst_path=str(scratch)))
+    images = logged / "artifacts" / "model"
+    if (images / "config.json").is_file():
+        # A model of images is logged as it was exported.
+        shutil.copytree(images, folder, dirs_exist_ok=True)
+        shutil.rmtree(scratch)
+        return
     if not (logged / "model" / "config.json").is_file():
         raise BadInput(
             f"model {uri!r} has no model/config.json: it is not a logged Transformers model",

@@ -45,7 +45,7 @@ def all_pages(
         seen.add(token)
 
 
-def all_found(search: Callable[[str | None], Any]) -> Iterator[Any]:
+def all_items(search: Callable[[str | None], Any]) -> Iterator[Any]:
     """Yield every item that a search in MLflow finds.
 
     Args:

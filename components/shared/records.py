@@ -75,6 +75,15 @@ class Record(BaseModel):
             ) from error
 
 
+class SourceRecord(Record):
+    """One of the data sets of a mixture, on one side. Its rows follow those of the one before."""
+
+    name: str
+    rows: int
+    documents: int
+    tokens: int
+
+
 class SideRecord(Record):
     """One side of the split.
 
@@ -86,6 +95,7 @@ class SideRecord(Record):
     documents: input records on this side.
     index: Arrow file, relative to the data folder, with one row per row of the shards, in order:
         shard, row (in the shard), tokens, targets, documents (content hashes).
+    sources: the data sets of a mixture, in the order of their rows; empty for one data set.
     """
 
     shards: list[str]
@@ -94,6 +104,7 @@ class SideRecord(Record):
     index: str = ""
     tokens: int = 0
     target_tokens: int = 0
+    sources: list[SourceRecord] = []
 
 
 class FoldRecord(Record):
@@ -136,7 +147,8 @@ class DataRecord(Record):
     turn_ends: tokens that end the assistant's turns on the training side.
     inputs_digest: digest over the input as it was stored; "" if unknown.
     profile: statistics of all good records, before duplicates are removed; None if unknown.
-    folds: the training side in parts, if it was prepared for cross-validation.
+    folds: the training side in parts, if it was prepared for cross-validation; of time series, two
+        more than folds (`Encoder.parts_in_time`).
     """
 
     _places: ClassVar[Places] = {"folder": ("data", 2)}

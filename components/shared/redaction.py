@@ -147,7 +147,7 @@ def secret_values() -> re.Pattern[str] | None:
     return _any_of(frozenset(values))
 
 
-def holds_a_secret(text: str) -> bool:
+def contains_secret(text: str) -> bool:
     """Return whether a text contains something like a secret, independent of this machine."""
     return _without_patterns(text) != text
 

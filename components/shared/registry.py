@@ -17,7 +17,7 @@ from steadytrain.components.shared.digest import code_digest, value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.lease import lock
-from steadytrain.components.shared.pagination import all_found
+from steadytrain.components.shared.pagination import all_items
 from steadytrain.components.shared.records import DataRecord, GateRecord, Subject, TrainRecord
 from steadytrain.components.shared.tracking import use_tracking
 from steadytrain.components.shared.tracking.batches import value
@@ -198,7 +198,7 @@ class Registry:
     def _all_of_run(self, tags: Mapping[str, str]) -> list[Any]:
         query = f"name = '{self.name}' AND tags.`{RUN}` = '{tags[RUN]}'"
         search = self.tracking.client.search_model_versions
-        return list(all_found(lambda token: search(query, page_token=token)))
+        return list(all_items(lambda token: search(query, page_token=token)))
 
     def judged_on(self, test_digest: str, *, besides: str) -> int:
         """Return how many other models were judged on the same test side.
@@ -209,7 +209,7 @@ class Registry:
         query = f"name = '{self.name}' AND tags.`{TEST}` = '{test_digest}'"
         with self._errors():
             search = self.tracking.client.search_model_versions
-            versions = all_found(lambda token: search(query, page_token=token))
+            versions = all_items(lambda token: search(query, page_token=token))
             there = {item.tags.get(WEIGHTS) for item in versions}
         prefix = f"{JUDGED}{test_digest}."
         removed = {tag.removeprefix(prefix) for tag in self._model_tags() if tag.startswith(prefix)}

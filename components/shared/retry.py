@@ -6,7 +6,9 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from steadytrain.components.shared.errors import SteadytrainError, StorageError
@@ -132,24 +134,50 @@ def retry_storage(call: Callable[[], T], seconds: float = REJECTED_SECONDS, **op
     return retry(call, transient=is_rejected, seconds=seconds, **options)
 
 
-_REQUESTS: ContextVar[Retry | None] = ContextVar("requests", default=None)
+@dataclass(frozen=True)
+class RequestContext:
+    """The limits of this thread's HTTP requests.
+
+    It is a context because MLflow and other libraries send the requests, so that no argument
+    reaches the connection. `deadline`, `waiting` and a session's adapter set it for a block.
+
+    until: end of the requests, on the monotonic clock.
+    retry: how to wait while the tracking server is down; None if requests must not wait.
+    in_pieces: whether the answer is received piece by piece, so that its size has no limit.
+    once: whether urllib3 sends a request only once, because `retry` repeats it.
+    """
+
+    until: float = math.inf
+    retry: Retry | None = None
+    in_pieces: bool = False
+    once: bool = False
 
 
-def retry_of_requests() -> Retry | None:
-    """Return how this thread retries requests to the tracking server; None if it must not wait."""
-    return _REQUESTS.get()
+_CONTEXT: ContextVar[RequestContext] = ContextVar("requests", default=RequestContext())  # noqa: B039  immutable
+
+
+def request_context() -> RequestContext:
+    """Return the limits of this thread's requests."""
+    return _CONTEXT.get()
 
 
 @contextlib.contextmanager
-def waiting(seconds: float, report: Callable[[str], object] = lambda _: None) -> Iterator[None]:
+def requests_with(**changes: Any) -> Iterator[None]:
+    """Change fields of this thread's `RequestContext` for a block."""
+    token = _CONTEXT.set(replace(_CONTEXT.get(), **changes))
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)
+
+
+def waiting(
+    seconds: float, report: Callable[[str], object] = lambda _: None
+) -> AbstractContextManager[None]:
     """Let this thread's requests to a tracking server wait while the server is down.
 
     Args:
         seconds: how long it may be down at a time.
         report: called once for each time that it is down, with the reason.
     """
-    token = _REQUESTS.set(Retry(seconds=seconds, report=report))
-    try:
-        yield
-    finally:
-        _REQUESTS.reset(token)
+    return requests_with(retry=Retry(seconds=seconds, report=report))

@@ -132,7 +132,7 @@ class Stopping:
     """Whether this process was asked to stop."""
 
     def __init__(self) -> None:
-        self._asked: int | None = None
+        self._signal: int | None = None
 
     def check(self) -> None:
         """Check at each step of long work, and right before anything that cannot be undone.
@@ -143,14 +143,14 @@ class Stopping:
         Raises:
             Stopped: if this process was asked to stop, or the process that started it has died.
         """
-        if self._asked is None:
+        if self._signal is None:
             held = tether()
-            self._asked = signal.SIGTERM if held is not None and held.cut() else None
-        if self._asked is not None:
-            raise Stopped(self._asked)
+            self._signal = signal.SIGTERM if held is not None and held.cut() else None
+        if self._signal is not None:
+            raise Stopped(self._signal)
 
     def leave(self, number: int, _: FrameType | None) -> None:
-        self._asked = self._asked or number
+        self._signal = self._signal or number
         self.check()
 
 
@@ -196,17 +196,17 @@ class StopRequest:
 
     outcome: AttemptOutcome | None = None
     urgent: bool = False
-    asked: threading.Event = field(default_factory=threading.Event)
+    requested: threading.Event = field(default_factory=threading.Event)
 
-    def ask(self, outcome: AttemptOutcome) -> None:
+    def request(self, outcome: AttemptOutcome) -> None:
         """Ask to stop. The outcome of the first request stays."""
         self.urgent = self.outcome is not None
         self.outcome = self.outcome or outcome
-        self.asked.set()
+        self.requested.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait until someone asks to stop, at most `seconds`. Return whether someone did."""
-        return self.asked.wait(seconds)
+        return self.requested.wait(seconds)
 
 
 @contextlib.contextmanager
@@ -215,7 +215,7 @@ def stop_requests() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def note(number: int, _: FrameType | None) -> None:
-        request.ask("stopped" if number in _BY_HAND else "preempted")
+        request.request("stopped" if number in _BY_HAND else "preempted")
 
     with stop_signals(note):
         yield request

@@ -17,6 +17,8 @@
     checkpoints/ logs/  model/  evaluation/  compiled/
     lease/                which supervisor owns the training run (shared/lease.py)
     tracking/             the MLflow runs of this run
+    transformers/         the same with Transformers' Trainer (train/transformers_script.py)
+    adjust.json           a change that waits for the supervisor (recovery/adjust.py)
     report.html
     told                  what was last sent to the webhook
     alerts.json           alerts that the webhook has reported as firing
@@ -150,6 +152,14 @@ class Workspace:
     def quarantine(self) -> Path:
         """Rejected records, if preparing the data failed."""
         return self.folder / "quarantine.jsonl"
+
+    @property
+    def transformers(self) -> Path:
+        return self.folder / "transformers"
+
+    @property
+    def adjust(self) -> Path:
+        return self.folder / "adjust.json"
 
     @property
     def report(self) -> Path:

@@ -40,7 +40,7 @@ class BatchPlan:
             "training.micro_batch_size": own.micro_batch_size,
         }
 
-    def within(self, limit: BatchSettings) -> BatchPlan:
+    def limited_to(self, limit: BatchSettings) -> BatchPlan:
         """Return the same global batch with no more memory than the limit needs.
 
         The micro-batch gets smaller, or less is kept in memory.

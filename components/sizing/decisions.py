@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Final
 
 from steadytrain.components.memory.states import frozen_decisions, matrix_share
-from steadytrain.components.shared.config import AdapterConfig
+from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.fields import Decision, set_by_user
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.fit import HOST_SPARE, Choice
 from steadytrain.components.sizing.hardware import GIB
+from steadytrain.components.sizing.length import prepared
 from steadytrain.components.sizing.machine import Workload
 from steadytrain.components.sizing.recipe import MEDIUM_BATCH, recipe
 from steadytrain.components.sizing.strategy import BILLION
@@ -21,6 +22,8 @@ from steadytrain.components.sizing.time_cost import Span, preemptions
 
 _SIZE_RULE: Final = "rule: strategy by size"
 _SMALL_CARD: Final = "rule for 6 GB cards"
+_BY_EPOCH: Final = 100_000
+"""Examples from which on checkpoints are no longer saved for each epoch."""
 
 
 def decisions(job: Workload, choice: Choice, speed: Span) -> list[Decision]:
@@ -32,9 +35,15 @@ def decisions(job: Workload, choice: Choice, speed: Span) -> list[Decision]:
     adapter, parameters = choice.setting.adapter, job.shape.parameters
     return [
         *efficiency(job, choice),
-        *recipe(job.config, adapter, parameters, job.given),
-        _as_given(job, _checkpoints(job, choice, speed)),
+        *recipe(_with_batch(job), adapter, parameters, job.is_set),
+        *_checkpoints(job, choice, speed),
     ]
+
+
+def _with_batch(job: Workload) -> RunConfig:
+    """Return the configuration with the plan's global batch, which scales the learning rate."""
+    training = job.config.training.model_copy(update={"global_batch_size": job.global_batch})
+    return job.config.model_copy(update={"training": training})
 
 
 def efficiency(job: Workload, choice: Choice) -> list[Decision]:
@@ -57,7 +66,7 @@ def efficiency(job: Workload, choice: Choice) -> list[Decision]:
 
 def _as_given(job: Workload, decision: Decision) -> Decision:
     """Return the user's own value if it is set."""
-    return set_by_user(job.config, decision.field) if job.given(decision.field) else decision
+    return set_by_user(job.config, decision.field) if job.is_set(decision.field) else decision
 
 
 def _as_learned(choice: Choice, decision: Decision) -> Decision:
@@ -81,6 +90,10 @@ def _strategy(job: Workload, choice: Choice) -> str:
             f"below 1 billion parameters each {job.machine.gpu.kind} holds the whole model "
             f"({_SIZE_RULE})"
         )
+    if prefer := job.config.compute.prefer:
+        parts = {"zero2": "gradients and optimizer state, the fastest that shards"}
+        shared = parts.get(strategy, "all states")
+        return f"compute.prefer = {prefer}: the ranks shard {shared}"
     if count < BILLION:
         return "with DDP each GPU would need more memory than it has, so the states are sharded"
     if count < 10 * BILLION:
@@ -102,6 +115,8 @@ def _adapter(job: Workload, choice: Choice) -> str:
     if choice.option.adapter == "none":
         whole = "a model from scratch has nothing to adapt" if job.from_scratch else ""
         return whole or "training all weights fits, so none are frozen"
+    if choice.option.adapter == "lora" and job.config.training.goal == "fastest":
+        return "training.goal = fastest: frozen weights need no gradients, a third of the work"
     # A 32-bit weight, its gradient, and what the optimizer keeps for it.
     unfrozen = replace(choice.setting, adapter=AdapterConfig())
     spec = optimizer_spec(job.config.training.optim)
@@ -116,7 +131,7 @@ def _adapter(job: Workload, choice: Choice) -> str:
 def _precision(job: Workload) -> Decision:
     gpu = job.machine.gpu
     if job.precision == "fp32":
-        fp16 = job.given("training.fp16") and not job.given("training.bf16")
+        fp16 = job.is_set("training.fp16") and not job.is_set("training.bf16")
         field = "training.fp16" if fp16 else "training.bf16"
         return Decision(field, False, "this CPU has no instructions for bfloat16")
     reason = "computes in bfloat16, which needs no loss scaling"
@@ -183,12 +198,30 @@ def _pods(job: Workload, choice: Choice) -> Iterator[Decision]:
         yield Decision("compute.pods.memory", f"{needed}Gi", f"{reason}processes need memory too")
 
 
-def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Decision:
-    """Return the checkpoint decision, by time as in a run: an epoch may take seconds or hours."""
-    interval = preemptions(job, choice).interval_seconds
-    tokens = interval * speed.middle
-    steps = max(1, round(tokens / (job.global_batch * choice.setting.length)))
-    return Decision(
+def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Iterator[Decision]:
+    """Yield the decisions about checkpoints.
+
+    Below 100,000 examples, an epoch ends with a checkpoint, unless it takes longer than what a
+    failure may cost. All other runs save by time: an epoch may take hours.
+    """
+    interval, data = preemptions(job, choice).interval_seconds, prepared(job.config)
+    side = data.sides["train"] if data else None
+    epoch = (side.tokens or side.rows * choice.setting.length) / speed.middle if side else math.inf
+    if job.is_set("training.save_steps") or job.is_set("training.save_strategy"):
+        for field in ("training.save_strategy", "training.save_steps"):
+            if job.is_set(field):
+                yield set_by_user(job.config, field)
+        return
+    if side and side.documents < _BY_EPOCH and epoch <= interval:
+        yield Decision(
+            "training.save_strategy",
+            "epoch",
+            f"{side.documents:,} examples are fewer than {_BY_EPOCH:,}, and an epoch takes about "
+            f"{duration(epoch)} here (rule: checkpoints)",
+        )
+        return
+    steps = max(1, round(interval * speed.middle / (job.global_batch * choice.setting.length)))
+    yield Decision(
         "training.save_steps",
         None,
         f"Young's interval: about every {duration(interval)} here (steps: {steps})",

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pydantic import ValidationError
+
 from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.techniques import with_techniques
 from steadytrain.components.shared.batch import REPLICATED
+from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.batch import LARGEST_DERIVED, BatchPlan, plan_batch
 from steadytrain.components.sizing.machine import Workload
-from steadytrain.components.sizing.strategy import TrainingOption, options
+from steadytrain.components.sizing.strategy import Adapter, TrainingOption, options
 
 LARGEST_MICRO_BATCH: Final = 64
 ENOUGH_TOKENS: Final = 2048
@@ -147,10 +150,40 @@ def fitting(job: Workload, candidates: Sequence[TrainingOption]) -> Choice | Non
     return found if found and found.fits else None
 
 
+_METHODS: Final[Mapping[str, Sequence[Adapter]]] = {
+    # Frozen weights need no gradients, which are a third of the work.
+    "fastest": ("lora", "none", "qlora"),
+    "best": ("none", "lora", "qlora"),
+}
+"""By goal: methods, the preferred first. Other goals prefer none."""
+
+
+def for_goal(job: Workload, candidates: Sequence[TrainingOption]) -> Sequence[TrainingOption]:
+    """Return the candidates with the method that suits the goal best and fits; else all."""
+    for method in _METHODS.get(job.config.training.goal or "", ()):
+        group = [option for option in candidates if option.adapter == method]
+        if fitting(job, group):
+            return group
+    return candidates
+
+
+def with_method(job: Workload, method: Adapter) -> Choice | None:
+    """Return what fits if this method were asked for; None if nothing does."""
+    content = job.config.model_dump(exclude_unset=True)
+    content["model"] = content["model"] | {
+        "adapter": content["model"].get("adapter", {}) | {"kind": method}
+    }
+    try:
+        asked = replace(job, config=RunConfig.model_validate(content))
+        return fitting(asked, options(asked))
+    except (BadInput, ValidationError):
+        return None
+
+
 def works(job: Workload) -> Choice | None:
     """Return what fits, if the hosts have the machine and the batch can be split over its ranks."""
     try:
-        return fitting(job, options(job)) if job.is_available else None
+        return fitting(job, for_goal(job, options(job))) if job.is_available else None
     except BadInput:
         return None
 
@@ -212,7 +245,7 @@ def _is_good(job: Workload, choice: Choice) -> bool:
     Waiting for the host or losing precision is only worthwhile if nothing else fits.
     """
     fields = ("model.adapter.frozen_embeddings", "model.adapter.frozen_head")
-    if choice.option.lightened and not any(map(job.given, fields)):
+    if choice.option.lightened and not any(map(job.is_set, fields)):
         return False
     largest = max(_micro_batches(job))
     return choice.setting.tokens >= ENOUGH_TOKENS or choice.plan.micro_batch_size == largest

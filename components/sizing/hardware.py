@@ -5,6 +5,7 @@ Nothing here creates a device context.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 import re
@@ -50,6 +51,7 @@ class Prices(Section):
 class Gpu(Prices):
     """A kind of GPU; `gpus.yaml` explains each field.
 
+    best_for: "" for a machine's own CPU.
     cuda: False for a machine's own CPU.
     """
 
@@ -61,6 +63,7 @@ class Gpu(Prices):
     fp32_tflops: float = Field(..., gt=0)
     bf16: bool
     cuda: bool = True
+    best_for: str = ""
 
     @property
     def kind(self) -> str:
@@ -77,7 +80,25 @@ class Gpu(Prices):
         return int(self.memory_gb * 10**9)
 
 
+class ListPrice(Prices):
+    """What a provider asks for a GPU."""
+
+    instance: str
+
+
+class PriceList(Section):
+    """Prices of a provider on a day; `prices.yaml` explains each field."""
+
+    provider: str
+    checked: datetime.date
+    source: str
+    via: str
+    region: str = ""
+    gpus: dict[str, ListPrice]
+
+
 _TABLE: Final = TypeAdapter(tuple[Gpu, ...])
+_LISTS: Final = TypeAdapter(tuple[PriceList, ...])
 _PRICES: Final = TypeAdapter(dict[str, Prices])
 
 
@@ -87,6 +108,41 @@ def all_gpus() -> tuple[Gpu, ...]:
     place = resources.files("steadytrain.components.sizing") / "gpus.yaml"
     table = _TABLE.validate_python(yaml.safe_load(place.read_text(encoding="utf-8")))
     return tuple(sorted(table, key=lambda gpu: gpu.memory_gb))
+
+
+@functools.cache
+def price_lists() -> tuple[PriceList, ...]:
+    """Return the list prices of providers."""
+    place = resources.files("steadytrain.components.sizing") / "prices.yaml"
+    return _LISTS.validate_python(yaml.safe_load(place.read_text(encoding="utf-8")))
+
+
+def priced_by(provider: str) -> tuple[tuple[Gpu, ...], str]:
+    """Return the table with the prices of a provider only, and where they are from.
+
+    Raises:
+        BadInput: there are no prices of that provider.
+    """
+    lists = [each for each in price_lists() if each.provider == provider]
+    if not lists:
+        known = ", ".join(dict.fromkeys(each.provider for each in price_lists()))
+        raise BadInput(
+            f"--provider {provider}: the price table does not have it",
+            remedy=f"one of {known}, or --prices FILE with your own",
+        )
+    found: dict[str, Prices] = {name: price for each in lists for name, price in each.gpus.items()}
+    days = sorted(each.checked for each in lists)
+    since = f"{days[0]} to {days[-1]}" if days[0] < days[-1] else f"{days[0]}"
+    sources = "; ".join(dict.fromkeys(each.source for each in lists))
+    table = tuple(gpu.model_copy(update=_both(found.get(gpu.name, Prices()))) for gpu in all_gpus())
+    return table, f"{provider}'s list prices as published, checked {since} ({sources})"
+
+
+def _both(price: Prices) -> dict[str, float | None]:
+    return {
+        "usd_per_hour": price.usd_per_hour,
+        "spot_usd_per_hour": price.spot_usd_per_hour,
+    }
 
 
 def find_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu:

@@ -80,7 +80,7 @@ def as_learned(job: Workload, choice: Choice) -> Choice:
     path = _path(job, _as_chosen(job, choice))
     if not path.is_file():
         return choice
-    held = choice.plan.within(Learned.load(path).limit)
+    held = choice.plan.limited_to(Learned.load(path).limit)
     before, now = choice.plan.fields, held.fields
     option = replace(
         choice.option,

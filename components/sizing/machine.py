@@ -12,6 +12,7 @@ from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import strategy_spec
 from steadytrain.components.sizing.hardware import Gpu
+from steadytrain.components.sizing.length import Sampled
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Workload:
 
     name: of the model, as people know it.
     hosts: the available nodes, for this machine or another one.
+    sampled: what a sample of the data says; None if they are prepared, or were not looked at.
     """
 
     config: RunConfig
@@ -97,6 +99,7 @@ class Workload:
     shape: Shape
     machine: Machine
     hosts: Hosts = field(default_factory=Hosts)
+    sampled: Sampled | None = None
 
     def on(self, gpu: Gpu, nodes: int, per_node: int) -> Workload:
         """Return the same job on other GPUs of these hosts."""
@@ -109,7 +112,7 @@ class Workload:
         machine = self.machine
         return self.hosts.have(machine.gpu.name, machine.nodes, machine.per_node)
 
-    def given(self, field: str) -> bool:
+    def is_set(self, field: str) -> bool:
         """Return whether the user has set a field, such as "training.optim".
 
         None and "auto" count as not set.
@@ -131,7 +134,7 @@ class Workload:
         training = self.config.training
         if training.bf16 or training.fp16:
             return "bf16" if training.bf16 else "fp16"
-        if self.given("training.bf16") or self.given("training.fp16"):
+        if self.is_set("training.bf16") or self.is_set("training.fp16"):
             return "fp32"
         if self.machine.gpu.bf16:
             return "bf16"
@@ -163,7 +166,7 @@ class Workload:
     def global_batch(self) -> int:
         """The user's value; on a small card with an open batch size, 16 sequences per rank."""
         training = self.config.training
-        open_ = training.micro_batch is None and not self.given("training.global_batch_size")
+        open_ = training.micro_batch is None and not self.is_set("training.global_batch_size")
         if self.short_of_memory and open_:
             return 16 * self.machine.ranks
         return training.global_batch_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,6 +11,8 @@ from steadytrain.components.shared.config import AdapterConfig, RunConfig, Train
 from steadytrain.components.shared.config.fields import Decision, differs, power, set_by_user
 
 RATE: Final = "training.learning_rate"
+MEDIUM: Final = (8, 32)
+"""The rule's medium global batch, in sequences."""
 MEDIUM_BATCH: Final = "medium, 8 to 32 sequences, is the default (rule: batch)"
 _RATES: Final = (
     (500e6, 5e-5, 1e-4, "below 500 million parameters"),
@@ -38,7 +41,6 @@ def recipe(
     """
     usual = TrainingConfig()
     found = [
-        Decision(RATE, *_rate(config, adapter, parameters)),
         Decision(
             "training.warmup_steps",
             usual.warmup_steps,
@@ -51,7 +53,25 @@ def recipe(
         ),
         *_adapters(adapter),
     ]
-    return [set_by_user(config, item.field) if given(item.field) else item for item in found]
+    rate = Decision(RATE, *_rate(config, adapter, parameters))
+    rate, *rest = (
+        set_by_user(config, item.field) if given(item.field) else item for item in (rate, *found)
+    )
+    return [scaled(config.training, rate), *rest]
+
+
+def scaled(training: TrainingConfig, rate: Decision) -> Decision:
+    """Return the learning rate of a run by `training.lr_scaling`."""
+    if training.lr_scaling == "none":
+        return rate
+    value = float(rate.value) * training.rate_scale
+    return replace(
+        rate,
+        value=value,
+        reason=f"{rate.text} x {training.rate_scale:.3g} by training.lr_scaling "
+        f"{training.lr_scaling}: {training.global_batch_size} sequences per step, and "
+        f"{training.base_global_batch_size} are its base; {rate.text}: {rate.reason}",
+    )
 
 
 def recipe_of_run(config: RunConfig, parameters: int) -> list[Decision]:

@@ -99,11 +99,13 @@ def requested_options(job: Workload) -> list[TrainingOption]:
 def offloading_options(job: Workload) -> list[TrainingOption]:
     """Return the options that use host memory, which is slower."""
     whole = job.from_scratch or (
-        job.given("model.adapter.kind") and job.config.model.adapter.kind == "none"
+        job.is_set("model.adapter.kind") and job.config.model.adapter.kind == "none"
     )
     kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
-    strategy = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
-    found = [TrainingOption("none", "zero2", True, DEFAULT, "optimizer")] if whole else []
+    strategy, native = _sharding(job)[-1], job.config.compute.prefer == "native"
+    found: list[TrainingOption] = []
+    if whole and not native:
+        found.append(TrainingOption("none", "zero2", True, DEFAULT, "optimizer"))
     found += [TrainingOption(kind, strategy, True, DEFAULT, "all") for kind in kinds]
     return [option for option in found if option.is_possible(job)]
 
@@ -115,12 +117,20 @@ def unconstrained_options(job: Workload) -> list[TrainingOption]:
 
 def _all(job: Workload) -> Iterator[TrainingOption]:
     kind = job.config.model.adapter.kind
-    if job.given("model.adapter.kind") or job.from_scratch:
+    if job.is_set("model.adapter.kind") or job.from_scratch:
         yield from _full(job) if kind == "none" else _adapted(job, kind, kind)
         return
     yield from _full(job)
     yield from _adapted(job, "lora", "qlora")
     yield from _adapted(job, "qlora", "qlora")
+
+
+def _sharding(job: Workload) -> tuple[str, ...]:
+    """Return the strategies that shard a model of this size, the fastest first."""
+    small, prefer = job.shape.parameters < 10 * BILLION, job.config.compute.prefer
+    if prefer == "deepspeed" and small:
+        return ("zero2", "zero3")
+    return ("fsdp",) if prefer == "native" or (small and prefer is None) else ("zero3",)
 
 
 def _full(job: Workload) -> Iterator[TrainingOption]:
@@ -131,11 +141,13 @@ def _full(job: Workload) -> Iterator[TrainingOption]:
         yield TrainingOption("none", "single", True, "adamw_bnb_8bit")
     elif count < BILLION:
         yield from _both("none", "ddp", plain, job)
-        yield TrainingOption("none", "fsdp", True, DEFAULT)
+        yield from (TrainingOption("none", one, True, DEFAULT) for one in _sharding(job))
     elif count < 10 * BILLION:
-        yield from _both("none", "fsdp", DEFAULT, job)
+        for strategy in _sharding(job):
+            yield from _both("none", strategy, DEFAULT, job)
     else:
-        yield from (TrainingOption("none", "zero3", True, DEFAULT, kind) for kind in _OFFLOADS)
+        (strategy,) = _sharding(job)
+        yield from (TrainingOption("none", strategy, True, DEFAULT, kind) for kind in _OFFLOADS)
     if not alone:
         # For setups that can't be sharded.
         yield TrainingOption("none", "ddp", True, plain)
@@ -152,8 +164,7 @@ def _adapted(job: Workload, kind: Adapter, last: Adapter) -> Iterator[TrainingOp
     replicated = "single" if alone else "ddp"
     yield from _both(kind, replicated, plain, job)
     if not alone and kind == "lora":
-        sharded = "fsdp" if job.shape.parameters < 10 * BILLION else "zero3"
-        yield TrainingOption(kind, sharded, True, DEFAULT)
+        yield from (TrainingOption(kind, one, True, DEFAULT) for one in _sharding(job))
     if kind == last and job.machine.gpu.cuda:
         plainest = TrainingOption(kind, replicated, True, plain)
         for embeddings, head in lighter(job.shape):
@@ -169,21 +180,21 @@ def _both(adapter: Adapter, strategy: str, optim: str, job: Workload) -> Iterato
 
 def _as_set(job: Workload, option: TrainingOption) -> TrainingOption:
     training, compute = job.config.training, job.config.compute
-    if job.given("compute.strategy"):
+    if job.is_set("compute.strategy"):
         option = replace(option, strategy=compute.strategy)
-    if job.given("compute.offload"):
+    if job.is_set("compute.offload"):
         option = replace(option, offload=compute.offload)
-    if job.given("training.gradient_checkpointing"):
+    if job.is_set("training.gradient_checkpointing"):
         option = replace(option, recompute=training.gradient_checkpointing)
-    if job.given("training.optim"):
+    if job.is_set("training.optim"):
         option = replace(option, optim=training.optim)
     elif strategy_spec(option.strategy).shards:
         # The 8-bit optimizers can't be sharded.
         option = replace(option, optim=DEFAULT)
     adapter = job.config.model.adapter
-    if job.given("model.adapter.frozen_embeddings"):
+    if job.is_set("model.adapter.frozen_embeddings"):
         option = replace(option, frozen_embeddings=adapter.frozen_embeddings)
-    if job.given("model.adapter.frozen_head"):
+    if job.is_set("model.adapter.frozen_head"):
         option = replace(option, frozen_head=adapter.frozen_head)
     return option
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from steadytrain.components.memory.setting import Companion, Setting
+from steadytrain.components.memory.setting import FrozenModel, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.memory.states import still_layers, trained_parameters
 from steadytrain.components.memory.techniques import grader_of
@@ -119,7 +119,7 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     units = setting.passes * ((2 if setting.adapter.freezes else 3) + again)
     units += setting.ascents * (2 + again)
     adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
-    teacher = setting.companion.flops if setting.companion else 0.0
+    teacher = setting.frozen_model.flops if setting.frozen_model else 0.0
     own = units * forward + setting.passes * adapters
     own -= (units - 1) * still_layers(shape, setting) * layer
     if not (shape.labels or setting.adapter.freezes):
@@ -239,14 +239,17 @@ def scoring_of(job: Workload, choice: Choice) -> Scoring | None:
     return Scoring(found.alone(rows), pass_tokens(job, setting, found))
 
 
-def pass_tokens(job: Workload, setting: Setting, model: Companion) -> float | None:
+def pass_tokens(job: Workload, setting: Setting, model: FrozenModel) -> float | None:
     """Return the tokens of training that take as long as the model's pass over the training rows.
 
-    None if the data are not prepared.
+    None if the data are neither prepared nor sampled.
     """
-    data = prepared(job.config)
-    if data is None:
+    data, sampled = prepared(job.config), job.sampled
+    if data is not None:
+        side = data.sides["train"]
+        tokens: float = side.tokens or side.rows * setting.length
+    elif sampled is not None and sampled.rows is not None and sampled.tokens is not None:
+        tokens = sampled.rows * sampled.tokens
+    else:
         return None
-    side = data.sides["train"]
-    tokens = side.tokens or side.rows * setting.length
     return tokens * model.flops / flops_per_token(job.shape, setting)

@@ -1,4 +1,4 @@
-"""What the columns of a table are: numbers, categories, dates, or nothing to learn from.
+"""What the columns of a table are: numbers, categories, dates, texts, or nothing to learn from.
 
 The kinds are inferred from the training side alone. Nothing here imports torch.
 """
@@ -21,7 +21,7 @@ from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tabular.model import is_missing, level_of, plain_number
 
-Kind = Literal["number", "category", "date"]
+Kind = Literal["number", "category", "date", "text", "image"]
 Values = Sequence[Any]
 
 _FEW: Final = 20
@@ -31,6 +31,8 @@ _STRAY: Final = 0.05
 _WORDS: Final = 4.0
 """Mean number of words from which a column of different texts is text."""
 _SHOWN: Final = 3
+_MANY: Final = 10
+"""Columns for which the same is said one by one."""
 _ALLOW: Final = "name it in data.allow_leaks to learn from it"
 _SAME: Final = 1 - 1e-9
 """Correlation from which one number is a copy of another, or a multiple."""
@@ -78,8 +80,23 @@ class Table(BaseModel):
         return {column.name: column.kind for column in self.columns if column.kind}
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each column that is not learned from, or whose values are odd."""
+        """Yield a sentence for each column that is not learned from, or whose values are odd.
+
+        Many columns without two different values share a sentence.
+        """
+        same = [item.name for item in self.columns if item.reason and item.distinct < 2]
+        if len(same) <= _MANY:
+            same = []
+        else:
+            names = ", ".join(repr(readable(name)) for name in same[:_SHOWN])
+            yield (
+                f"{len(same):,} columns are not learned from, since each has one value or none: "
+                f"{names} and {len(same) - _SHOWN:,} others"
+            )
+        grouped = {*same}
         for column in self.columns:
+            if column.name in grouped:
+                continue
             name = f"the column {readable(column.name)!r}"
             if column.reason:
                 yield f"{name} is not learned from: {column.reason}"
@@ -97,7 +114,7 @@ class Table(BaseModel):
     def unread(self, records: Sequence[Mapping[str, Any]], side: str) -> Iterator[str]:
         """Yield a sentence for each column with values of another kind on a held-out side."""
         for name, kind in self.features.items():
-            if kind == "category":
+            if kind not in ("number", "date"):
                 continue
             values = [record.get(name) for record in records]
             wrong = [value for value in values if not is_missing(value) and not _is(value, kind)]
@@ -121,28 +138,35 @@ class Target:
 
 
 def inferred(
-    columns: Mapping[str, Values], target: Target, *, allowed: Sequence[str] = ()
+    columns: Mapping[str, Values],
+    target: Target,
+    *,
+    allowed: Sequence[str] = (),
+    text: str | None = None,
 ) -> Table:
     """Return what the columns of the training side are.
 
     Args:
         columns: values by column, as JSON has them; None where there is none.
         allowed: columns to learn from although they identify a record or give the target away.
+        text: the column that is text in any case, if there is one of that name; others may be, too.
     """
     found = [
-        _column(name, values, target, allowed=name in allowed)
+        _column(name, values, target, allowed=name in allowed, text=text)
         for name, values in sorted(columns.items())
     ]
     return Table(target=target.name, columns=found)
 
 
-def _column(name: str, values: Values, target: Target, *, allowed: bool) -> Column:
+def _column(
+    name: str, values: Values, target: Target, *, allowed: bool, text: str | None
+) -> Column:
     rows = np.array([not is_missing(value) for value in values], dtype=bool)
     present = [value for value, there in zip(values, rows, strict=True) if there]
     # Of each value, NaN if it is not a number. It is parsed once, for tables with many rows.
     numbers = np.array([plain_number(value) for value in present], dtype=np.float64)
     counts = Counter(map(str, present))
-    kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed)
+    kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed, text=text)
     if kind and not allowed:
         clues = numbers if kind == "number" else np.array([level_of(value) for value in present])
         if len(present) >= max(_FEW, 0.5 * len(values)) and (
@@ -173,6 +197,7 @@ def _kind(
     counts: Mapping[str, int],
     *,
     allowed: bool,
+    text: str | None,
 ) -> tuple[Kind | None, str, str]:
     """Return the kind of a column, or None and why it is not learned from, and what is odd."""
     if not present:
@@ -181,6 +206,8 @@ def _kind(
         return None, "it has lists or mappings", ""
     if len(counts) == 1:
         return None, f"every value is {next(iter(counts))[:40]!r}", ""
+    if name == text:
+        return "text", "", ""
     different = len(counts) == len(present) >= _FEW
     other = [present[place] for place in np.flatnonzero(np.isnan(numbers)).tolist()]
     if not other:
@@ -191,7 +218,11 @@ def _kind(
 
 
 def _other_kind(
-    present: Values, counts: Mapping[str, int], other: Values, *, different: bool
+    present: Values,
+    counts: Mapping[str, int],
+    other: Values,
+    *,
+    different: bool,
 ) -> tuple[Kind | None, str, str]:
     """Return the same of a column with values that are not numbers, which are `other`."""
     odd = ""
@@ -199,13 +230,18 @@ def _other_kind(
         odd = f"has {len(other):,} values that are not numbers, such as {str(other[0])[:40]!r}"
     if len(other) <= _STRAY * len(present) and len(counts) > _FEW:
         return "number", "", f"{odd}; they count as missing"
-    if all(isinstance(value, str) and is_date(value) for value in present):
+    undated = [value for value in present if not _is(value, "date")]
+    if not undated:
         return "date", "", ""
+    if len(undated) < len(present) / 2:
+        example = str(undated[0])[:40]
+        odd = f"has {len(undated):,} values that are not dates in ISO 8601, such as {example!r}"
     words = sum(len(str(value).split()) for value in present) / len(present)
     if words >= _WORDS and len(counts) > len(present) / 2:
-        return None, "it is text, which models of tables do not read", ""
+        return "text", "", ""
     if different:
-        return None, f"every value is different, so it identifies a record; {_ALLOW}", ""
+        why = f"every value is different, so it identifies a record; {_ALLOW}"
+        return None, f"{why}. It {odd}" if odd else why, ""
     return "category", "", odd and f"{odd}; all its values are learned as categories"
 
 

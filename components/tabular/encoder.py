@@ -129,6 +129,10 @@ class ClassTableEncoder(TableEncoder):
     label = pa.int32()
 
     def label_of(self, row: Mapping[str, Any]) -> str:
+        value = row.get(self.target)
+        if isinstance(value, float) and (math.isnan(value) or value.is_integer()):
+            # Data frames turn the whole numbers of a column with gaps into fractions.
+            row = {self.target: None if math.isnan(value) else int(value)}
         return class_of(row, self.target, self.data.labels)
 
     def targets_of(self, labels: Any) -> Any:

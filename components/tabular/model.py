@@ -12,6 +12,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,32 @@ import numpy as np
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that say that there is no value, without case and surrounding spaces."""
-FILE, WEIGHTS = "table.json", "weights.npz"
+FILE, WEIGHTS, TEXTS = "table.json", "weights.npz", "texts.npz"
 LIGHTGBM, XGBOOST, CATBOOST = "lightgbm.txt", "xgboost.ubj", "catboost.cbm"
 CATEGORIES = 255
 """Categories of a column that a tree tells apart. Others count as missing."""
 _VALUES = 2_000_000
 """Values that are computed at a time."""
+_MOST = 1e300
+"""The largest number. Sums of larger ones are infinite."""
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 _LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 _EPOCH = datetime(1970, 1, 1)
 _DATE_PARTS = ("day", "month", "weekday", "hour")
+TEXT_PARTS = 20
+"""Numbers that a text becomes."""
+_PARTS: dict[str, Sequence[Any]] = {"date": _DATE_PARTS, "text": range(TEXT_PARTS)}
+"""The columns of the matrix that one of the records becomes, by its kind, if there are several."""
+_WORD = re.compile(r"(?u)\b\w\w+\b")
 
 
 def is_missing(value: Any) -> bool:
     """Return whether a value says that there is none."""
     if value is None:
         return True
-    if isinstance(value, float):
-        return math.isnan(value)
-    return isinstance(value, str) and value.strip().casefold() in MISSING
+    if isinstance(value, str):
+        return value.strip().casefold() in MISSING
+    return _is_number(value) and math.isnan(value)
 
 
 def plain_number(value: Any) -> float:
@@ -45,28 +54,88 @@ def plain_number(value: Any) -> float:
 
     Text such as 01234 is a code.
     """
-    if isinstance(value, bool):
+    if isinstance(value, str):
+        if not _NUMBER.fullmatch(value) or _LEADING_ZERO.match(value):
+            return math.nan
+    elif not _is_number(value):
         return math.nan
-    if isinstance(value, int | float):
-        return float(value) if abs(value) <= 1e300 else math.nan
-    if isinstance(value, str) and _NUMBER.fullmatch(value) and not _LEADING_ZERO.match(value):
+    try:
         found = float(value)
-        return found if math.isfinite(found) else math.nan
-    return math.nan
+    except OverflowError:
+        return math.nan
+    return found if abs(found) <= _MOST else math.nan
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number of Python, NumPy or a table, but not a boolean."""
+    return isinstance(value, int | float | Real | Decimal) and not isinstance(value, bool)
+
+
+class Text:
+    """Turns texts into numbers, as TfidfVectorizer and TruncatedSVD of scikit-learn do.
+
+    words: that count.
+    idf: the inverse document frequency of each: (words,).
+    components: the directions of the numbers: (numbers, words).
+    """
+
+    def __init__(self, words: Sequence[str], idf: Any, components: Any) -> None:
+        self.words, self.idf, self.components = list(words), idf, components
+        self._places = {word: place for place, word in enumerate(self.words)}
+
+    def numbers(self, text: str) -> Any:
+        """Return the numbers of a text: (numbers,). They are 0 if it has no word that counts."""
+        counts: dict[int, int] = {}
+        for word in _WORD.findall(text.lower()):
+            place = self._places.get(word)
+            if place is not None:
+                counts[place] = counts.get(place, 0) + 1
+        if not counts:
+            return np.zeros(len(self.components))
+        places = list(counts)
+        weights = np.array(list(counts.values())) * self.idf[places]
+        return self.components[:, places] @ (weights / np.linalg.norm(weights))
 
 
 class Preparation:
     """Turns records into a matrix, with what was learned from the training side.
 
-    kinds: "number", "category" or "date", by column.
+    kinds: "number", "category", "date" or "text", by column.
     levels: the categories that were seen, by column, most frequent first.
+    texts: what was learned from texts, by column.
     """
 
     def __init__(
-        self, kinds: Mapping[str, str], levels: Mapping[str, Sequence[str]] | None = None
+        self,
+        kinds: Mapping[str, str],
+        levels: Mapping[str, Sequence[str]] | None = None,
+        texts: Mapping[str, Text] | None = None,
     ) -> None:
         self.kinds = dict(kinds)
         self.levels = {name: list(values) for name, values in (levels or {}).items()}
+        self.texts = dict(texts or {})
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the arrays, and return the rest as JSON has it."""
+        if self.texts:
+            arrays: dict[str, Any] = {}
+            for place, text in enumerate(self.texts.values()):
+                arrays |= {f"idf{place}": text.idf, f"components{place}": text.components}
+            np.savez(folder / TEXTS, **arrays)
+        words = {name: text.words for name, text in self.texts.items()}
+        return {"kinds": self.kinds, "levels": self.levels, "words": words}
+
+    @classmethod
+    def load(cls, folder: Path, content: Mapping[str, Any]) -> Preparation:
+        """Load what `save` wrote and returned."""
+        texts: dict[str, Text] = {}
+        # Models of earlier versions read no text.
+        if words := content.get("words"):
+            with np.load(folder / TEXTS) as stored:
+                for place, name in enumerate(words):
+                    parts = stored[f"idf{place}"], stored[f"components{place}"]
+                    texts[name] = Text(words[name], *parts)
+        return cls(content["kinds"], content["levels"], texts)
 
     def fit(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Learn the categories from records."""
@@ -85,7 +154,8 @@ class Preparation:
         """The names of the matrix's columns."""
         names: list[str] = []
         for name, kind in self.kinds.items():
-            names += [f"{name} ({part})" for part in _DATE_PARTS] if kind == "date" else [name]
+            parts = _PARTS.get(kind)
+            names += [f"{name} ({part})" for part in parts] if parts else [name]
         return names
 
     @property
@@ -99,7 +169,7 @@ class Preparation:
         found, place = dict[str, int](), 0
         for name, kind in self.kinds.items():
             found[name] = place
-            place += len(_DATE_PARTS) if kind == "date" else 1
+            place += len(_PARTS.get(kind, (None,)))
         return found
 
     def xgboost_matrix(self, matrix: Any, threads: int | None = None) -> Any:
@@ -151,7 +221,16 @@ class Preparation:
             found = [
                 math.nan if none else places.get(level_of(value), math.nan) for value, none in pairs
             ]
+            if strict:
+                self._check_unseen(name, values, found)
             return np.array(found, dtype=np.float64).reshape(-1, 1)
+        if kind == "text":
+            none = np.full(TEXT_PARTS, math.nan)
+            rows = [
+                none if empty else self.texts[name].numbers(str(value))
+                for value, empty in zip(values, missing, strict=True)
+            ]
+            return np.array(rows, dtype=np.float64).reshape(len(values), TEXT_PARTS)
         if kind == "number":
             plain = np.array([plain_number(value) for value in values]).reshape(-1, 1)
         else:
@@ -164,6 +243,30 @@ class Preparation:
                 f"not a {kind}"
             )
         return plain
+
+    def _check_unseen(self, name: str, values: Sequence[Any], found: Sequence[float]) -> None:
+        """Raise ValueError if a value is of another kind than the categories that were seen.
+
+        Frames turn the text 017 into the number 17, which would count as an unseen category.
+        """
+        levels = self.levels[name]
+        codes = {
+            float(level): level
+            for level in levels
+            if _LEADING_ZERO.match(level) and _NUMBER.fullmatch(level)
+        }
+        numbers = any(not math.isnan(plain_number(level)) for level in levels)
+        for place, value in enumerate(values):
+            if isinstance(value, str) or is_missing(value) or not math.isnan(found[place]):
+                continue
+            if numbers and _is_number(value) and value not in codes:
+                continue
+            example = [codes[value]] if _is_number(value) and value in codes else levels
+            raise ValueError(
+                f"column {name!r} of record {place} is {str(value)[:80]!r} of the type "
+                f"{type(value).__name__}, and the model learned from texts"
+                + (f" such as {example[0][:40]!r}" if example else "")
+            )
 
     def one_hot(self, matrix: Any, width: int = 100) -> Any:
         """Return the matrix with a column of 0 and 1 for each category, for linear models.
@@ -186,8 +289,8 @@ class Preparation:
 
 def level_of(value: Any) -> str:
     """Return a category as text: the same for a value of JSON or Parquet as for its text in CSV."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        # Data frames turn the whole numbers of a column with gaps into these.
+    if _is_number(value) and abs(value) < 2**53 and value % 1 == 0:
+        # Data frames turn the whole numbers of a column with gaps into fractions.
         return str(int(value))
     text = str(value)
     return text.lower() if text.casefold() in ("true", "false") else text
@@ -227,10 +330,15 @@ class TableModel:
     libraries: the packages that it needs beside NumPy.
     labels: the classes, in the order of the outputs; empty if it predicts a number.
     base: what the raw outputs begin at: (outputs,).
+    temperature: the log-probabilities are divided by it.
+    decision: of each class, what its probability is multiplied with before the largest one is the
+        prediction; empty if the likeliest class is.
     """
 
     kind = "constant"
     libraries: tuple[str, ...] = ()
+    temperature: float = 1.0
+    decision: Sequence[float] = ()
 
     def __init__(
         self, preparation: Preparation, labels: Sequence[str], base: Sequence[float]
@@ -245,7 +353,19 @@ class TableModel:
     def outputs(self, records: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Any:
         """Return log-probabilities (records, classes), or numbers (records,)."""
         raw = self.raw(self.preparation.matrix(records, strict=strict))
-        return log_probabilities(raw) if self.labels else raw[:, 0]
+        if not self.labels:
+            return raw[:, 0]
+        found = log_probabilities(raw)
+        return found if self.temperature == 1 else log_probabilities(found / self.temperature)
+
+    def decided(self, outputs: Any) -> Any:
+        """Return the place of each predicted class: (records,)."""
+        return (outputs + np.log(self.decision or [1.0])).argmax(axis=1)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what is predicted."""
+        return ["prediction", *(f"probability_{label}" for label in self.labels)]
 
     def rows(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return, for each record, its `prediction`, and `probability_CLASS` for each class.
@@ -256,23 +376,20 @@ class TableModel:
         found = self.outputs(records)
         if not self.labels:
             return [{"prediction": float(number)} for number in found]
-        names = [f"probability_{label}" for label in self.labels]
         return [
-            {
-                "prediction": self.labels[int(row.argmax())],
-                **dict(zip(names, row.tolist(), strict=True)),
-            }
-            for row in np.exp(found)
+            dict(zip(self.names, [self.labels[int(place)], *row.tolist()], strict=True))
+            for place, row in zip(self.decided(found), np.exp(found), strict=True)
         ]
 
     def save(self, folder: Path) -> None:
         """Write the preparation and what else the outputs need."""
         content = {
             "model": self.kind,
-            "kinds": self.preparation.kinds,
-            "levels": self.preparation.levels,
+            **self.preparation.save(folder),
             "labels": self.labels,
             "base": self.base.tolist(),
+            "temperature": self.temperature,
+            "decision": list(self.decision),
         }
         (folder / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -720,6 +837,10 @@ def load(folder: Path | str) -> TableModel:
     """Load an exported model."""
     folder = Path(folder)
     content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    preparation = Preparation(content["kinds"], content["levels"])
+    preparation = Preparation.load(folder, content)
     shared = preparation, content["labels"], content["base"]
-    return _KINDS[content["model"]].load(folder, *shared)
+    model = _KINDS[content["model"]].load(folder, *shared)
+    # Models of earlier versions have neither.
+    model.temperature = content.get("temperature", 1.0)
+    model.decision = content.get("decision", [])
+    return model

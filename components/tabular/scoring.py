@@ -33,7 +33,8 @@ class TableClassScorer:
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         truth = label_indices(records, self.data.labels)
-        return class_scores(records, truth, _outputs(components, records))
+        found = _outputs(components, records)
+        return class_scores(records, truth, found, components["model"].decided(found))
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         return score_class_frequencies(self.data, records)
@@ -92,10 +93,10 @@ class TablePackager(ServedPackager):
                 for name, kind in model.preparation.kinds.items()
             }
         )
-        types = {"number": "double", "date": "string", "category": AnyType()}
+        # A date may be text, or a date of pandas, and a text may be missing.
+        types = dict.fromkeys(("date", "category", "text"), AnyType()) | {"number": "double"}
         return self.log_folder(
             folder,
-            Path(__file__).with_name("served.py"),
             name=name,
             # No record must have every column.
             inputs=[

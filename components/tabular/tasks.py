@@ -14,14 +14,23 @@ from steadytrain.components.tasks.base import Task, late
 _PARTS: Final = "steadytrain.components.tabular.scoring"
 _NO_MODULE: Final = "steadytrain.components.tabular.tasks:no_module"
 FRAMEWORKS: Final = frozenset(
-    {"catboost", "ensemble", "lightgbm", "pytorch_tables", "sklearn", "xgboost"}
+    {
+        "catboost",
+        "ensemble",
+        "jax",
+        "lightgbm",
+        "pytorch_tables",
+        "sklearn",
+        "tensorflow",
+        "xgboost",
+    }
 )
 _READS: Final = frozenset(
     f"{section}.{field}"
     for section, fields in {
         "model": "framework config",
         "training": "seed max_steps num_train_epochs learning_rate load_best_model_at_end "
-        "logging_steps eval_steps save_steps save_total_limit save_keep_every "
+        "logging_steps eval_steps save_strategy save_steps save_total_limit save_keep_every "
         "metric_for_best_model greater_is_better early_stopping_patience early_stopping_threshold",
         "data": "task source validation_source test_source splits format csv suffixes exclude "
         "columns target features allow_leaks labels parts max_record_bytes max_bad_share "

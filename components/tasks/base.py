@@ -199,7 +199,9 @@ class Scorer(Protocol):
             of labels, these are `labels` and `predictions` (list<int64>), and `thresholds`
             (list<float64>, classes). Regression, whose loss is relative to the variance of the
             training side, adds `target`, `predicted`, `squared_error` and `absolute_error`
-            (float64). Metrics get any other column of numbers too.
+            (float64), and forecasts `scaled_error`, `symmetric_error` and `pinball` as well, and
+            the ends of the interval (`low`, `high`) and the `place` of the time.
+            Metrics get any other column of numbers too.
         """
 
     def score_attacked(self, components: Components, records: pa.Table, attack: Attack) -> pa.Table:

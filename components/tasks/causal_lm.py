@@ -21,10 +21,10 @@ from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import (
     attend_by_document,
-    collate_apart,
+    collate_documents,
     collate_packed,
     collate_rows,
-    keeps_documents_apart,
+    isolates_documents,
     pass_documents,
 )
 from steadytrain.components.tasks.encoding.plain_text import corruption_of
@@ -58,7 +58,7 @@ from steadytrain.components.techniques.distillation.teacher import (
     stored_teaching,
 )
 from steadytrain.components.techniques.hidden_spans.spans import SpanCorruption
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 from steadytrain.components.techniques.r_drop.passes import in_pairs, twice
 
 
@@ -105,7 +105,7 @@ class SupervisedFineTuning(TextTraining):
         from transformers import AutoModelForCausalLM
 
         model = build(AutoModelForCausalLM, self.config, self.data, self.tokenizer)
-        self.packed = keeps_documents_apart(model, len(self.tokenizer))
+        self.packed = isolates_documents(model, len(self.tokenizer))
         self.stops = stop_at(model, self.data.turn_ends)
         return model
 
@@ -150,7 +150,7 @@ class SupervisedFineTuning(TextTraining):
 
     def open_teacher(self, student: torch.nn.Module) -> AnsweringTeacher:
         model, _ = self._load_teacher(student)
-        packed = keeps_documents_apart(model, len(self.tokenizer))
+        packed = isolates_documents(model, len(self.tokenizer))
         by_document = not attend_by_document(model, len(self.tokenizer))
         return AnsweringTeacher(
             Teacher(model, self.config.training.distillation),
@@ -180,7 +180,7 @@ class SupervisedFineTuning(TextTraining):
         model, why = self._load_teacher(student)
         if why:
             remarks.append(f"the teacher's logits of a whole micro-batch exist at once: {why}")
-        self.packed = self.packed and keeps_documents_apart(model, len(self.tokenizer))
+        self.packed = self.packed and isolates_documents(model, len(self.tokenizer))
         if self.by_document and (why := attend_by_document(model, len(self.tokenizer))):
             remarks.append(f"attention also computes pairs across documents: the teacher: {why}")
             self.by_document = False
@@ -192,7 +192,7 @@ class SupervisedFineTuning(TextTraining):
         from steadytrain.components.tasks.fused_head import fuse_head
 
         model = super().load_reference(address, field)
-        self.packed = keeps_documents_apart(model, len(self.tokenizer))
+        self.packed = isolates_documents(model, len(self.tokenizer))
         fuse_head(model)
         self.by_document = not attend_by_document(model, len(self.tokenizer))
         return model
@@ -246,7 +246,7 @@ def _collated(rows: Sequence[Row], *, packed: bool, by_document: bool, pad_token
     """Return a micro-batch in the arrangement that the attention supports."""
     if by_document:
         return collate_packed(rows)
-    return (collate_rows if packed else collate_apart)(rows, pad_token_id)
+    return (collate_rows if packed else collate_documents)(rows, pad_token_id)
 
 
 class LanguageModelPackager(TransformersPackager):

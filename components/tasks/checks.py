@@ -14,7 +14,9 @@ from typing import Any, Final
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.config.data import MULTI_LABEL, TABLES
 from steadytrain.components.shared.config.document import assign, shortened
+from steadytrain.components.shared.config.fusion import MULTIMODAL, FusionConfig
 from steadytrain.components.shared.config.images import IMAGES
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import ConfigError, Problem
@@ -33,9 +35,10 @@ _FROM_SCRATCH: Final = (
     MULTI_LABEL,
     "multi_task",
     *IMAGES,
+    *MULTIMODAL,
 )
 """Tasks that need no model to start from; they are not imported to find that out."""
-_DECLARED: Final = (*TABLES, *IMAGES)
+_DECLARED: Final = (*TABLES, *IMAGES, *SERIES, *MULTIMODAL)
 """Tasks that say which fields they read (`Task.reads`)."""
 _MODEL: Final = "model.config."
 _CORNERS: Final = 1000
@@ -90,13 +93,20 @@ def _framework(config: RunConfig) -> Iterator[Problem]:
         return
     trained = load_task(task)
     known = trained.frameworks or {default}
-    if framework not in known:
+    # A package's trainer may have a learner of tables.
+    if framework not in known and (not trained.tabular or is_ours(TRAINERS, framework)):
         why, remedy = f"it does not train data.task {task}", f"use {' or '.join(sorted(known))}"
         yield Problem("model.framework", framework, why, remedy)
-    for field, value in _unread(config, trained.reads):
+    # PyTorch's loop reads all of `training`, whatever other frameworks read.
+    reads = {it for it in trained.reads if framework != default or not _of_training(it)}
+    for field, value in _unread(config, frozenset(reads)):
         yield Problem(
             field, shortened(repr(value)), f"data.task {task} does not read it", "leave it out"
         )
+
+
+def _of_training(field: str) -> bool:
+    return field.startswith("training.")
 
 
 def _unread(config: RunConfig, reads: frozenset[str]) -> Iterator[tuple[str, Any]]:
@@ -197,7 +207,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     for found in ineffective_fields(model.config, task, given=True) if own else ():
         name = f"model.config.{found.name}"
         yield Problem(name, repr(found.value), found.why, found.remedy)
-    if own and model.base is None and task in _FROM_SCRATCH:
+    yield from _fusion(config)
+    if own and model.config and task in _FROM_SCRATCH:
         wrong = [*unknown_fields(model.config)]
         yield from wrong or _in_studies(config)
     bits = model.adapter.frozen_head
@@ -208,6 +219,19 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             f"it is for a causal language model's own head, and data.task {task} has none",
             "leave it out",
         )
+
+
+def _fusion(config: RunConfig) -> Iterator[Problem]:
+    """Yield an encoder of images that is not read, or that Transformers does not have."""
+    task, fusion = config.data.task, config.model.fusion
+    # Tasks that declare what they read have refused it already.
+    if fusion != FusionConfig() and task not in _DECLARED:
+        why, remedy = f"data.task {task} does not read it", "leave it out"
+        yield Problem("model.fusion", repr(fusion.model_dump(exclude_unset=True)), why, remedy)
+    elif fusion.image and task in MULTIMODAL:
+        for found in unknown_fields(fusion.image):
+            field = found.field.replace("model.config", "model.fusion.image")
+            yield Problem(field, found.value, found.message, found.remedy)
 
 
 def _studied(config: RunConfig) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -31,13 +31,13 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 class Documents:
     """The documents of a packed row. All layers of a forward pass receive the same object.
 
-    asked: windows of the masks that the model requested. None means a plain causal mask.
+    requested: windows of the masks that the model requested. None means a plain causal mask.
     seen: windows that its layers passed along with queries and keys.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
-        self.asked: set[int | None] = set()
+        self.requested: set[int | None] = set()
         self.seen: set[int | None] = set()
         self._ends: torch.Tensor | None = None
 

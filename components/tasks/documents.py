@@ -29,7 +29,7 @@ import torch
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.techniques.base import IGNORED
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 
 _NAME: Final = "steadytrain_documents"
 _REPLACED: Final = "sdpa"
@@ -41,11 +41,11 @@ _FIRST, _SECOND = 6, 5
 class Packed(Protocol):
     """The contents of a row and how its tokens attend, such as `Documents`.
 
-    asked: windows of the masks that the model requested. None means a plain causal mask.
+    requested: windows of the masks that the model requested. None means a plain causal mask.
     seen: windows that its layers passed along with queries and keys.
     """
 
-    asked: set[int | None]
+    requested: set[int | None]
     seen: set[int | None]
 
     def attend(
@@ -120,7 +120,7 @@ def unlike(documents: Packed) -> str:
     """Return why the model's layers did not attend as directed. Empty means that they did."""
     if not documents.seen:
         return "its attention does not receive the documents"
-    if documents.seen - {None} != documents.asked - {None}:
+    if documents.seen - {None} != documents.requested - {None}:
         return "its layers do not pass the windows of their masks"
     return ""
 
@@ -152,7 +152,7 @@ def _mask(*args: Any, **given: Any) -> torch.Tensor | None:
         return mask
     if given.get("use_vmap") or given.get("attention_mask") is not None:
         raise ValueError("it builds its own masks")
-    documents.asked.add(given.get("local_size"))
+    documents.requested.add(given.get("local_size"))
     return None
 
 
@@ -254,7 +254,7 @@ def collate_rows(rows: Sequence[Row], pad_token_id: int) -> Batch:
     return _stack([_packed(row) for row in rows], pad_token_id)
 
 
-def collate_apart(rows: Sequence[Row], pad_token_id: int) -> Batch:
+def collate_documents(rows: Sequence[Row], pad_token_id: int) -> Batch:
     """Return the same documents, one per row, for models that cannot keep packed ones apart.
 
     Returns:
@@ -309,7 +309,7 @@ def _stack(rows: Sequence[tuple[Tokens, Tokens, Tokens]], pad_token_id: int) -> 
     return batch
 
 
-def keeps_documents_apart(model: torch.nn.Module, vocabulary: int) -> bool:
+def isolates_documents(model: torch.nn.Module, vocabulary: int) -> bool:
     """Return whether a document's logits are the same packed after another document as alone.
 
     This runs the model itself, because the answer depends on the architecture (recurrent layers,

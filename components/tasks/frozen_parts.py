@@ -18,7 +18,7 @@ from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.loaded_weights import new_modules
 from steadytrain.components.tasks.quantized import Bits, QuantizedMatrix, product_type
-from steadytrain.components.techniques.auxiliary import Auxiliary
+from steadytrain.components.techniques.modules import Auxiliary
 
 
 class FrozenHead(torch.nn.Module):

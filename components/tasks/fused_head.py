@@ -25,7 +25,7 @@ from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens.loss import Span, similarity_loss
 from steadytrain.components.techniques.distillation.loss import Teaching
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 
 
 class HeadRequest(Protocol):

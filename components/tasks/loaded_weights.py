@@ -62,12 +62,25 @@ def _is_inner(model: Any, name: str) -> bool:
 
     The pooler does not: it is initialized for the head.
     """
-    if "pooler" in name:
+    if "pooler" in name or in_own_head(model, name):
         return False
     first = name.partition(".")[0]
     return first == model.base_model_prefix or first in {
         child for child, _ in model.base_model.named_children()
     }
+
+
+def own_heads(model: Any) -> tuple[str, ...]:
+    """Return the heads that are inside of the base model, as those of timm's models are."""
+    inner = getattr(model, "timm_model", None)
+    names = inner.pretrained_cfg.get("classifier") if inner is not None else ()
+    listed = (names,) if isinstance(names, str) else tuple(names or ())
+    return tuple(f"{model.base_model_prefix}.{name}" for name in listed)
+
+
+def in_own_head(model: Any, name: str) -> bool:
+    """Return whether a weight or module belongs to one of these heads."""
+    return any(f"{name}.".startswith(f"{head}.") for head in own_heads(model))
 
 
 _NEW, _RESIZED, _DTYPE = "_steadytrain_new", "_steadytrain_resized", "_steadytrain_dtype"

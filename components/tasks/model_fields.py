@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
@@ -12,12 +13,17 @@ from typing import Any, Final
 from steadytrain.components.shared.errors import BadInput, Problem
 from steadytrain.components.shared.foreign import foreign
 
+_TIMMS: Final = re.compile(r"^@register_model\s+def (\w+)", re.MULTILINE)
+"""The models in timm's code."""
+
 
 def unknown_fields(fields: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the fields that a model of this type does not have.
 
     Transformers silently accepts any field, so a typo would train a different model.
     """
+    if fields["model_type"] == "timm_wrapper":
+        yield from _unknown_to_timm(fields.get("architecture"))
     if _all_in_the_source(fields):
         return
     # Imported late, because it imports torch.
@@ -43,6 +49,33 @@ def unknown_fields(fields: Mapping[str, Any]) -> Iterator[Problem]:
                 f"a {family} model has no such field",
                 f"one of {', '.join(sorted(known))}",
             )
+
+
+def _unknown_to_timm(name: object) -> Iterator[Problem]:
+    """Yield a model that timm does not have."""
+    package = importlib.util.find_spec("timm")
+    if package is None or package.origin is None:
+        return  # As below: where the model is built, it is installed.
+    if name is None:
+        yield Problem(
+            "model.config.architecture",
+            "None",
+            "it is missing",
+            "name one of timm's, such as resnet18",
+        )
+        return
+    # Importing timm takes seconds.
+    sources = (path.read_text("utf-8") for path in Path(package.origin).parent.glob("models/*.py"))
+    known = {name for text in sources for name in _TIMMS.findall(text)}
+    architecture = str(name).partition(".")[0]
+    if architecture not in known:
+        close = difflib.get_close_matches(architecture, sorted(known), n=3, cutoff=0.5)
+        yield Problem(
+            "model.config.architecture",
+            repr(name),
+            "timm has no such model",
+            f"did you mean {' or '.join(close)}?" if close else "timm.list_models() lists them",
+        )
 
 
 def refusal(fields: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from steadytrain.components.tasks.sequence_classification import (
     SequenceClassification,
 )
 from steadytrain.components.tasks.text import head_logits, padded_inputs
-from steadytrain.components.techniques.inference import eval_mode, to_device
+from steadytrain.components.techniques.modules import eval_mode, to_device
 
 
 class MultiLabelClassification(SequenceClassification):

@@ -20,7 +20,7 @@ from steadytrain.components.tasks.documents import attend_by_document
 from steadytrain.components.tasks.fused_head import likelihoods_of
 from steadytrain.components.tasks.fused_likelihood import Comparison
 from steadytrain.components.tasks.models import load_frozen
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 from steadytrain.components.techniques.preferences.loss import dpo_loss, reward_margins
 
 

@@ -21,7 +21,7 @@ from steadytrain.components.tasks.documents import (
     take_over,
     unlike,
 )
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 
 # Token sequences with common prefixes, as a tree in one row: each shared token is stored once.
 #
@@ -181,7 +181,7 @@ class Tree:
     """
 
     def __init__(self, row: TreeRow, device: torch.device) -> None:
-        self.asked: set[int | None] = set()
+        self.requested: set[int | None] = set()
         self.seen: set[int | None] = set()
         self._calls = calls(row.ends)
         self._depths = torch.from_numpy(row.depths).to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -12,7 +13,10 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 
+NUMBER_COLUMNS: Final = "steadytrain.number_columns"
+"""Metadata of a model: the columns that hold numbers, as JSON."""
 _ARTIFACT: Final = "model"
+_SERVED: Final = Path(__file__).with_name("served_model.py")
 
 
 class ServedPackager:
@@ -46,38 +50,52 @@ class ServedPackager:
     def log_folder(
         self,
         folder: Path,
-        served: Path,
         *,
         name: str,
         inputs: Sequence[Any],
         example: Any,
         metadata: dict[str, str],
         packages: Sequence[str],
+        outputs: Sequence[Any] = (),
+        served: Path = _SERVED,
     ) -> str:
         """Log an exported folder, and return the model's URI.
 
-        A prediction has the columns `prediction` and, for each class, `probability_CLASS`.
-
         Args:
-            served: the file with the pyfunc model that loads the folder.
             inputs: the columns that the model reads, as mlflow.types.ColSpec.
             example: a data frame of a few records.
             packages: what the model needs, in the versions that are installed here.
+            outputs: the columns of a prediction; empty stands for `prediction` and, for each class,
+                `probability_CLASS`.
+            served: the file with the pyfunc model that loads the folder. The default one needs a
+                file `model.py` there, with a function `load`.
         """
         import mlflow
         from mlflow.models import ModelSignature
-        from mlflow.types import ColSpec, Schema
+        from mlflow.types import ColSpec, DataType, Schema
+        from mlflow.types.schema import AnyType
 
         labels = self.data.labels
-        outputs = [ColSpec("string" if labels else "double", "prediction")]
-        outputs += [ColSpec("double", f"probability_{label}") for label in labels]
+        outputs = outputs or [
+            ColSpec("string" if labels else "double", "prediction"),
+            *(ColSpec("double", f"probability_{label}") for label in labels),
+        ]
+        numbers = [column.name for column in inputs if column.type == DataType.double]
+        # MLflow takes no whole number for a "double", though a CSV file without a fraction has only
+        # these. Models check numbers themselves.
+        inputs = [
+            ColSpec(AnyType(), column.name, required=column.required)
+            if column.name in numbers
+            else column
+            for column in inputs
+        ]
         logged = mlflow.pyfunc.log_model(
             name=name,
             python_model=str(served),
             artifacts={_ARTIFACT: str(folder)},
-            signature=ModelSignature(Schema(list(inputs)), Schema(outputs)),
+            signature=ModelSignature(Schema(inputs), Schema(list(outputs))),
             input_example=example,
-            metadata=metadata,
+            metadata={**metadata, NUMBER_COLUMNS: json.dumps(numbers)},
             # A local build's suffix, such as +cpu, is not a version that a package index has.
             pip_requirements=[
                 f"{package}=={version(package).partition('+')[0]}" for package in packages

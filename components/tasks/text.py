@@ -19,7 +19,12 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.loaded_weights import new_weights, resized_weights
+from steadytrain.components.tasks.loaded_weights import (
+    in_own_head,
+    new_weights,
+    own_heads,
+    resized_weights,
+)
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.scoring.table import token_types
 from steadytrain.components.techniques.text_augmentation.changes import augmented, generator_of
@@ -204,15 +209,19 @@ def class_head(model: Any) -> tuple[str, torch.nn.Linear]:
     """Return the name and the layer.
 
     Raises:
-        BadInput: the model has no such layer outside of its encoder or decoder.
+        BadInput: the model has no such layer outside of its encoder or decoder, or has several.
     """
+    if len(heads := own_heads(model)) > 1:
+        raise BadInput(
+            f"the model has several heads: {', '.join(heads)}", remedy="use a model with one"
+        )
     inner = f"{model.base_model_prefix}."
     found = [
         (name, layer)
         for name, layer in model.named_modules()
         if type(layer) is torch.nn.Linear
         and layer.out_features == model.config.num_labels
-        and not name.startswith(inner)
+        and (not name.startswith(inner) or in_own_head(model, name))
     ]
     if not found:
         raise BadInput(
@@ -228,8 +237,13 @@ def class_names(folder: Path) -> list[str]:
     found = content.get("id2label")
     if isinstance(found, Mapping):
         return [str(found[key]) for key in sorted(found, key=int)]
+    if isinstance(names := content.get("label_names"), list):
+        return [str(name) for name in names]  # As timm's models name them.
     # Transformers' own names, which it does not write for two classes.
-    return [f"LABEL_{index}" for index in range(content.get("num_labels") or 2)]
+    return [
+        f"LABEL_{index}"
+        for index in range(content.get("num_labels") or content.get("num_classes") or 2)
+    ]
 
 
 def fit_head(model: Any, names: Sequence[str], labels: Sequence[str]) -> str:
@@ -327,4 +341,5 @@ def _move_rows(
 
 def _is_outside(model: Any, names: Sequence[str]) -> bool:
     """Return whether one of the weights belongs to the head, outside of encoder or decoder."""
-    return not all(name.startswith(f"{model.base_model_prefix}.") for name in names)
+    prefix = f"{model.base_model_prefix}."
+    return any(not name.startswith(prefix) or in_own_head(model, name) for name in names)

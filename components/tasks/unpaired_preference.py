@@ -16,8 +16,8 @@ import torch
 
 from steadytrain.components.tasks.base import MEASURED, Batch, LossSum, Row
 from steadytrain.components.tasks.preference import PreferenceTraining, document_likelihoods
-from steadytrain.components.techniques.inference import eval_mode
 from steadytrain.components.techniques.mixup.mixing import PARTNER
+from steadytrain.components.techniques.modules import eval_mode
 from steadytrain.components.techniques.preferences.loss import kto_loss, kto_margins
 
 _MISMATCHED: Final = "mismatched_"

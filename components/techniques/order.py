@@ -9,7 +9,7 @@ Transformers' `group_by_length`, and then the batches are shuffled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -88,3 +88,96 @@ class RowOrder:
         """Return the rows of an epoch, in random order."""
         del epoch
         return random.permutation(self.rows)
+
+
+BLOCK: Final = 1 << 16
+_STREAM: Final = 0x6D69780A
+"""Keeps the draws apart from those of the ordinary order, which also begin with the seed."""
+
+
+class Mixture:
+    """The order of several data sets: they take turns, each as often as its share says.
+
+    Each block of BLOCK places holds a fixed number of rows of every part, in an order that depends
+    on the seed and on the number of the block alone. So a resumed run finds any place without the
+    ones before it, and the shares are exact in every block. Each part goes through its rows in
+    epochs of its own, so that none is seen twice before all are seen once.
+
+    Args:
+        parts: (rows,), the index of each row's part.
+        shares: (parts,), how often each is drawn; they add up to 1.
+        seed: equal seeds draw equal rows.
+        even: spread each part's places evenly in a block, as `spread` does, instead of at random.
+            Then the shares of any run of places, such as a global batch, are nearly exact too.
+    """
+
+    def __init__(
+        self,
+        parts: npt.NDArray[np.int64],
+        shares: npt.NDArray[np.float64],
+        seed: int,
+        *,
+        even: bool = False,
+    ) -> None:
+        self.seed = seed
+        self._rows = [np.flatnonzero(parts == part) for part in range(len(shares))]
+        self._orders = [
+            RowOrder(len(rows), seed_of(seed, part)) for part, rows in enumerate(self._rows)
+        ]
+        self._counts = largest_remainder(shares, BLOCK)
+        self._spread = spread(self._counts) if even else None
+        self._number = -1
+        self._parts = self._places = np.empty(0, dtype=np.int64)
+
+    def take(self, position: int, count: int) -> Sequence[int]:
+        """Return the indices of `count` rows of the stream, starting at `position`."""
+        return [self._at(place) for place in range(position, position + count)]
+
+    def _at(self, place: int) -> int:
+        number, offset = divmod(place, BLOCK)
+        if number != self._number:
+            self._draw(number)
+        part = self._parts[offset]
+        (row,) = self._orders[part].take(int(self._places[offset]), 1)
+        return int(self._rows[part][row])
+
+    def _draw(self, number: int) -> None:
+        """Draw a block: the part of each place, and the place in the part's own stream."""
+        self._number = number
+        if self._spread is None:
+            random = np.random.default_rng([self.seed, _STREAM, number])
+            drawn = np.repeat(np.arange(len(self._counts)), self._counts)
+            self._parts = random.permutation(drawn)
+        else:
+            self._parts = self._spread
+        self._places = np.empty(BLOCK, dtype=np.int64)
+        for part, count in enumerate(self._counts):
+            self._places[self._parts == part] = number * count + np.arange(count)
+
+
+def largest_remainder(shares: npt.NDArray[np.float64], total: int) -> npt.NDArray[np.int64]:
+    """Return whole numbers in proportion to shares, (parts,), which add up to `total`."""
+    exact = shares * total
+    counts = np.floor(exact).astype(np.int64)
+    most = np.argsort(counts - exact, kind="stable")[: total - counts.sum()]
+    counts[most] += 1
+    return counts
+
+
+def spread(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the part of each place of a block in which each part's places are evenly spread.
+
+    Occurrence j of a part with count c belongs at (j + 0.5) / c of the block.
+
+    Args:
+        counts: (parts,), places of each.
+    """
+    moments = [(np.arange(count) + 0.5) / max(1, count) for count in counts]
+    parts = np.repeat(np.arange(len(counts)), counts)
+    placed: npt.NDArray[np.int64] = parts[np.argsort(np.concatenate(moments), kind="stable")]
+    return placed
+
+
+def seed_of(seed: int, part: int) -> int:
+    """Return the seed of a part's own order."""
+    return int(np.random.SeedSequence([seed, _STREAM, part]).generate_state(1)[0])

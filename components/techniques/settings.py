@@ -69,7 +69,7 @@ class TechniqueConfig(Section):
         """Number of tensors that it keeps for each trained weight, of its size."""
         return 0
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         """Yield what it asks for, in the words of rules: the name, the field and its value."""
         yield from ()
 

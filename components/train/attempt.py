@@ -20,6 +20,7 @@ attempts/<n>/
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class AttemptSpec(Record):
     resume_from: folder of a checkpoint, or "" to start at step 0.
     skipped_batches: global batches to skip, by their position in the order.
     learning_rate_scale: factor applied to every rate of the schedule.
+    rates: what a person set the schedule's peak to, as (step after which it counts, rate). They
+        replace the configured rate and the factor; of two that apply, the last one counts.
     recipe: the decisions that determine what is learned, as an earlier attempt made them. Empty
         means not decided yet: they depend on the model's size, which only the ranks know.
     seconds_between_failures: expected mean; determines how often a checkpoint is saved.
@@ -72,6 +75,7 @@ class AttemptSpec(Record):
     resume_from: str = ""
     skipped_batches: tuple[int, ...] = ()
     learning_rate_scale: float = 1.0
+    rates: tuple[tuple[int, float], ...] = ()
     recipe: tuple[Decision, ...] = ()
     seconds_between_failures: float = 14_400.0
     checkpoint_seconds: tuple[float, float] | None = None
@@ -79,6 +83,15 @@ class AttemptSpec(Record):
     checkpoints: list[str] | None = None
     until: int | None = None
     traceparent: str = ""
+
+    def peak(self, step: int, configured: float) -> float:
+        """Return the schedule's peak for the step that follows `step` finished ones."""
+        return peak_of(self.rates, step, configured * self.learning_rate_scale)
+
+
+def peak_of(rates: Sequence[tuple[int, float]], step: int, otherwise: float) -> float:
+    """Return the last rate that counts after a step, or else another one."""
+    return next((rate for start, rate in reversed(rates) if start <= step), otherwise)
 
 
 class AttemptResult(Record):

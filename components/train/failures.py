@@ -1,17 +1,21 @@
-"""Failure classification: one class per failure, determined from what the ranks left behind."""
+"""Failure classification: one class per failure, determined from what the ranks left behind.
+
+A plugin that fails is named while it runs (`naming`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.errors import FIX
+from steadytrain.components.shared.errors import FIX, SteadytrainError, Stopped
 from steadytrain.components.shared.events.types import Cause
 from steadytrain.components.shared.foreign import DEVICE_TEXTS, NOT_MAPPED
 from steadytrain.components.shared.output_log import Output
@@ -421,3 +425,44 @@ def _last_words(output: Output) -> FailureClass | None:
 
 def _failure(kind: FailureClass, rank: int, message: str) -> Failure:
     return Failure(failure_class=kind, rank=rank, message=redact(message), remedy=kind.remedy)
+
+
+_OUT_OF_MEMORY: Final = (FailureClass.GPU_OOM, FailureClass.HOST_OOM)
+_ANOTHER_RANK: Final = (
+    FailureClass.NODE_LOST,
+    FailureClass.COLLECTIVE_TIMEOUT,
+    FailureClass.NETWORK,
+)
+
+
+class PluginFailed(SteadytrainError):
+    """A plugin raised an exception. The traceback shows where."""
+
+    def __init__(self, plugin: str, hook: str, error: BaseException) -> None:
+        super().__init__(f"{plugin} failed in {hook}(): {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def naming(plugin: str, hook: str) -> Iterator[None]:
+    """Name the plugin in an exception that it raises, sys.exit included.
+
+    Running out of memory keeps its class, because the run can continue with smaller micro-batches.
+    So does what torch raises in a collective if another rank is gone.
+
+    Args:
+        plugin: what failed, such as "training component 'ema'".
+        hook: the function that is called in the block.
+
+    Raises:
+        PluginFailed: the block raised an exception that is not steadytrain's own.
+    """
+    try:
+        yield
+    except (SteadytrainError, Stopped):
+        raise
+    except (Exception, SystemExit) as error:
+        kind = class_of_error(error)
+        # torch raises a RuntimeError in a collective; a plugin's own connections do not.
+        if kind in _OUT_OF_MEMORY or (kind in _ANOTHER_RANK and isinstance(error, RuntimeError)):
+            raise
+        raise PluginFailed(plugin, hook, error) from error

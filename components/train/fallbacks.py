@@ -48,7 +48,7 @@ class Fallback:
         if plan.world_size < self.min_ranks or self.before not in ("", own.strategy):
             return None
         changed = self.change(own)
-        return None if changed == own else plan.within(changed)
+        return None if changed == own else plan.limited_to(changed)
 
 
 def _offloaded(batch: BatchSettings) -> BatchSettings:

@@ -88,9 +88,9 @@ class Heartbeat:
         try:
             self._write(line.ljust(_WIDTH).encode())
         except OSError as error:
-            self._tell(error.strerror or repr(error))
+            self._report(error.strerror or repr(error))
         else:
-            self._tell("")
+            self._report("")
 
     def close(self) -> None:
         """Close the file. A later beat opens it again."""
@@ -109,7 +109,7 @@ class Heartbeat:
             self.close()
             raise
 
-    def _tell(self, refusal: str) -> None:
+    def _report(self, refusal: str) -> None:
         """Report a change, once. Logging does not fail on the same storage."""
         if refusal != self.refusal:
             found = (

@@ -30,7 +30,7 @@ class SgdOptions:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _within("momentum", self.momentum, above=0, below=1)
+        _check_range("momentum", self.momentum, above=0, below=1)
         _switch("nesterov", self.nesterov)
 
 
@@ -46,7 +46,7 @@ class AdafactorOptions:
     d: float = 1.0
 
     def __post_init__(self) -> None:
-        _within("beta2_decay", self.beta2_decay, above=-math.inf, below=0)
+        _check_range("beta2_decay", self.beta2_decay, above=-math.inf, below=0)
         if not (is_number(self.d) and self.d >= 1):
             raise ValueError(f"d is {self.d!r}: give a number of at least 1")
 
@@ -63,8 +63,8 @@ class LarsOptions:
     trust_coefficient: float = 0.001
 
     def __post_init__(self) -> None:
-        _within("momentum", self.momentum, above=0, below=1)
-        _within("trust_coefficient", self.trust_coefficient, above=0, below=math.inf)
+        _check_range("momentum", self.momentum, above=0, below=1)
+        _check_range("trust_coefficient", self.trust_coefficient, above=0, below=math.inf)
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class LionOptions:
     beta2: float = 0.99
 
     def __post_init__(self) -> None:
-        _within("beta1", self.beta1, above=0, below=1)
-        _within("beta2", self.beta2, above=0, below=1)
+        _check_range("beta1", self.beta1, above=0, below=1)
+        _check_range("beta2", self.beta2, above=0, below=1)
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -100,7 +100,7 @@ class MuonOptions:
     ns_steps: int = 5
 
     def __post_init__(self) -> None:
-        _within("momentum", self.momentum, above=0, below=1)
+        _check_range("momentum", self.momentum, above=0, below=1)
         _switch("nesterov", self.nesterov)
         if not (type(self.ns_steps) is int and 1 <= self.ns_steps < 100):
             raise ValueError(f"ns_steps is {self.ns_steps!r}: give a whole number from 1 to 99")
@@ -123,7 +123,7 @@ class ScheduleFreeOptions:
                 raise ValueError(f"{name} is {value!r}: give a number of at least 0")
 
 
-def _within(name: str, value: float, *, above: float, below: float) -> None:
+def _check_range(name: str, value: float, *, above: float, below: float) -> None:
     if not (is_number(value) and above < value < below):
         raise ValueError(f"{name} is {value!r}: give a number above {above:g} and below {below:g}")
 
@@ -135,10 +135,7 @@ def _switch(name: str, value: bool) -> None:
 
 _BLOCK: Final = 256
 """Weights that share a 32-bit constant for each 8-bit moment, in bitsandbytes."""
-_UNSUPPORTED: Final = {
-    "cpu": "its kernels need a CUDA device",
-    "sharding": "bitsandbytes updates complete tensors only",
-}
+_UNSHARDED: Final = {"sharding": "bitsandbytes updates complete tensors only"}
 _COUNTS: Final = {
     "training.param_groups unfreeze_at": "it corrects its moments by the steps of a group, which "
     "count before its weights are trained"
@@ -275,16 +272,18 @@ ADAMW_8BIT: Final = OptimizerSpec(
     build=partial(_bitsandbytes, "AdamW8bit"),
     tensors=_moments_8bit(paged=False),
     numbers=("step",),
-    unsupported=_UNSUPPORTED,
+    unsupported=_UNSHARDED,
     allocate=_allocate_8bit,
+    own_kernels=True,
     title="8-bit AdamW",
 )
 PAGED_ADAMW_8BIT: Final = OptimizerSpec(
     build=partial(_bitsandbytes, "PagedAdamW8bit"),
     tensors=_moments_8bit(paged=True),
     numbers=("step",),
-    unsupported=_UNSUPPORTED,
+    unsupported={"cpu": "only CUDA's memory is paged", **_UNSHARDED},
     allocate=_allocate_8bit,
+    own_kernels=True,
     title="8-bit AdamW",
 )
 """Its moments move to host memory when the GPU's runs short (Dettmers et al. 2023, "QLoRA",

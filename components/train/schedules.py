@@ -13,24 +13,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steadytrain.components.shared.config.schedules import Course, ScheduleSpec
+from steadytrain.components.shared.config.schedules import ScheduleSettings, ScheduleSpec
 from steadytrain.components.shared.section import whole_steps
 
 _LAST_RATE: Final = 1e-7
 """Final rate of a polynomial schedule. Its power is 1."""
 
 
-def _linear(step: int, course: Course) -> float:
-    return max(0.0, (course.steps - step) / course.length)
+def _linear(step: int, settings: ScheduleSettings) -> float:
+    return max(0.0, (settings.steps - step) / settings.length)
 
 
-def _cosine(step: int, course: Course) -> float:
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * course.progress(step))))
+def _cosine(step: int, settings: ScheduleSettings) -> float:
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * settings.progress(step))))
 
 
-def _polynomial(step: int, course: Course) -> float:
-    left = max(0.0, 1 - course.progress(step))
-    return ((course.peak - _LAST_RATE) * left + _LAST_RATE) / course.peak
+def _polynomial(step: int, settings: ScheduleSettings) -> float:
+    left = max(0.0, 1 - settings.progress(step))
+    return ((settings.peak - _LAST_RATE) * left + _LAST_RATE) / settings.peak
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Restarts:
             raise ValueError(f"num_cycles is {self.num_cycles}: give a whole number of at least 1")
 
 
-def _cosine_with_restarts(step: int, course: Course) -> float:
-    progress, options = course.progress(step), course.options
+def _cosine_with_restarts(step: int, settings: ScheduleSettings) -> float:
+    progress, options = settings.progress(step), settings.options
     if progress >= 1:
         return 0.0
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((options.num_cycles * progress) % 1.0))))
@@ -62,9 +62,9 @@ class InverseSquareRoot:
             raise ValueError(f"timescale is {self.timescale}: give a number of at least 1")
 
 
-def _inverse_sqrt(step: int, course: Course) -> float:
-    timescale = course.options.timescale or course.warmup or 10_000
-    return 1.0 / math.sqrt(max(1.0, (step + timescale - course.warmup) / timescale))
+def _inverse_sqrt(step: int, settings: ScheduleSettings) -> float:
+    timescale = settings.options.timescale or settings.warmup or 10_000
+    return 1.0 / math.sqrt(max(1.0, (step + timescale - settings.warmup) / timescale))
 
 
 _FALLS: Final[dict[str, Callable[[float], float]]] = {
@@ -96,11 +96,11 @@ class StableDecay:
             raise ValueError(f"min_lr_ratio is {self.min_lr_ratio}: give a share below 1")
 
 
-def _warmup_stable_decay(step: int, course: Course) -> float:
-    options: StableDecay = course.options
+def _warmup_stable_decay(step: int, settings: ScheduleSettings) -> float:
+    options: StableDecay = settings.options
     # If the steps after warm-up are fewer, the rate falls from the first of them on.
-    falling = min(whole_steps(options.num_decay_steps, course.steps), course.length)
-    begun = step - (course.steps - falling)
+    falling = min(whole_steps(options.num_decay_steps, settings.steps), settings.length)
+    begun = step - (settings.steps - falling)
     if begun < 0:
         return 1.0
     if begun >= falling:
@@ -123,19 +123,19 @@ class Stairs:
             raise ValueError(f"gamma is {self.gamma}: give a number above 0 and below 1")
 
 
-def _step_decay(step: int, course: Course) -> float:
-    options: Stairs = course.options
-    every = whole_steps(options.step_size, course.steps)
-    return math.pow(options.gamma, (step - course.warmup) // every)
+def _step_decay(step: int, settings: ScheduleSettings) -> float:
+    options: Stairs = settings.options
+    every = whole_steps(options.step_size, settings.steps)
+    return math.pow(options.gamma, (step - settings.warmup) // every)
 
 
 def _constant(*_: object) -> float:
     return 1.0
 
 
-def _range_test(step: int, course: Course) -> float:
-    lowest: float = course.options
-    return math.pow(lowest / course.peak, 1 - step / max(1, course.steps - 1))
+def _range_test(step: int, settings: ScheduleSettings) -> float:
+    lowest: float = settings.options
+    return math.pow(lowest / settings.peak, 1 - step / max(1, settings.steps - 1))
 
 
 def _range_options(*, lowest: float) -> float:
@@ -177,9 +177,9 @@ class PlateauOptions:
 class Plateau:
     """The factor of PyTorch's ReduceLROnPlateau on the rate."""
 
-    def __init__(self, course: Course) -> None:
-        self._options: PlateauOptions = course.options
-        self._lowest = self._options.min_lr / course.peak
+    def __init__(self, settings: ScheduleSettings) -> None:
+        self._options: PlateauOptions = settings.options
+        self._lowest = self._options.min_lr / settings.peak
         self.scale = 1.0
         self._best: float | None = None
         self._worse = self._cooling = 0

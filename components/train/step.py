@@ -24,6 +24,7 @@ from steadytrain.components.shared.lm_tasks import check_lm_tasks
 from steadytrain.components.shared.model_source import base_content, grader_content, teacher_content
 from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.stage import ReuseStore, stage, step_key
+from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.notes import warn
 from steadytrain.components.shared.tracking.parallel import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
@@ -31,6 +32,8 @@ from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.launcher import launcher_for
+from steadytrain.components.train.recovery.history import History
+from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import Outcome, check_callback, replay
 from steadytrain.components.train.recovery.supervisor import OnValidation, Supervisor
 from steadytrain.components.train.recovery.takeover import (
@@ -39,6 +42,7 @@ from steadytrain.components.train.recovery.takeover import (
     plugin_code,
     strategy_code,
 )
+from steadytrain.components.train.transformers_script import of_run
 
 _PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.outline")
 
@@ -169,7 +173,7 @@ def run_stage(
         load_trainer(config.model.framework)
         data = data or _prepared(config)
         store = ReuseStore(step.workspace, "train", TrainRecord)
-        key = _key(config, data)
+        key = _key(config, data, _changed(_history(step.workspace)))
         record = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
         if record is not None:
             step.reuse(store.origin(key))
@@ -189,14 +193,28 @@ def run_stage(
                     until=until,
                     leased=leased,
                 )
+            history = _history(step.workspace)
+            _write_for_transformers(config, step.workspace, history)
             record = _recorded(outcome, step.workspace)
             files = (path for path in Path(record.model).rglob("*") if path.is_file())
-            store.remember(key, record, sorted(files))
+            store.remember(_key(config, data, _changed(history)), record, sorted(files))
         record.save(step.workspace.record("train"))
         step.summary = (
             f"{record.metric} {record.best_score:.4g} at step {record.best_step} of {record.steps}"
         )
         return record
+
+
+def _history(workspace: Workspace) -> History:
+    found, _ = Ledger(workspace).readable()
+    return found
+
+
+def _write_for_transformers(config: RunConfig, workspace: Workspace, history: History) -> None:
+    """Write the run as Transformers' Trainer does it, whether it finished or not."""
+    found = of_run(config, history)
+    for name, text in found.texts().items() if found else ():
+        LocalStorage(workspace.transformers).write(name, text.encode())
 
 
 def train_with_pytorch(
@@ -239,14 +257,22 @@ def _prepared(config: RunConfig) -> DataRecord:
     return DataRecord.load(Workspace.of(config).record("preprocess"))
 
 
-def _key(config: RunConfig, data: DataRecord) -> str:
+def _changed(history: History) -> list[tuple[str, int, float]]:
+    """Return what a person changed while the run trained: the field, when, and the value."""
+    return [(item.field, item.step, item.after) for item in history.adjusted]
+
+
+def _key(
+    config: RunConfig, data: DataRecord, changed: Sequence[tuple[str, int, float]] = ()
+) -> str:
+    """Return the key by which a trained model is reused."""
     return step_key(
         "train",
         data.fingerprint,
         config.counted(Use.TRAINING),
         plugin_code(config) | strategy_code(config),
         base_content(config),
-        *filter(None, [teacher_content(config), grader_content(config)]),
+        *filter(None, [teacher_content(config), grader_content(config), changed]),
         code=TRAINING_CODE,
     )
 

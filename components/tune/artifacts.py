@@ -102,10 +102,12 @@ def train_winner(
     task: dsl.TaskConfig | None,
 ) -> None:
     """Run the step that trains the winner. Its outputs are those of the run with the best model."""
+    told = json.loads(Path(summary.path).read_bytes())
     found = train_on_seeds(
         load(Path(resolved.path)),
         with_task(load(Path(best.path)), task),
-        json.loads(Path(summary.path).read_bytes())["trials"],
+        # The trials of a search are its units.
+        told.get("compared", told["trials"]),
     )
     config, workspace = found.config, Workspace.of(found.config)
     Path(winner.path).write_bytes(config.to_saved())
@@ -119,13 +121,17 @@ def train_winner(
 
 def report(*, parameters: Mapping[str, Any], page: dsl.HTML) -> None:
     """Report on the study's run and on its winner's. The page is that of the study's run."""
-    config = _of_study(from_parameters(**parameters))
+    report_study(_of_study(from_parameters(**parameters)), parameters["job"], page)
+
+
+def report_study(config: RunConfig, job: str, page: dsl.HTML) -> None:
+    """Report on a study whose run has its name."""
     workspace = Workspace.of(config)
     if not workspace.events.exists():
-        print_story(without_steps(workspace, parameters["job"]), page)
+        print_story(without_steps(workspace, job), page)
         return
     try:
-        shutil.copyfile(conclude(config, parameters["job"]), page.path)
+        shutil.copyfile(conclude(config, job), page.path)
     finally:
         print(as_line(outcome(gather(workspace))))
 

@@ -111,6 +111,11 @@ def folds_of(study: Study, folder: Path) -> Iterator[Fold]:
     for trial in study.history.trials:
         path = TrialFolder(folder, trial.number).scores
         if trial.status == "finished" and path.exists():
+            if trial.scored and (why := TrialFolder(folder, trial.number).damage(trial.scored)):
+                raise BadInput(
+                    f"the scores of a fold are damaged: {why}",
+                    remedy="run the same command again: the fold is trained again",
+                )
             table = pq.read_table(path)
             metrics = point_values(Scores.of(table))
             yield Fold(design.configuration(trial), design.fold(trial), metrics, table)
@@ -120,10 +125,11 @@ def predictions(folds: list[Fold]) -> pa.Table:
     """Return the out-of-fold predictions of all configurations, one row per record.
 
     The columns are `configuration`, `fold` and those of the scores, with the names of the classes
-    instead of their numbers. Rows are sorted by configuration and record.
+    instead of their numbers. With several divisions, a record has a row for each. Rows are sorted
+    by configuration, record and fold.
     """
     return pa.concat_tables(map(_named, folds)).sort_by(
-        [("configuration", "ascending"), ("id", "ascending")]
+        [("configuration", "ascending"), ("id", "ascending"), ("fold", "ascending")]
     )
 
 
@@ -222,6 +228,7 @@ def summary(study: Study, results: Results) -> dict[str, Any]:
     return {
         "study": study_name(study.config),
         "folds": chosen.folds,
+        **({} if chosen.repeats == 1 else {"repeats": chosen.repeats}),
         "confidence": chosen.confidence,
         "configurations": [
             {
@@ -299,7 +306,8 @@ def _as_plain(item: Comparison) -> dict[str, Any]:
 def words(config: RunConfig) -> Callable[[Trial], str]:
     """Return what describes a trial: its configuration and its fold."""
     design = FoldDesign(config)
-    return lambda trial: f"{design.configuration(trial)}, fold {design.fold(trial)} held out"
+    named = config.cross_validation.named
+    return lambda trial: f"{design.configuration(trial)}, {named(design.fold(trial))} held out"
 
 
 def outline(config: RunConfig, steps: int | None, cost: str, folds: FoldSizes) -> list[str]:
@@ -318,6 +326,7 @@ def outline(config: RunConfig, steps: int | None, cost: str, folds: FoldSizes) -
     return [
         f"study       {study_name(config)}",
         f"folds       {', '.join([str(chosen.folds), *by])}",
+        *([] if chosen.repeats == 1 else [f"repeats     {chosen.repeats}: different divisions"]),
         f"records     {folds}",
         *(f"warning     {text}" for text in folds.warnings),
         f"runs        {budget.trials:,}: {len(names)} configurations, {budget.parallel} at a time",
@@ -370,13 +379,13 @@ def render(study: Study, results: Results) -> str:
         study,
         sentence=_sentence(results),
         tiles=[
-            ("Folds", f"{chosen.folds}", ""),
+            ("Folds", f"{chosen.splits}", f"{chosen.repeats} divisions" * (chosen.repeats > 1)),
             ("Runs", runs, f"{history.failed:,} failed"),
             time_tile(study),
         ],
         confidence=f"{chosen.confidence:.4g}",
-        folds=[f"fold {fold}" for fold in range(chosen.folds)],
-        metrics=list(_metrics(results, chosen.folds)),
+        folds=[chosen.named(fold) for fold in range(chosen.splits)],
+        metrics=list(_metrics(results, chosen.splits)),
         comparisons=list(_comparison_rows(results)),
     )
 

@@ -152,7 +152,7 @@ def as_cross_validation(config: RunConfig) -> RunConfig:
             f"cross_validation.compare.{AS_IT_IS}: the configuration without changes has this name",
             remedy="give it another name",
         )
-    trials = len(configurations(config)) * chosen.folds
+    trials = len(configurations(config)) * chosen.splits
     return config.model_copy(
         update={
             "tune": without_search(config.tune, trials),
@@ -182,7 +182,7 @@ class FoldDesign(Suggester):
     """Suggests the trials of a cross-validation in their order."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._folds, self._configurations = config.cross_validation.folds, configurations(config)
+        self._folds, self._configurations = config.cross_validation.splits, configurations(config)
         self._names = list(self._configurations)
 
     def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:  # noqa: ARG002

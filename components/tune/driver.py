@@ -8,6 +8,7 @@ checkpoints, and repeats nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Final, Protocol
 
 from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import ConfigError, SteadytrainError, StorageError
 from steadytrain.components.shared.lease import Lease, hold
 from steadytrain.components.shared.storage import Storage, open_storage
@@ -28,8 +30,11 @@ from steadytrain.components.tune.study import (
     study_name,
 )
 from steadytrain.components.tune.trials.base import Trials, TrialState
+from steadytrain.components.tune.trials.folder import TrialFolder
 
 _POLL_SECONDS: Final = 0.1
+_HURRY_SECONDS: Final = 1.0
+"""How long a trial may save a checkpoint when wall time is up, or when it hangs."""
 
 
 class TooManyFailed(SteadytrainError):
@@ -95,6 +100,7 @@ def drive(
     """
     _take_over(study, trials)
     watcher.resumed(study)
+    within = math.inf
     try:
         while True:
             check()
@@ -104,6 +110,7 @@ def drive(
             if study.too_many_failed():
                 raise _too_many(study)
             if study.spent_out(unreported):
+                within = _HURRY_SECONDS if study.out_of_time else math.inf
                 return
             _fill(study, trials, watcher)
             if not study.running:
@@ -111,7 +118,7 @@ def drive(
             if not reported:
                 time.sleep(poll_seconds)
     finally:
-        trials.close()
+        trials.close(within=within)
 
 
 def _take_over(study: Study, trials: Trials) -> None:
@@ -142,7 +149,24 @@ def _collect(study: Study, trials: Trials, watcher: Watcher) -> tuple[float, boo
             unreported += max(0.0, state.seconds - trial.seconds)
             if state.condition in ("new", "paused"):
                 _train(study, trials, number)
+            elif killed := _to_kill(study, trials, trial):
+                failure, reason, within = killed
+                trials.stop(number, within=within)
+                study.fail(number, failure, reason, seconds=state.seconds)
+                trials.discard(number)
+                watcher.ended(study, trial)
+                reported = True
     return unreported, reported
+
+
+def _to_kill(study: Study, trials: Trials, trial: Trial) -> tuple[FailureClass, str, float] | None:
+    """Return the class and the reason if a running trial is to be killed, and how soon."""
+    if study.limits_memory and (reason := study.oversized(trials.memory(trial.number))):
+        # While it saves a checkpoint, it would take more.
+        return FailureClass.HOST_OOM, reason, 0.0
+    if reason := study.overdue(trial):
+        return FailureClass.HANG, reason, _HURRY_SECONDS
+    return None
 
 
 def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> bool:
@@ -155,7 +179,8 @@ def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> b
         # Killed at the end of its schedule, it did not finish: only then is there a model.
         state.condition == "paused" and trial.until <= state.step < study.rungs.cuts[-1]
     ):
-        study.report(trial.number, state)
+        path = TrialFolder(study_folder(study.config), trial.number).scores
+        study.report(trial.number, state, file_digest(path) if path.is_file() else "")
     else:
         return False
     if trial.status != "paused":
@@ -187,7 +212,7 @@ def _train(study: Study, trials: Trials, number: int) -> bool:
         # Each value is possible by itself, which was checked, but not this combination.
         study.fail(number, "bad_input", str(error))
         return False
-    trials.train(number, config, study.pace(trial.params).own(trial.until))
+    trials.train(number, config, study.pace(trial.params).trial_step(trial.until))
     return True
 
 

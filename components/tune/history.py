@@ -11,9 +11,13 @@ budget      limits (as in `tune.budget`)
 started     number, params, until
 promoted    number, until
 reported    number, until, validations ([step, metrics]), seconds, finished, fallbacks, latency_ms
-            (if there is a limit)
+            (if there is a limit), scores (digest of the file with the scores of a held-out fold)
 failed      number, failure, error, seconds
 discarded   number
+skipped     number, params, until, reason: it does not start, until a larger budget allows it
+lost        number, reason: what it left is damaged, so that it trains again
+
+Those of a search have `elapsed`, the seconds of wall time that its drivers have worked on it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from steadytrain.components.shared.config import TuneConfig
 from steadytrain.components.tune.log import RECORDS, damaged
 from steadytrain.components.tune.rungs import Rungs
 
-Status = Literal["running", "paused", "finished", "failed", "discarded"]
+Status = Literal["running", "paused", "finished", "failed", "discarded", "skipped"]
 Params = Mapping[str, Any]
 Key = tuple[float, int]
 """Sorts trials from best to worst: the score, negated if higher is better, and the number."""
@@ -46,6 +50,10 @@ class Trial:
     reached: step of its last report.
     curve: (step, metrics) of each validation.
     scores: the key's score by the rung at which it was reported.
+    reason: why it does not start, if it is skipped.
+    scored: digest of the file with its scores on a held-out fold; "" if it left none.
+    began: wall time of the study when it started, in seconds.
+    wall: seconds from then to its end.
     excess_ms: latency above `tune.constraints.latency_ms`; negative below, None if unlimited. A
         trial above the limit is discarded at its first rung, where it counts as the worst.
     """
@@ -61,6 +69,10 @@ class Trial:
     failure: str = ""
     error: str = ""
     fallbacks: tuple[str, ...] = ()
+    reason: str = ""
+    scored: str = ""
+    began: float = 0.0
+    wall: float = 0.0
     excess_ms: float | None = None
 
     def has_reached(self, cut: int) -> bool:
@@ -107,7 +119,8 @@ class History:
         self.trials: list[Trial] = []
         self.running: dict[int, Trial] = {}
         self.by_rung: defaultdict[tuple[int, int], Rung] = defaultdict(Rung)
-        self.seconds = 0.0
+        self.again: list[int] = []
+        self.seconds = self.elapsed = 0.0
         self.failed = 0
         self._count = 0
 
@@ -119,6 +132,7 @@ class History:
         """
         try:
             RECORDS.validate_python(record)
+            self.elapsed = max(self.elapsed, record.get("elapsed", 0.0))
             self._take(record)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = f"record {self._count} does not follow from those before it"
@@ -131,14 +145,17 @@ class History:
                 self.study, self.queued = record["study"], tuple(record["queued"])
             case "budget":
                 self.limits = record["limits"]
-            case "started":
-                self._start(Trial(len(self.trials), record["params"], record["until"]), record)
+                self.again = [item.number for item in self.trials if item.status == "skipped"]
+            case "started" | "skipped":
+                self._start(self._new(record), record)
             case "promoted":
                 self._promote(self.trials[record["number"]], record["until"])
             case "reported":
                 self._report(self.running.pop(record["number"]), record)
             case "failed":
                 self._fail(self.running.pop(record["number"]), record)
+            case "lost":
+                self._lose(self.trials[record["number"]])
             case "discarded":
                 self._discard(self.trials[record["number"]])
 
@@ -189,11 +206,26 @@ class History:
             for item in self.objectives
         ]
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next trial that starts: one that was skipped before comes first."""
+        return self.again[0] if self.again else len(self.trials)
+
+    def _new(self, record: Record) -> Trial:
+        if record["number"] != self.next_number:
+            raise ValueError(f"trial {record['number']} instead of {self.next_number}")
+        trial = Trial(record["number"], record["params"], record["until"], began=self.elapsed)
+        if self.again:
+            self.trials[self.again.pop(0)] = trial
+        else:
+            self.trials.append(trial)
+        return trial
+
     def _start(self, trial: Trial, record: Record) -> None:
-        if record["number"] != trial.number:
-            raise ValueError(f"trial {record['number']} after {trial.number} trials")
-        self.trials.append(trial)
-        self.running[trial.number] = trial
+        if record["kind"] == "skipped":
+            trial.status, trial.reason = "skipped", record["reason"]
+        else:
+            self.running[trial.number] = trial
 
     def _promote(self, trial: Trial, until: int) -> None:
         self.rung_of(trial, trial.until).waiting.remove(self.key(trial, trial.until))
@@ -204,7 +236,7 @@ class History:
         done = trial.curve[-1][0] if trial.curve else 0
         trial.curve += [(step, metrics) for step, metrics in record["validations"] if step > done]
         trial.reached = trial.until if not record["finished"] else record["step"]
-        trial.fallbacks = tuple(record["fallbacks"])
+        trial.fallbacks, trial.scored = tuple(record["fallbacks"]), record.get("scores", "")
         self._spend(trial, record)
         if self._latency_ms is not None and "latency_ms" in record:
             trial.excess_ms = record["latency_ms"] - self._latency_ms
@@ -231,9 +263,19 @@ class History:
         self.rung_of(trial, trial.until).waiting.remove(self.key(trial, trial.until))
         trial.status = "discarded"
 
+    def _lose(self, trial: Trial) -> None:
+        if trial.status != "finished":
+            raise ValueError(f"trial {trial.number} has not finished")
+        self.rung_of(trial, trial.until).reached.remove(self.key(trial, trial.until))
+        del trial.scores[trial.until]
+        trial.status, trial.reached, trial.curve, trial.scored = "running", 0, [], ""
+        trial.seconds, trial.began, trial.wall = 0.0, self.elapsed, 0.0
+        self.running[trial.number] = trial
+
     def _spend(self, trial: Trial, record: Record) -> None:
         self.seconds += max(0.0, record["seconds"] - trial.seconds)
         trial.seconds = max(trial.seconds, record["seconds"])
+        trial.wall = self.elapsed - trial.began
 
 
 def _reason(error: Exception) -> str:
@@ -276,7 +318,7 @@ def next_step(history: History, affordable: Affordable, *, more: bool) -> Next |
     for candidate in _promotions(history):
         if allowed(history.trials[candidate.number], candidate.until):
             return candidate
-    number = len(history.trials)
+    number = history.next_number
     first = history.rungs.cuts[history.rungs.bracket(number)]
     if more and number < history.limits["trials"] and allowed(None, first):
         return Next(number, first)

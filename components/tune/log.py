@@ -58,6 +58,17 @@ class _Started(TypedDict):
     number: _Number
     params: dict[str, Any]
     until: _Until
+    elapsed: NotRequired[_Seconds]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class _Skipped(TypedDict):
+    kind: Literal["skipped"]
+    number: _Number
+    params: dict[str, Any]
+    until: _Until
+    reason: str
+    elapsed: NotRequired[_Seconds]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
@@ -78,6 +89,8 @@ class _Reported(TypedDict):
     seconds: _Seconds
     fallbacks: list[str]
     latency_ms: NotRequired[float]
+    scores: NotRequired[str]
+    elapsed: NotRequired[_Seconds]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
@@ -87,6 +100,7 @@ class _Failed(TypedDict):
     failure: str
     error: str
     seconds: _Seconds
+    elapsed: NotRequired[_Seconds]
 
 
 @with_config(ConfigDict(extra="allow", strict=True))
@@ -95,9 +109,25 @@ class _Discarded(TypedDict):
     number: _Number
 
 
+@with_config(ConfigDict(extra="allow", strict=True))
+class _Lost(TypedDict):
+    kind: Literal["lost"]
+    number: _Number
+    reason: str
+    elapsed: NotRequired[_Seconds]
+
+
 RECORDS: Final[TypeAdapter[Any]] = TypeAdapter(
     Annotated[
-        _Opened | _Budget | _Started | _Promoted | _Reported | _Failed | _Discarded,
+        _Opened
+        | _Budget
+        | _Started
+        | _Skipped
+        | _Promoted
+        | _Reported
+        | _Failed
+        | _Discarded
+        | _Lost,
         Field(discriminator="kind"),
     ]
 )

@@ -119,7 +119,17 @@ _TRIAL: Final = 0
 
 
 def range_config(config: RunConfig) -> RunConfig:
-    """Return the configuration of a range test: the run's own, but for the rate and the length."""
+    """Return the configuration of a range test: the run's own, but for the rate and the length.
+
+    Raises:
+        BadInput: `training.lr_scaling` would multiply the rates that the test finds.
+    """
+    if config.training.rate_scale != 1:
+        raise BadInput(
+            f"training.lr_scaling = {config.training.lr_scaling!r}: a range test finds the "
+            "rate for training.global_batch_size itself",
+            remedy="leave it out, with --set training.lr_scaling=none",
+        )
     training = config.training.model_copy(
         update={
             "learning_rate": _HIGHEST,
@@ -128,6 +138,7 @@ def range_config(config: RunConfig) -> RunConfig:
             "warmup_steps": 0,
             "max_steps": _STEPS,
             "eval_steps": _STEPS,
+            "save_strategy": None,
             "save_steps": _STEPS,
             "logging_steps": 1,
             "early_stopping_patience": None,

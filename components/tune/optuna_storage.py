@@ -30,6 +30,7 @@ _STATES: Final = {
     "discarded": TrialState.PRUNED,
     "finished": TrialState.COMPLETE,
     "failed": TrialState.FAIL,
+    "skipped": TrialState.FAIL,
 }
 _START: Final = datetime(2000, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 """Optuna wants a time of each trial, and no sampler uses it."""

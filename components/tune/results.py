@@ -267,7 +267,7 @@ def outline_without_steps(config: RunConfig) -> list[str]:
 def _own_steps(study: Study, params: Mapping[str, Any]) -> str:
     """Return the steps of a full trial in words, if they are not the study's."""
     pace = study.pace(params)
-    return "" if pace.own_every == pace.every else f"; {pace.own(pace.full):,} steps"
+    return "" if pace.trial_every == pace.every else f"; {pace.trial_step(pace.full):,} steps"
 
 
 def spent(study: Study) -> str:

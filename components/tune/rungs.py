@@ -31,12 +31,12 @@ class Pace:
 
     every: steps of the study between two validations.
     full: steps of the study in a full trial.
-    own_every: steps of the trial between two validations.
+    trial_every: steps of the trial between two validations.
     """
 
     every: int
     full: int
-    own_every: int
+    trial_every: int
 
     @classmethod
     def of(cls, config: RunConfig, params: Mapping[str, Any]) -> Pace:
@@ -47,19 +47,22 @@ class Pace:
         ratio = tokens_per_step(config, {}) / tokens_per_step(config, params)
         return cls(every, full, max(1, round(every * ratio)))
 
-    def own(self, step: int) -> int:
+    def trial_step(self, step: int) -> int:
         """Return the step of the trial that belongs to one of the study."""
-        return math.ceil(step * self.own_every / self.every)
+        return math.ceil(step * self.trial_every / self.every)
 
     def of_study(self, own: int) -> int:
         """Return the last step of the study that a trial has reached with so many of its own."""
-        return min(self.full, own * self.every // self.own_every)
+        return min(self.full, own * self.every // self.trial_every)
 
     def settings(self) -> dict[str, Any]:
         """Return the fields that differ from the study's configuration, for a trial's own."""
-        if self.own_every == self.every:
+        if self.trial_every == self.every:
             return {}
-        return {"training.max_steps": self.own(self.full), "training.eval_steps": self.own_every}
+        return {
+            "training.max_steps": self.trial_step(self.full),
+            "training.eval_steps": self.trial_every,
+        }
 
     def counted(self, state: TrialState) -> TrialState:
         """Return a trial's state in steps of the study."""

@@ -19,6 +19,7 @@ choices, and those with a condition, are drawn at random.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,6 +72,27 @@ class Suggester(Protocol):
     def note(self, trial: Trial) -> None:  # noqa: ARG002
         """Take in that a trial started, reported, paused or ended."""
         return
+
+    def skipped(self, number: int, params: Params, elapsed: float) -> str:  # noqa: ARG002
+        """Return why a trial is not to start; "" if it is.
+
+        Args:
+            elapsed: seconds of wall time that the study has taken.
+        """
+        return ""
+
+    def overdue(self, trial: Trial, elapsed: float) -> str:  # noqa: ARG002
+        """Return why a running trial is to be killed; "" if it is not."""
+        return ""
+
+    @property
+    def most_memory(self) -> float:
+        """Bytes that the processes of a trial on this machine may take together."""
+        return math.inf
+
+    def out_of_time(self, elapsed: float) -> bool:  # noqa: ARG002
+        """Return whether the study has taken all of its wall time."""
+        return False
 
 
 def suggester_of(tune: TuneConfig, history: History) -> Suggester:

@@ -7,6 +7,7 @@ parameters that are known to work.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.registry import RUN, Registry
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.sizing.length import prepared, total_steps
+from steadytrain.components.sizing.length import prepared, steps_of
 from steadytrain.components.tune.designs import is_cross_validation, with_fold
 from steadytrain.components.tune.driver import Watcher, drive, study_folder
 from steadytrain.components.tune.history import Params
@@ -38,7 +39,12 @@ from steadytrain.components.tune.study_page import render, write_page
 from steadytrain.components.tune.tracking import tracked
 from steadytrain.components.tune.trials.base import imports_of
 from steadytrain.components.tune.trials.cluster import trials_for
-from steadytrain.components.tune.trials.folder import known_data, prepare_data, share_data
+from steadytrain.components.tune.trials.folder import (
+    TrialFolder,
+    known_data,
+    prepare_data,
+    share_data,
+)
 
 TAKEN_OVER: Final = 5
 """How many trials of another study are tried again."""
@@ -146,7 +152,7 @@ def with_steps(
         prepare_data(folder, base)
         data = known_data(folder, base)
         assert data is not None
-    steps = total_steps(config.training, data.sides["train"].rows)
+    steps = steps_of(config.training, data.sides["train"])
     notify(f"a trial has {steps:,} steps: training.num_train_epochs is {_epochs(config)}")
     return _limited(config, steps)
 
@@ -158,7 +164,7 @@ def with_known_steps(config: RunConfig, folder: Path) -> RunConfig | None:
     data = known_data(folder, _base(config)) or prepared(config)
     if data is None:
         return None
-    return _limited(config, total_steps(config.training, data.sides["train"].rows))
+    return _limited(config, steps_of(config.training, data.sides["train"]))
 
 
 def _limited(config: RunConfig, steps: int) -> RunConfig:
@@ -177,6 +183,22 @@ def _base(config: RunConfig) -> RunConfig:
 
 def _epochs(config: RunConfig) -> str:
     return f"{config.training.num_train_epochs:g}"
+
+
+def _lose_damaged(study: Study, folder: Path, notify: Callable[[str], object]) -> None:
+    """Let finished trials train again whose scores are not as they left them."""
+    for trial in study.history.trials:
+        place = TrialFolder(folder, trial.number)
+        if (
+            not trial.scored
+            or trial.status != "finished"
+            or not (why := place.damage(trial.scored))
+        ):
+            continue
+        # Removed first: a process that dies in between finds no scores, and gets here again.
+        shutil.rmtree(place.path, ignore_errors=True)
+        study.lose(trial.number, why)
+        notify(f"trial {trial.number} trains again: {why}")
 
 
 def write_study(study: Study, folder: Path) -> None:
@@ -216,6 +238,7 @@ def search(
     folder = study_folder(config)
     config = with_steps(config, log, folder, notify, data)
     study = Study(config, log, first=first, design=design)
+    _lose_damaged(study, folder, notify)
     if data is not None:
         share_data(folder, config, data)
     shared = [*imports_of(config, scored=is_cross_validation(config)), *imports]

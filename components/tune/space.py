@@ -137,7 +137,7 @@ def share_of(field: str, dimension: Dimension, value: float) -> float:
     return (value - low) / (high - low)
 
 
-def keeps(config: RunConfig, limits: TuneConstraints) -> bool:
+def satisfies(config: RunConfig, limits: TuneConstraints) -> bool:
     """Return whether a configuration keeps the constraints.
 
     Raises:

@@ -31,7 +31,7 @@ from steadytrain.components.tune.cross_validation import (
     write_cross_validation,
 )
 from steadytrain.components.tune.cross_validation import ending as ending_of_folds
-from steadytrain.components.tune.designs import as_cross_validation, check_folds
+from steadytrain.components.tune.designs import as_cross_validation, check_folds, is_automl
 from steadytrain.components.tune.driver import driving, lease_of, study_folder
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.results import BEST, WINNER, Lines, best_config, ending
@@ -110,7 +110,7 @@ def run_cross_validation(config: RunConfig) -> Study:
             )
         current.summary = (
             f"{len(results.folds)} of {study.tune.budget.trials} runs are scored, on "
-            f"{config.cross_validation.folds} folds"
+            f"{config.cross_validation.splits} folds"
         )
         return study
 
@@ -129,7 +129,7 @@ def train_winner(config: RunConfig, best: RunConfig, compared: int) -> Trained:
     with stage(config, "winner") as current:
         found = train_on(
             named_after(config, best),
-            fresh_seeds(best, config.tune.seeds),
+            _seeds(config, best),
             compared=compared,
             greater_is_better=config.tune.objective.direction == "maximize",
         )
@@ -204,10 +204,15 @@ def _runs_on_seeds(config: RunConfig) -> Iterator[RunConfig]:
     if not place.is_file():
         return
     best = named_after(config, load(place))
-    for seed in fresh_seeds(best, config.tune.seeds):
+    for seed in _seeds(config, best):
         run = on_seed(best, seed, compared=0)
         if Workspace.of(run).events.exists():
             yield run
+
+
+def _seeds(config: RunConfig, best: RunConfig) -> Sequence[int]:
+    """Return the seeds that train the winner: what a search found trains once, as it is."""
+    return [best.training.seed] if is_automl(config) else fresh_seeds(best, config.tune.seeds)
 
 
 def _print_ending(lines: Sequence[str]) -> str:

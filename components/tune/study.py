@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig, load
@@ -15,6 +19,7 @@ from steadytrain.components.shared.config.tune import TuneConfig, TuneConstraint
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.tune.designs import (
     Design,
     FoldDesign,
@@ -26,7 +31,7 @@ from steadytrain.components.tune.history import History, Next, Params, Trial, ne
 from steadytrain.components.tune.log import Log, damaged
 from steadytrain.components.tune.rungs import Pace, Rungs
 from steadytrain.components.tune.samplers import Suggester, suggester_of
-from steadytrain.components.tune.space import contains, keeps
+from steadytrain.components.tune.space import contains, satisfies
 from steadytrain.components.tune.trials.base import TrialState
 
 NewDesign = Callable[[RunConfig, History], Suggester]
@@ -134,6 +139,9 @@ class Study:
         self._exhausted = False
         for record in log.read():
             self._apply(record)
+        # A command has begun when its process did.
+        running = max(0.0, time.time() - psutil.Process().create_time())
+        self._began = time.monotonic() - running - self.history.elapsed
         self._suggester = (design or self._suggester_of)(config, self.history)
         self._open(first)
 
@@ -151,6 +159,34 @@ class Study:
     def hours(self) -> float:
         """Hours of training that trials have reported."""
         return self.history.seconds / 3600
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of wall time of all processes that drove the study, one after another."""
+        return time.monotonic() - self._began
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether a limit on wall time ends the study."""
+        return self._suggester.out_of_time(self.elapsed)
+
+    def overdue(self, trial: Trial) -> str:
+        """Return why a running trial is to be killed; "" if it is not."""
+        return self._suggester.overdue(trial, self.elapsed)
+
+    def oversized(self, memory: int) -> str:
+        """Return why a running trial is to be killed; "" if it is not.
+
+        Args:
+            memory: bytes that its processes take.
+        """
+        most = self._suggester.most_memory
+        return f"killed with {size(memory)} of memory: it may take {size(most)}" * (memory > most)
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether the memory of trials is limited."""
+        return math.isfinite(self._suggester.most_memory)
 
     def usd(self, hours: float) -> float | None:
         """Return what hours of training cost; None if the price is unknown."""
@@ -171,26 +207,31 @@ class Study:
 
     def next(self) -> Next | None:
         """Decide what trains next, and write it to the log; None if nothing can start now."""
-        if self.spent_out():
-            return None
-        found = next_step(self.history, self._can_reach, more=not self._exhausted)
-        if found is None:
-            return None
-        if found.number < len(self.history.trials):
-            self._record(kind="promoted", number=found.number, until=found.until)
-            return found
-        if not self._suggester.ready(found.number):
-            return None
-        fixed = self._queued_values(found.number)
-        params = self._suggester.suggest(found.number, fixed, self._fits)
-        if params is None or not self._affordable(params, 0, found.until):
-            self._exhausted = True
-            return self.next()
-        self._record(kind="started", number=found.number, params=params, until=found.until)
-        return found
+        while not self.spent_out():
+            found = next_step(self.history, self._can_reach, more=not self._exhausted)
+            if found is None:
+                return None
+            number, until = found.number, found.until
+            if number != self.history.next_number:
+                self._record(kind="promoted", number=number, until=until)
+                return found
+            if not self._suggester.ready(number):
+                return None
+            params = self._suggester.suggest(number, self._queued_values(number), self._fits)
+            if params is None or not self._affordable(params, 0, until):
+                self._exhausted = True
+                continue
+            if not (reason := self._suggester.skipped(number, params, self.elapsed)):
+                self._record(kind="started", number=number, params=params, until=until)
+                return found
+            self._record(kind="skipped", number=number, params=params, until=until, reason=reason)
+        return None
 
-    def report(self, number: int, state: TrialState) -> None:
+    def report(self, number: int, state: TrialState, scores: str = "") -> None:
         """Write down that a trial reached its rung or finished.
+
+        Args:
+            scores: digest of the file with its scores on a held-out fold; "" if it left none.
 
         Raises:
             BadInput: its validations do not include the objective.
@@ -210,7 +251,12 @@ class Study:
             seconds=round(state.seconds, 3),
             fallbacks=list(state.fallbacks),
             **({} if state.latency_ms is None else {"latency_ms": state.latency_ms}),
+            **({"scores": scores} if scores else {}),
         )
+
+    def lose(self, number: int, reason: str) -> None:
+        """Write down that what a finished trial left is damaged: it trains again."""
+        self._record(kind="lost", number=number, reason=reason)
 
     def fail(self, number: int, failure: str, error: str, *, seconds: float = 0.0) -> None:
         """Write down that a trial failed, with the class of its failure."""
@@ -230,15 +276,17 @@ class Study:
         return found
 
     def spent_out(self, unreported_seconds: float = 0.0) -> bool:
-        """Return whether the hours or the USD are spent.
+        """Return whether the hours, the USD or the wall time are spent.
 
         Args:
             unreported_seconds: time that running trials have spent since their last report.
         """
         budget, hours = self.tune.budget, self.hours + unreported_seconds / 3600
         usd = self.usd(hours)
-        return (budget.hours is not None and hours >= budget.hours) or (
-            budget.usd is not None and usd is not None and usd >= budget.usd
+        return (
+            (budget.hours is not None and hours >= budget.hours)
+            or (budget.usd is not None and usd is not None and usd >= budget.usd)
+            or self.out_of_time
         )
 
     def too_many_failed(self) -> bool:
@@ -267,6 +315,8 @@ class Study:
                 "over the best trials of another study",
             )
         limits = self.tune.budget.model_dump(mode="json")
+        if is_automl(self.config):
+            limits["wall_hours"] = self.config.automl.budget.hours
         if limits != self.history.limits:
             self._record(kind="budget", limits=limits)
 
@@ -287,7 +337,7 @@ class Study:
             # Building a configuration takes milliseconds.
             return True
         try:
-            return keeps(self.trial_config(params), limits)
+            return satisfies(self.trial_config(params), limits)
         except ConfigError:
             return False
 
@@ -303,7 +353,7 @@ class Study:
 
     def _tokens(self, params: Params, reached: int, until: int) -> float:
         pace = self.pace(params)
-        steps = pace.own(until) - pace.own(reached)
+        steps = pace.trial_step(until) - pace.trial_step(reached)
         return float(steps * tokens_per_step(self.config, params))
 
     def _check_metrics(self, state: TrialState) -> None:
@@ -318,6 +368,8 @@ class Study:
                 )
 
     def _record(self, **record: Any) -> None:
+        if is_automl(self.config):
+            record["elapsed"] = round(self.elapsed, 3)
         self._log.append(record)
         self._apply(record)
         if record["kind"] not in ("opened", "budget"):

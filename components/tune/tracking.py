@@ -40,13 +40,14 @@ from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.results import best
 from steadytrain.components.tune.study import Study, study_name
 
-_STUDY: Final = "study"
+STUDY: Final = "study"
 _STATUS: Final = {
     "running": "RUNNING",
     "paused": "SCHEDULED",
     "finished": "FINISHED",
     "discarded": "KILLED",
     "failed": "FAILED",
+    "skipped": "KILLED",
 }
 _EVERY_SECONDS: Final = 2.0
 
@@ -129,14 +130,14 @@ class StudyTracker:
         )
 
     def resumed(self, study: Study) -> None:
-        self._want({_STUDY: _of_study(study, "RUNNING")})
+        self._want({STUDY: _of_study(study, "RUNNING")})
         self._want({_note(trial): _of_trial(trial) for trial in study.history.trials})
 
     def started(self, study: Study, trial: Trial) -> None:  # noqa: ARG002
         self._want({_note(trial): _of_trial(trial)})
 
     def ended(self, study: Study, trial: Trial) -> None:
-        self._want({_note(trial): _of_trial(trial), _STUDY: _of_study(study, "RUNNING")})
+        self._want({_note(trial): _of_trial(trial), STUDY: _of_study(study, "RUNNING")})
 
     def close(self, study: Study, *, ok: bool) -> None:
         """Send what is missing within a few seconds. A later driver sends the rest.
@@ -145,7 +146,7 @@ class StudyTracker:
             ok: whether the study is complete, and was not stopped.
         """
         self._want({_note(trial): _of_trial(trial) for trial in study.history.trials})
-        self._want({_STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
+        self._want({STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
         self._sink.close()
 
     def catch_up(self, *, give_up: Callable[[], bool] = lambda: False) -> None:
@@ -171,7 +172,7 @@ class StudyTracker:
     def _next(self) -> tuple[str, Sent] | None:
         """Return what is to be sent next: the study first, since its trials are nested in it."""
         with self._lock:
-            for note in sorted(self._wanted, key=lambda name: (name != _STUDY, name)):
+            for note in sorted(self._wanted, key=lambda name: (name != STUDY, name)):
                 if recall(self._workspace, f"sent/{note}") != self._wanted[note].digest:
                     return note, self._wanted[note]
                 del self._wanted[note]
@@ -213,9 +214,9 @@ class StudyTracker:
 
     def _parent(self, note: str) -> str:
         """Return the MLflow run that another one is nested in; "" for none."""
-        if note == _STUDY:
+        if note == STUDY:
             return run_id_from_environment()
-        return recall(self._workspace, _STUDY)
+        return recall(self._workspace, STUDY)
 
 
 def _note(trial: Trial) -> str:

@@ -29,6 +29,9 @@ MEANINGS: Final = {
     "KF_PIPELINES_ENDPOINT": "Address of the Kubeflow Pipelines API, where `--host` is not given.",
     "KF_PIPELINES_SA_TOKEN_PATH": "File with a service account token for the API.",
     "KF_PIPELINES_UI_ENDPOINT": "Address of the Kubeflow Pipelines UI, for links.",
+    "KUBEFLOW_TRAINER_SERVER_URL": "Set by Kubeflow Trainer 2.2: where rank 0 posts its progress.",
+    "KUBEFLOW_TRAINER_SERVER_CA_CERT": "Set by Kubeflow Trainer 2.2: the server's authority.",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN": "Set by Kubeflow Trainer 2.2: a file with the pod's token.",
     "MLFLOW_TRACKING_URI": "Address of the MLflow server, where `tracking.uri` is not set.",
     "MLFLOW_TRACKING_USERNAME": "Login for the MLflow server.",
     "MLFLOW_TRACKING_PASSWORD": "Login for the MLflow server.",
@@ -44,6 +47,7 @@ MEANINGS: Final = {
     "STEADYTRAIN_REGISTRY": "Registry that compiled pipelines pull the images from, such as "
     "`registry.example.com/team`.",
     "STEADYTRAIN_UI_TOKEN": "Token that `steadytrain ui` asks for: at least 16 characters.",
+    "STEADYTRAIN_SERVE_TOKEN": "Token that `steadytrain serve` asks for: at least 16 characters.",
     "STEADYTRAIN_IMAGE_DIGEST": "Digest of the container image, part of what makes code the same.",
 }
 """What a user may set, and what each does."""
@@ -63,7 +67,7 @@ INTERNAL: Final = {
 }
 """What the product sets for its own processes."""
 
-_NAME = re.compile(r"(?:AWS|HF|KF|KFP|MLFLOW|STEADYTRAIN)_[A-Z][A-Z_]*[A-Z]")
+_NAME = re.compile(r"(?:AWS|HF|KF|KFP|KUBEFLOW|MLFLOW|STEADYTRAIN)_[A-Z][A-Z_]*[A-Z]")
 
 
 def page() -> str:

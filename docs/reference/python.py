@@ -37,7 +37,7 @@ API: Final = {
         "Update",
     ),
     "steadytrain.components.shared.config.optimizers": ("OptimizerSpec", "StateTensor"),
-    "steadytrain.components.shared.config.schedules": ("ScheduleSpec", "Course"),
+    "steadytrain.components.shared.config.schedules": ("ScheduleSpec", "ScheduleSettings"),
     "steadytrain.components.shared.config.strategies": ("StrategySpec",),
     "steadytrain.components.shared.errors": (
         "SteadytrainError",

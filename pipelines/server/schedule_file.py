@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, model_validator
 
-from steadytrain.components.shared.config import RunConfig, from_mapping, load
+from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.document import find_unfit, parse, read, shortened
 from steadytrain.components.shared.config.secrets import find_secrets, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.section import Section, at_odds
 from steadytrain.pipelines.pod_names import Pipeline
+from steadytrain.pipelines.searches import configuration_for
 
 Rounding = Literal["standard", "summer"]
 
@@ -348,10 +350,11 @@ def configuration(schedule: Schedule, folder: Path) -> RunConfig:
     """
     source = schedule.config
     if isinstance(source, dict):
-        source = from_mapping(source).to_yaml()
+        automl = schedule.pipeline == "automl"
+        source = json.dumps(source) if automl else from_mapping(source).to_yaml()
     elif (folder / source).is_file():
         source = str(folder / source)
-    return load(source, schedule.overrides)
+    return configuration_for(schedule.pipeline, source, schedule.overrides)[0]
 
 
 def _problems(error: ValidationError) -> Iterator[Problem]:

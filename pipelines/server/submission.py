@@ -13,7 +13,8 @@ import kfp_server_api
 
 from steadytrain.components.shared.cluster import Refused, Unreachable
 from steadytrain.components.shared.cluster import connect as connect_to_cluster
-from steadytrain.components.shared.config import RunConfig, load, to_parameters
+from steadytrain.components.shared.config import RunConfig, to_parameters
+from steadytrain.components.shared.config.load import Override
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.environment import callers_span
 from steadytrain.components.shared.errors import BadInput, ServerError
@@ -28,6 +29,7 @@ from steadytrain.pipelines.cluster.nodes import misfit
 from steadytrain.pipelines.compile import Finding, compile_pipeline, read_pipeline, steps
 from steadytrain.pipelines.early_checks import check_plugins, check_submitted
 from steadytrain.pipelines.pod_names import MOUNT_PATH, Pipeline
+from steadytrain.pipelines.searches import configuration_for
 from steadytrain.pipelines.server.follow import PipelineOutcome, RunPods, Steps, follow
 
 
@@ -181,7 +183,7 @@ class Submission:
     def of(
         cls,
         source: RunConfig | str | Path,
-        overrides: Iterable[str] | Mapping[str, Any] = (),
+        overrides: Iterable[Override] | Mapping[str, Any] = (),
         *,
         pipeline: Pipeline = "finetune",
         **options: str,
@@ -191,8 +193,8 @@ class Submission:
         Args:
             source: a preset's name, a file, YAML text, or a RunConfig.
             overrides: "a.b=value" strings, or a mapping with the same content.
-            pipeline: the pipeline that it is for. "tune" and "cross-validate" name the run as the
-                study.
+            pipeline: the pipeline that it is for. "tune", "cross-validate" and "automl" name the
+                run as the study.
             options: the other fields, such as `experiment`.
 
         Raises:
@@ -200,7 +202,10 @@ class Submission:
             BadInput: its output, its data or its model is a path that pods do not share, there is
                 nothing to tune, or a cross-validation would have to vary something.
         """
-        config = source if isinstance(source, RunConfig) else load(source, overrides)
+        if isinstance(source, RunConfig):
+            config = source
+        else:
+            config, _ = configuration_for(pipeline, source, overrides)
         check_plugins(config)
         Workspace.of(config)  # rejects an output that the steps cannot write to
         if "://" not in config.output and not Path(config.output).is_absolute():
@@ -213,6 +218,11 @@ class Submission:
         if pipeline == "tune":
             check_space(config)
             config = config.model_copy(update={"run": study_name(config)})
+        if pipeline == "automl":
+            # Imported late, with what trains.
+            from steadytrain.components.automl.design import as_automl
+
+            config = config.model_copy(update={"run": study_name(as_automl(config))})
         if pipeline == "cross-validate":
             check_folds(config)
             config = config.model_copy(update={"run": study_name(as_cross_validation(config))})
@@ -304,6 +314,7 @@ def submit(
         overrides: "a.b=value" strings, or a mapping with the same content.
         pipeline: "retrain" looks for new data first, and ends early if there is none. "tune"
             searches for better settings first. "cross-validate" trains and scores on every fold.
+            "automl" finds the best model of a table.
         host: the server's address (see `connect`).
         namespace: your namespace on a multi-user server.
         experiment: "" means the configuration's `tracking.experiment`.

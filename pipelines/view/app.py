@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
-import resource
 import secrets
 import socket
 import sys
@@ -28,10 +26,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.redaction import traceback_of
+from steadytrain.components.shared.web_server import BACKLOG, Connection, host_name
 from steadytrain.pipelines.view import pages
 from steadytrain.pipelines.view.library import MOST_RUNS, Library, Sort
 from steadytrain.pipelines.view.pages import log_files, log_text, login_page, message_page
@@ -192,58 +190,6 @@ def _not_found(source: Source) -> Callable[[Request, Exception], Response]:
 
 
 TOKEN_VARIABLE: Final = "STEADYTRAIN_UI_TOKEN"
-SHORTEST_TOKEN: Final = 16
-MOST_CONNECTIONS: Final = 256
-"""Connections at a time. One more closes another: the pages need this process's descriptors."""
-_BACKLOG: Final = 16
-"""Connections that are accepted at once. With many, new ones would push out one whose request has
-not been read yet."""
-
-
-def check_token(host: str, token: str) -> None:
-    """Reject an address that others can reach without a token that they cannot guess.
-
-    Raises:
-        BadInput: there is no token, or it is too short.
-    """
-    if (not token and host not in LOOPBACK) or 0 < len(token) < SHORTEST_TOKEN:
-        what = "is too short" if token else "is not set, and others can reach that address"
-        raise BadInput(
-            f"--host {host!r}: {TOKEN_VARIABLE} {what}",
-            remedy=f"set it to a random text of at least {SHORTEST_TOKEN} characters, for example "
-            "from `openssl rand -hex 16`, or leave out --host",
-        )
-
-
-def accepted_hosts(host: str) -> tuple[str, ...]:
-    """Return the names that a Host header may have; empty if they cannot be known.
-
-    A server that listens on all addresses does not know its names. It always has a token, and a
-    browser sends the cookie only to the name under which the user logged in.
-    """
-    if host in LOOPBACK:
-        return LOOPBACK
-    try:
-        return () if ipaddress.ip_address(host).is_unspecified else (host.lower(),)
-    except ValueError:
-        return (host.lower(),)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address.
-
-    Raises:
-        BadInput: this machine does not have the address, or the port is in use.
-    """
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(place[:2], family=family)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(
-            f"cannot listen on {host}:{port}: {why}",
-            remedy="give a free port with --port, and an address of this machine with --host",
-        ) from error
 
 
 def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], token: str) -> None:
@@ -251,8 +197,8 @@ def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], to
     app = application(source, hosts=hosts, token=token)
     config = uvicorn.Config(
         app,
-        http=_Protocol,
-        backlog=_BACKLOG,
+        http=Connection,
+        backlog=BACKLOG,
         access_log=False,
         # Every invalid request is a warning, and anyone may send them.
         log_level="error",
@@ -262,26 +208,6 @@ def serve(source: Source, listener: socket.socket, *, hosts: tuple[str, ...], to
         timeout_graceful_shutdown=5,
     )
     _Server(config, app).run(sockets=[listener])
-
-
-class _Protocol(H11Protocol):
-    """A connection. One too many closes the oldest that sends no request, or the oldest of all."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.began = self.loop.time()
-        most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        others = [other for other in self.connections if isinstance(other, _Protocol)]
-        others.sort(key=lambda other: (other.is_answered, other.began))
-        for other in others[: max(0, len(others) - most)]:
-            other.transport.abort()
-            self.connections.discard(other)
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether a whole request has come, and its answer has not been sent yet."""
-        cycle = self.cycle
-        return cycle is not None and not cycle.more_body and not cycle.response_complete
 
 
 class _Server(uvicorn.Server):
@@ -297,7 +223,6 @@ class _Server(uvicorn.Server):
 
 
 COOKIE: Final = "steadytrain"
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _LARGEST_FORM: Final = 4096
 _OPEN_PATHS: Final = ("/login", "/static/")
 _HEADERS: Final = {
@@ -349,7 +274,7 @@ class Guard:
         # Not request.url: older versions of Starlette build it from the Host header as well, and a
         # Host of "NAME/static/?" then looks like an open path.
         path: str = request.scope["path"]
-        if self.hosts and _name(request.headers.get("host", "")) not in self.hosts:
+        if self.hosts and host_name(request.headers.get("host", "")) not in self.hosts:
             text = message_page(
                 "",
                 "Unknown host",
@@ -394,13 +319,6 @@ class Guard:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         has_token = kind.lower() == "bearer" and hmac.compare_digest(given.encode(), self._token)
         return has_token or hmac.compare_digest(cookie.encode(), self._session.encode())
-
-
-def _name(host: str) -> str:
-    """Return the name in a Host header, without its port and without the brackets of IPv6."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
 
 
 def _cookie(header: str) -> str:

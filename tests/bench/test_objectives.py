@@ -18,7 +18,7 @@ from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.memory.techniques import companion_of, run_companion
+from steadytrain.components.memory.techniques import frozen_model_of, run_frozen_model
 from steadytrain.components.shared.chunks import answer_bytes
 from steadytrain.components.shared.config import (
     RunConfig,
@@ -77,7 +77,7 @@ def test_cost_of_objectives(tmp_path):
     attach_comparison(student, matched)
     matching_teacher = Teacher(frozen, matched.training.distillation, comparing_part(student))
     contrast = Contrast(document_spans(batch), ContrastiveConfig(weight=1.0))
-    companion = companion_of(shape_of(TEACHER), half=False, length=LENGTH)
+    frozen_model = frozen_model_of(shape_of(TEACHER), half=False, length=LENGTH)
     reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(**STUDENT)).eval()
     assert not fuse_head(reference.requires_grad_(False))
     pairs = {**batch, "counts": [LENGTH] * ROWS}
@@ -102,7 +102,7 @@ def test_cost_of_objectives(tmp_path):
             lambda model, batch: next_token_loss(
                 model, batch, teaching=teacher.teach(token_answers, batch)
             ),
-            replace(PLAIN, companion=companion),
+            replace(PLAIN, frozen_model=frozen_model),
         ),
         "distillation, stored answers": (
             lambda model, batch: next_token_loss(model, batch, teaching=stored),
@@ -114,7 +114,9 @@ def test_cost_of_objectives(tmp_path):
             ),
             replace(
                 PLAIN,
-                companion=run_companion(matched, shape_of(STUDENT), half=False, length=LENGTH),
+                frozen_model=run_frozen_model(
+                    matched, shape_of(STUDENT), half=False, length=LENGTH
+                ),
             ),
         ),
         "contrastive": (
@@ -125,7 +127,9 @@ def test_cost_of_objectives(tmp_path):
             compared,
             replace(
                 PLAIN,
-                companion=run_companion(preference, shape_of(STUDENT), half=False, length=LENGTH),
+                frozen_model=run_frozen_model(
+                    preference, shape_of(STUDENT), half=False, length=LENGTH
+                ),
             ),
         ),
     }
@@ -173,5 +177,5 @@ def stored_answers(teacher: Teacher, batch: Batch) -> Teaching:
 def planned(setting: Setting) -> int:
     """Return what the formula expects of the same: without the update and what outlives it."""
     memory = peak_memory(shape_of(STUDENT), setting)
-    weights = setting.companion.weights if setting.companion else 0
+    weights = setting.frozen_model.weights if setting.frozen_model else 0
     return memory.total - memory.weights - memory.optimizer - weights

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mlflow import MlflowClient
+from sklearn.datasets import load_wine
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
+from steadytrain.components.automl.board import _trained
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tune.log import open_log
+from steadytrain.components.tune.study import study_of
+from steadytrain.pipelines.compile import compile_pipeline
+from steadytrain.pipelines.server.submission import Submission
 
+from support import kfp_local
+from support.plugins import install_example
 from support.tables import shipped, write_csv
 
 PROGRAM = (sys.executable, "-m", "steadytrain.pipelines", "automl")
@@ -69,10 +86,44 @@ def test_search_ends_with_a_model_that_is_judged_once(place):
     assert board["artifact"]["size_mb"] > 0
     best = load(folder / "whole" / "studies" / board["study"] / "best.yaml")
     assert best.model.framework == "ensemble"
+    assert best.gate.promised == board["corrected_score"]
+    (card,) = (folder / "whole" / "mlartifacts").rglob("README.md")
+    text = card.read_text()
+    assert "the best of 3 that were compared by their scores on held-out folds" in text
+    assert f"the search promised a loss of {board['corrected_score']:.4g}" in text
     names = [row["name"] for row in board["configurations"]]
     assert set(board["best_params"]) <= set(names)
     scores = [row["score"] for row in board["configurations"]]
     assert scores == sorted(scores)
+
+
+def test_report_shows_the_board_and_the_test_side(place):
+    folder, _, told = place
+    study = folder / "whole" / "studies" / told["study"]
+    page = (study / "report.html").read_text()
+    for row in told["configurations"]:
+        assert row["name"] in page
+    for said in (
+        "Better than default LightGBM by more than chance?",
+        "Loss by time for a record",
+        "Partial dependence",
+        "Confusion matrix",
+        "Calibration",
+        "opened once, after 3 configurations were compared",
+    ):
+        assert said in page
+    assert sorted(told["importance"]) == sorted(set(load_wine().feature_names))
+    assert max(told["importance"].values()) > 0.01
+    client = MlflowClient(f"sqlite:///{folder / 'whole' / 'mlflow.db'}")
+    (experiment,) = [one for one in client.search_experiments() if one.name != "Default"]
+    runs = client.search_runs([experiment.experiment_id])
+    having = [
+        run
+        for run in runs
+        if {item.path for item in client.list_artifacts(run.info.run_id, "automl")}
+        == {"automl/report.html", "automl/board.json", "automl/best.yaml"}
+    ]
+    assert {run.info.run_name for run in having} == {told["study"], told["run"]}
 
 
 def test_scores_are_the_losses_of_records_that_were_held_out(place):
@@ -91,6 +142,301 @@ def test_scores_are_the_losses_of_records_that_were_held_out(place):
         assert row["score"] == pytest.approx(np.mean(losses), rel=1e-4)
 
 
+@pytest.fixture(scope="module")
+def repeated(place):
+    """A search of two configurations on two divisions into 4 folds."""
+    folder, source, _ = place
+    output = folder / "repeated"
+    done = subprocess.run(
+        command(source, output, *REPEATED), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def test_decisions_of_the_search_are_those_of_its_registered_model(place):
+    """A rare class: the likeliest one is nearly always the other."""
+    folder, _, _ = place
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(600, 3))
+    chances = 1 / (1 + np.exp(-(2.0 * inputs[:, 0] - 3.5)))
+    rows = [
+        {"a": one, "b": two, "c": three, "target": "rare" if rare else "common"}
+        for (one, two, three), rare in zip(
+            inputs.tolist(), random.uniform(size=600) < chances, strict=True
+        )
+    ]
+    (folder / "rare").mkdir()
+    source = write_csv(folder / "rare", rows)
+    sets = (
+        *("--set", "automl.decision=balanced_accuracy"),
+        *("--set", "gate.metric=balanced_accuracy"),
+    )
+    done = subprocess.run(
+        command(source, folder / "rare" / "out", "--json", *sets),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    found = told["decision"]
+    assert found["decided"] > found["likeliest"] + 0.1
+    weights = told["calibration"]["decision"]
+    assert weights["rare"] > weights["common"]
+    sealed = told["test"]["metrics"]["balanced_accuracy"]["value"]
+    assert sealed > found["likeliest"]
+    best = load(folder / "rare" / "out" / "studies" / told["study"] / "best.yaml")
+    assert best.model.config["decision"] == weights
+
+
+ODD = '''
+"""Two families whose units never end well."""
+
+import time
+
+from steadytrain.components.automl.portfolio import Family
+from steadytrain.components.tabular.learners.sklearn import ConstantLearner
+from steadytrain.components.train.framework import LearnerTrainer
+
+
+class Hungry(ConstantLearner):
+    model_type = "hungry"
+
+    def learn(self, rows, *, learning_rate_scale):
+        kept = []
+        while True:
+            kept.append(bytearray(b"1" * 50_000_000))
+            time.sleep(0.1)
+
+
+class Stuck(ConstantLearner):
+    model_type = "stuck"
+
+    def learn(self, rows, *, learning_rate_scale):
+        while True:
+            time.sleep(1)
+
+
+HUNGRY = LearnerTrainer(Hungry)
+STUCK = LearnerTrainer(Stuck)
+EATS = Family("hungry", {"model_type": "hungry"}, {"eats memory": (0, {})})
+HANGS = Family("stuck", {"model_type": "stuck"}, {"hangs": (0, {})})
+'''
+
+
+def test_unit_that_eats_memory_and_one_that_hangs_end_as_such_and_cost_no_other(tmp_path):
+    folder, source = tmp_path, write_csv(tmp_path, shipped("wine"))
+    site = folder / "site"
+    info = site / "odd-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[steadytrain.trainers]\nhungry = odd:HUNGRY\nstuck = odd:STUCK\n"
+        "[steadytrain.families]\nhungry = odd:EATS\nstuck = odd:HANGS\n"
+    )
+    (site / "odd.py").write_text(ODD)
+    limits = (
+        "automl.constraints.frameworks=[sklearn, lightgbm, hungry, stuck]",
+        "automl.constraints.memory_gb=1.5",
+        "automl.budget.unit_minutes=1.2",
+        "automl.budget.units=16",
+        "tune.max_failed_share=0.5",
+    )
+    done = subprocess.run(
+        command(source, folder / "odd", "--json", *(it for one in limits for it in ("--set", one))),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "failed (host_oom): killed with 1." in found["skipped"]["eats memory"]
+    assert "it may take 1.5 GB" in found["skipped"]["eats memory"]
+    assert found["skipped"]["hangs"].startswith("failed (hang): killed after 1 min")
+    # Two of each begin at once.
+    assert (found["trials_failed"], found["trials_not_started"]) == (4, 4)
+    assert found["trials_completed"] == 8
+    linear, dummy = found["configurations"]
+    assert (linear["name"], dummy["name"]) == ("linear", "dummy")
+    assert linear["metrics"]["accuracy"] > 0.9
+    assert found["best_params"] == {"linear": 1.0}
+    assert found["test"]["metrics"]["accuracy"]["value"] > 0.9
+
+
+REPEATED = ("--set", "automl.repeats=2", "--set", "automl.budget.units=16")
+
+
+@pytest.mark.long
+def test_score_on_repeated_folds_is_that_of_scikit_learn(repeated):
+    board = board_of(repeated)
+    study = repeated / "studies" / board["study"]
+    tables = [
+        pq.read_table(study / "trials" / f"{number:04d}" / "scores.parquet").to_pylist()
+        for number in range(8, 16)
+    ]
+    files = {path.parent.name: path for path in study.rglob("fold-*/records.arrow")}
+    records = [pa.ipc.open_file(files[f"fold-{fold}"]).read_all() for fold in range(8)]
+    losses, metrics = [], []
+    for first in (0, 4):
+        chances, truth = [], []
+        for fold in range(first, first + 4):
+            others = [records[n] for n in range(first, first + 4) if n != fold]
+            inputs, labels = inputs_of(others)
+            held, known = inputs_of([records[fold]])
+            model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000))
+            found = model.fit(inputs, labels).predict_proba(held)
+            by_id = dict(zip(records[fold]["id"].to_pylist(), found, strict=True))
+            assert len(by_id) == len(tables[fold])
+            for row in tables[fold]:
+                assert row["probabilities"] == pytest.approx(by_id[row["id"]], abs=2e-3)
+            chances.append(found)
+            truth.append(known)
+        chances, truth = np.concatenate(chances), np.concatenate(truth)
+        losses.append(log_loss(truth, chances))
+        metrics.append(accuracy_score(truth, np.unique(truth)[chances.argmax(axis=1)]))
+    (linear,) = [row for row in board["configurations"] if row["name"] == "linear"]
+    assert board["repeats"] == 2
+    assert linear["score"] == pytest.approx(np.mean(losses), rel=1e-2)
+    assert linear["metrics"]["accuracy"] == pytest.approx(np.mean(metrics))
+    assert len({frozenset(table["id"].to_pylist()) for table in records}) == 8
+
+
+def inputs_of(tables):
+    rows = [json.loads(text) for table in tables for text in table["features"].to_pylist()]
+    labels = np.concatenate([table["label"].to_numpy() for table in tables])
+    return np.array([[row[name] for name in sorted(row)] for row in rows]), labels
+
+
+@pytest.mark.long
+def test_killed_search_on_repeated_folds_has_the_same_board(place, repeated):
+    folder, source, _ = place
+    output = folder / "repeated-killed"
+    driver = subprocess.Popen(
+        command(source, output, *REPEATED), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while len([*output.glob("studies/*/trials/*/scores.parquet")]) < 10:
+        assert driver.poll() is None
+        time.sleep(0.05)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    done = subprocess.run(
+        command(source, output, *REPEATED), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert without_times(board_of(output)) == without_times(board_of(repeated))
+    assert board_of(output)["trials"] == 16
+    # What units left is damaged afterwards: those units train again.
+    (study,) = output.glob("studies/*")
+    scores = [study / "trials" / f"{number:04d}" / "scores.parquet" for number in (3, 9, 12)]
+    content = [path.read_bytes() for path in scores]
+    flipped = bytearray(content[0])
+    flipped[len(flipped) // 3] ^= 1
+    scores[0].write_bytes(flipped)
+    scores[1].write_bytes(content[1][:-100])
+    scores[2].unlink()
+    known, history = study_of(open_log(str(study.parent), study.name).read())
+    with pytest.raises(BadInput, match=r"0003/scores\.parquet is not as the trial left it"):
+        [*_trained(known, history, study, {})]
+    done = subprocess.run(
+        command(source, output, *REPEATED), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for number in (3, 9, 12):
+        assert f"trial {number} trains again: " in done.stdout
+    assert done.stdout.count("trains again") == 3
+    assert without_times(board_of(output)) == without_times(board_of(repeated))
+    tables = [pq.read_table(path) for path in scores]
+    before = [pq.read_table(io.BytesIO(one)) for one in (content[0], content[1], content[2])]
+    assert [one.replace_schema_metadata() for one in tables] == [
+        one.replace_schema_metadata() for one in before
+    ]
+
+
+@pytest.mark.long
+def test_family_of_the_guide_is_searched_like_ours(tmp_path):
+    """Those are the lines of tests/plugins."""
+    package = install_example(tmp_path)
+    source = write_csv(tmp_path, shipped("wine"))
+    done = subprocess.run(
+        [
+            *command(source, tmp_path / "out", "--json"),
+            *("--set", "automl.constraints.frameworks=[lightgbm]", "--set", "name=stumps"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)["configurations"]}
+    assert rows["stumps"]["family"] == "stumps"
+    assert rows["stumps"]["score"] < 0.5
+    assert [*sorted(rows)] == ["LightGBM, its defaults", "LightGBM, slow", "stumps"]
+
+
+def board_with(folder, source, *limits, units=12):
+    """Search with limits; return what the command says."""
+    sets = [f"automl.budget.units={units}", "automl.constraints.frameworks=[]", *limits]
+    done = subprocess.run(
+        command(source, folder, "--json", *(word for item in sets for word in ("--set", item))),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.long
+def test_interpretable_search_ends_with_one_linear_model(place):
+    folder, source, _ = place
+    found = board_with(folder / "plain", source, "automl.constraints.interpretable=true")
+    assert {row["family"] for row in found["configurations"]} == {"dummy", "linear"}
+    ((name, share),) = found["best_params"].items()
+    assert name.startswith("linear")
+    assert share == 1
+    assert "interpretable" in found["skipped"]["CatBoost"]
+    best = load(folder / "plain" / "studies" / found["study"] / "best.yaml")
+    (member,) = best.model.config["members"]
+    assert member["config"]["model_type"] == "linear"
+
+
+@pytest.mark.long
+def test_model_that_is_too_large_is_shown_and_left_out(place):
+    folder, source, _ = place
+    found = board_with(folder / "small", source, "automl.constraints.model_mb=0.2", units=16)
+    rows = {row["name"]: row for row in found["configurations"]}
+    assert rows["extra trees"]["size_mb"] > 0.2
+    assert "above 200 kB" in rows["extra trees"]["missed"]
+    assert "extra trees" not in found["best_params"]
+    assert not rows["linear"]["missed"]
+    used = [rows[name]["size_mb"] for name in found["best_params"]]
+    assert sum(used) <= 0.2
+    page = (folder / "small" / "studies" / found["study"] / "report.html").read_text()
+    assert "misses a limit" in page
+
+
+@pytest.mark.long
+def test_limit_on_latency_that_no_model_keeps_ends_with_the_reason(place):
+    folder, source, _ = place
+    limit = "automl.constraints.latency_ms=1e-6"
+    done = subprocess.run(
+        command(source, folder / "fast", "--set", limit),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "no winner" in done.stderr
+    board = board_of(folder / "fast")
+    assert board["best_params"] == {}
+    assert all(
+        "ms for a record, above 1e-06 ms" in row["missed"] for row in board["configurations"]
+    )
+
+
 def test_driver_that_is_killed_again_and_again_ends_with_the_same_board(place):
     folder, source, _ = place
     output = folder / "killed"
@@ -107,3 +453,33 @@ def test_driver_that_is_killed_again_and_again_ends_with_the_same_board(place):
     assert done.returncode == 0, done.stderr
     assert without_times(board_of(output)) == without_times(board_of(folder / "whole"))
     assert board_of(output)["trials"] == 12
+
+
+def test_compiled_pipeline_ends_with_the_board_and_the_verdict_of_the_command(place, steadytrain):
+    folder, source, _ = place
+    output = folder / "compiled"
+    # Pods reach what is on the volume.
+    output.mkdir()
+    shared = shutil.copy(source, output)
+    sets = [*SETS, f"data.source=[{shared}]", "data.target=target", f"output={output}"]
+    sent = Submission.of("", sets, pipeline="automl")
+    pipeline = compile_pipeline(folder / "pipeline.yaml", pipeline="automl")
+    parameters = folder / "parameters.json"
+    parameters.write_text(json.dumps(sent.parameters))
+    program = [sys.executable, kfp_local.__file__, pipeline, parameters, folder / "kfp"]
+    environment = steadytrain.environment()
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    executed = {path.name for path in (folder / "kfp").glob("*/*")}
+    assert executed >= {"preprocess", "search", "train-winner", "evaluate", "register", "report"}
+    board, ours = board_of(output), board_of(folder / "whole")
+    assert without_times(board) == without_times(ours)
+    for name in ("examples", "promoted", "compared"):
+        assert board["test"][name] == ours["test"][name]
+    metrics, known = board["test"]["metrics"], ours["test"]["metrics"]
+    assert {name: item["value"] for name, item in metrics.items()} == {
+        name: item["value"] for name, item in known.items()
+    }
+    assert board["study"] == sent.config.run
+    # The winner trains once.
+    assert {path.name for path in output.glob("runs/*")} == {board["study"], board["run"]}

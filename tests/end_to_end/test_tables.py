@@ -14,6 +14,7 @@ import pytest
 from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tabular.model import load
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
 
@@ -93,9 +94,41 @@ def test_table_is_trained_killed_resumed_gated_registered_and_served(start, stea
     assert "does not read: target" in done.err
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [("xgboost", "xgboost"), ("catboost", "catboost"), ("sklearn", "hist_boosting")],
+)
+def test_killed_run_of_any_boosting_predicts_the_same(
+    framework, kind, start, steadytrain, tmp_path
+):
+    source = write_csv(tmp_path, shipped("breast_cancer"))
+    settings = [
+        f"model.framework={framework}",
+        f"model.config={{model_type: {kind}}}",
+        "training.max_steps=40",
+    ]
+    # With equal settings, the second run would take the first one's model.
+    killed = start(source, "killed", *settings, "training.save_steps=1")
+    workspace = Workspace(steadytrain.output, "killed")
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
+    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    finish(killed)
+    finish(start(source, "quiet", *settings))
+    records, found = shipped("breast_cancer").drop(columns="target").to_dict("records"), {}
+    for run, attempts in {"killed": 2, "quiet": 1}.items():
+        made = Workspace(steadytrain.output, run)
+        assert TrainRecord.load(made.record("train")).attempts == attempts
+        found[run] = load(made.model).rows(records)
+    assert len(found["killed"]) == 569
+    assert found["killed"] == found["quiet"]
+
+
 @pytest.mark.slow
 def test_number_is_predicted_by_a_linear_model(start, steadytrain, tmp_path):
-    source = write_csv(tmp_path, shipped("diabetes"))
+    # One column has whole numbers alone, which MLflow takes for no "double".
+    table = shipped("diabetes").assign(visits=lambda frame: (frame["bp"] * 100).round().astype(int))
+    source = write_csv(tmp_path, table)
     finish(start(source, "numbers", REGRESSION, *LINEAR))
     workspace = Workspace(steadytrain.output, "numbers")
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.observe.run_metrics import RunMetrics
-from steadytrain.components.observe.unsent import send_rest
+from steadytrain.components.observe.unsent import send_unsent
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
@@ -86,7 +86,7 @@ def run(tmp_path_factory, collector):
     second = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     # The report step does this, after which the train step's own span is complete.
-    assert send_rest(made.config, made.workspace)
+    assert send_unsent(made.config, made.workspace)
     return made
 
 

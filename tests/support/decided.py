@@ -95,7 +95,7 @@ class Run:
             )
             self.nodes = decision.nodes
         if decision.batch is not None:
-            self.plan = plan.within(decision.batch)
+            self.plan = plan.limited_to(decision.batch)
         return decision
 
 

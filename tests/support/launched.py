@@ -93,18 +93,20 @@ class Launched:
 
     rights: the launcher's rights on the API server, and no others.
     kinds: the kinds, besides pods, that the controller creates for a job.
+    config: of every run, without its name.
     """
 
     cluster: Cluster
     image: str
     rights: Sequence[Right] = RIGHTS
     kinds: Mapping[str, tuple[str, str]] = field(default_factory=lambda: KINDS)
+    config: Mapping[str, Any] = field(default_factory=lambda: CONFIG)
 
     def prepare(self) -> None:
         """Set up the service account's rights, the code of the faults, and the data."""
         self._allow()
         for name in ("faults.py", "limits.py"):
-            self._write(f"{CODE}/support/{name}", Path(__file__).with_name(name).read_text())
+            self.write(f"{CODE}/support/{name}", Path(__file__).with_name(name).read_text())
         self.cluster.run("prepare", self._step("preprocess", "prepared"), **self._pod())
 
     def start(
@@ -208,7 +210,7 @@ class Launched:
         return [name for name in names if f"/{run}-a" in name]
 
     def _step(self, step: str, run: str, *, faults: str = "", **changes: Any) -> dict[str, Any]:
-        config = {**CONFIG, "run": run}
+        config = {**self.config, "run": run}
         for section, fields in changes.items():
             config[section] = _merged(config.get(section, {}), fields)
         return {
@@ -242,7 +244,7 @@ class Launched:
             (event for event in told if isinstance(event, kind)), key=lambda event: event.time
         )
 
-    def _write(self, path: str, content: str) -> None:
+    def write(self, path: str, content: str) -> None:
         script = "import pathlib, sys; path = pathlib.Path(sys.argv[1]); "
         script += "path.parent.mkdir(parents=True, exist_ok=True); path.write_text(sys.argv[2])"
         self.cluster.shell("python", "-c", script, path, content)

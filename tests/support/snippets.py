@@ -20,7 +20,7 @@ TECHNIQUES = sorted(
 """The pages of techniques, in `docs` or in the technique's folder."""
 PAGES = sorted({README, *(ROOT / "docs").rglob("*.md"), *TECHNIQUES})
 _BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CHECKED = ("bash", "python", "yaml", "json", "toml")
+CHECKED = ("bash", "python", "yaml", "json", "toml", "sh", "js", "sql", "py")
 """Languages of the blocks that tests check."""
 
 

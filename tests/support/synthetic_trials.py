@@ -91,7 +91,7 @@ class SyntheticTrials:
         latency_ms = world.latency(world.configs[number])
         return TrialState(condition, step, curve, step * 0.1, latency_ms=latency_ms)
 
-    def stop(self, number):
+    def stop(self, number, *, within=None):
         self.training.discard(number)
 
     def discard(self, number):
@@ -105,7 +105,7 @@ class SyntheticTrials:
         self.training = alive if self.orphans_live else set()
         return frozenset(self.training)
 
-    def close(self):
+    def close(self, *, within=None):
         self.training.clear()
         self.closed = True
 

@@ -20,6 +20,8 @@ from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.data import MULTI_TASK, TABLES
+from steadytrain.components.shared.config.fusion import MULTIMODAL
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import TrainingStep
@@ -52,6 +54,18 @@ GPT2 = {
 }
 PART_LABELS = ("mood/bad", "mood/good", "topic/art", "topic/law")
 """The classes of `write_parts`."""
+TWENTY_STEPS = (
+    "training.global_batch_size=16",
+    "training.max_steps=20",
+    "training.learning_rate=3e-3",
+    "training.lr_scheduler_type=constant",
+    "training.warmup_steps=0",
+    "training.weight_decay=0",
+    "training.logging_steps=1",
+    "training.eval_steps=10",
+    "training.save_steps=10",
+    "training.seed=5",
+)
 TEST_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -201,15 +215,26 @@ class Ended:
         return AttemptResult.load(self.folder.result)
 
 
-def data_sections(task: str, labels: Sequence[str] = ()) -> dict[str, Any]:
+def data_sections(
+    task: str, labels: Sequence[str] = (), mixed: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return what a configuration says of prepared data.
 
     Args:
         labels: those of several parts, which the data names.
+        mixed: the data sets of a mixture.
     """
+    if mixed:
+        return {"data": {"parts": {name: {"source": ["unused"]} for name in mixed}, "task": task}}
     if task in TABLES:
         model = {"framework": "lightgbm", "config": {"model_type": "lightgbm"}}
         return {"data": {"source": ["unused"], "task": task, "target": "y"}, "model": model}
+    if task in SERIES:
+        model = {"framework": "statsforecast", "config": {"model_type": "auto_ets"}}
+        series = {"source": ["unused"], "task": task, "target": "y", "series": {"horizon": 3}}
+        return {"data": series, "model": model}
+    if task in MULTIMODAL:
+        return {"data": {"source": ["unused"], "task": task, "target": "y"}}
     if task != MULTI_TASK:
         return {"data": {"source": ["unused"], "task": task}}
     parts = {part_of(label): {"source": ["unused"]} for label in labels}
@@ -233,7 +258,9 @@ class Bench:
             "name": "tiny",
             "run": "tiny",
             "output": str(root),
-            **data_sections(data.task, data.labels),
+            **data_sections(
+                data.task, data.labels, [one.name for one in data.sides["train"].sources]
+            ),
             **sections,
         }
         content.setdefault("model", {"config": LLAMA})

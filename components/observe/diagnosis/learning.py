@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
+from steadytrain.components.observe.diagnosis.outlook import extrapolated
 from steadytrain.components.observe.diagnosis.rule import ObservedRun, Rule
 from steadytrain.components.shared.events.types import LayersMeasured
 
@@ -35,6 +36,8 @@ _MEASURED: Final = 3
 _LIGHTEST, _HEAVIEST = 0.01, 1000.0
 """Bounds on a learned weight. It settles at 1 / (2 loss), so these are losses of 50 nats, far worse
 than guessing, and of 0.0005 nats, which is learned by heart."""
+_WORTHWHILE: Final = 0.005
+"""Gain of a longer run, relative to the validation loss, below which nothing is said."""
 _REPORTS: Final = 10
 """Reported steps before a rule about the loss judges."""
 
@@ -159,6 +162,48 @@ def learning_rate_too_low(run: ObservedRun) -> str:
     return ""
 
 
+def learning_rate_not_scaled(run: ObservedRun) -> str:
+    """The global batch differs from `training.base_global_batch_size`, and nothing scales the rate.
+
+    The number of ranks does not matter: it leaves the global batch as it is.
+    """
+    base, used, scaling = (
+        run.setting("training", field)
+        for field in ("base_global_batch_size", "global_batch_size", "lr_scaling")
+    )
+    if base in (None, used) or scaling != "none":
+        return ""
+    return (
+        f"a step has {used} sequences, the learning rate was chosen for {base}, and "
+        "training.lr_scaling is none"
+    )
+
+
+def still_improving(run: ObservedRun) -> str:
+    """A power law fits the validation loss, and predicts a lower one for half as many steps more.
+
+    It must also predict the last quarter of the curve from the part before, to within half of the
+    gain.
+    """
+    if run.progress < 1 or run.ready is None:
+        return ""
+    found = [
+        (item.step, item.metrics["loss"])
+        for item in run.validations
+        if math.isfinite(item.metrics.get("loss", math.nan)) and item.step > 0
+    ]
+    steps = run.ready.max_steps
+    outlook = extrapolated(found, steps + steps // 2)
+    if outlook is None or outlook.gain < _WORTHWHILE * found[-1][1]:
+        return ""
+    return (
+        f"the validation loss is {found[-1][1]:.4g}, and {run.steps[-1].epoch / 2:.2g} more epochs "
+        f"({steps // 2:,} steps) would gain about {outlook.gain:.2g}, by a power law through "
+        f"{len(found)} validations; from the first three quarters of them, it predicts the others "
+        f"to {outlook.error:.1g}"
+    )
+
+
 def loss_weight_collapsed(run: ObservedRun) -> str:
     """A learned weight of a part's loss is below 0.01 or above 1000."""
     metrics = run.validations[-1].metrics if run.validations else {}
@@ -215,6 +260,7 @@ def _ratio(measured: LayersMeasured) -> float:
     )
 
 
+_ADJUST: Final = " (in a run under way: steadytrain adjust RUN --set training.learning_rate=VALUE)"
 LEARNING: Final = (
     Rule(
         "overfitting",
@@ -253,23 +299,40 @@ LEARNING: Final = (
         "exploding_gradients",
         exploding_gradients,
         "Clipping removes most of each gradient, or nothing clips it.",
-        "Lower training.learning_rate, raise training.warmup_steps, or set training.max_grad_norm "
-        "to 1.",
+        f"Lower training.learning_rate{_ADJUST}, raise training.warmup_steps, or set "
+        "training.max_grad_norm to 1.",
         "Pascanu, Mikolov and Bengio 2013, On the difficulty of training recurrent neural networks",
     ),
     Rule(
         "learning_rate_too_high",
         learning_rate_too_high,
         "The steps are too large for the weights.",
-        "Lower training.learning_rate by a factor of 3 to 10, or raise training.warmup_steps.",
+        f"Lower training.learning_rate by a factor of 3 to 10{_ADJUST}, or raise "
+        "training.warmup_steps.",
         "Stanford CS231n, Neural Networks 3: ratio of weights to updates",
     ),
     Rule(
         "learning_rate_too_low",
         learning_rate_too_low,
         "The steps are too small to change the weights.",
-        "Raise training.learning_rate by a factor of 10.",
+        f"Raise training.learning_rate by a factor of 10{_ADJUST}.",
         "Stanford CS231n, Neural Networks 3: ratio of weights to updates",
+    ),
+    Rule(
+        "learning_rate_not_scaled",
+        learning_rate_not_scaled,
+        "The learning rate was chosen for another global batch.",
+        "Set training.lr_scaling to linear (SGD) or sqrt (Adam), or leave out "
+        "training.base_global_batch_size.",
+        "Goyal et al. 2017, Accurate, Large Minibatch SGD; Malladi et al. 2022, On the SDEs and "
+        "Scaling Rules for Adaptive Gradient Algorithms",
+    ),
+    Rule(
+        "still_improving",
+        still_improving,
+        "The validation loss would fall further.",
+        "Start a longer run: raise training.num_train_epochs or training.max_steps.",
+        "Hestness et al. 2017, Deep Learning Scaling is Predictable, Empirically",
     ),
     Rule(
         "loss_weight_collapsed",

@@ -27,7 +27,7 @@ _STEADY: Final = 0.95
 
 def memory_leak(run: ObservedRun) -> str:
     """The memory of rank 0 grows steadily with the steps."""
-    own = run.own
+    own = run.newest_attempt
     # Memory grows by itself until caches and the allocator have settled.
     settled = own[len(own) // 3 :]
     if len(settled) < _MEMORY_REPORTS:
@@ -136,7 +136,7 @@ def gpu_idle(run: ObservedRun) -> str:
     """The GPU is busy for less than half of the time."""
     known = [
         (step.time, step.gpu_utilization)
-        for step in run.own
+        for step in run.newest_attempt
         if step.gpu_utilization is not None
         and step.time > run.steps[-1].time - LOW_UTILIZATION_SECONDS
     ]

@@ -73,10 +73,10 @@ class ObservedRun:
     @property
     def recent(self) -> list[TrainingStep]:
         """The newest reports of the newest attempt, without its first one, which warms up."""
-        return self.own[1:][-RECENT:]
+        return self.newest_attempt[1:][-RECENT:]
 
     @property
-    def own(self) -> list[TrainingStep]:
+    def newest_attempt(self) -> list[TrainingStep]:
         """The reports of the newest attempt."""
         return [step for step in self.steps if step.attempt == self.steps[-1].attempt]
 

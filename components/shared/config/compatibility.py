@@ -2,8 +2,8 @@
 
 A rule names a setting of a configuration and a feature that it does not support. Optimizers and
 strategies, built in or of a package, have their rules in their specs, techniques in the settings in
-their folder (`components/techniques`). All others are here. `Asked` is what a configuration asks
-for, in the words of this table.
+their folder (`components/techniques`). All others are here. `RequestedFeature` is what a
+configuration asks for, in the words of this table.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ class Combination(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedFeature:
     """The field and the value that ask for a feature."""
 
     field: str
     value: str
 
 
-def asked_by(config: Combination) -> dict[str, Asked]:
+def requested_features(config: Combination) -> dict[str, RequestedFeature]:
     """Return the settings and features that a configuration asks for, by name."""
-    found: dict[str, Asked] = {}
-    for name, field, value in _asked(config):
-        found.setdefault(name, Asked(field, value))
+    found: dict[str, RequestedFeature] = {}
+    for name, field, value in _features(config):
+        found.setdefault(name, RequestedFeature(field, value))
     return found
 
 
-def _asked(config: Combination) -> Iterator[tuple[str, str, str]]:
+def _features(config: Combination) -> Iterator[tuple[str, str, str]]:
     """Yield (name, field, value)."""
     yield from _by_compute(config.compute)
     yield from _by_optimizer(config.training)
@@ -135,13 +135,15 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
     if training.order != "seeded":
         for name in ("another order", f"training.order {training.order}"):
             yield name, "training.order", training.order
+    if training.lr_scaling != "none":
+        yield "training.lr_scaling", "training.lr_scaling", training.lr_scaling
     for section in training.techniques:
-        yield from section.asks()
+        yield from section.features()
 
 
 def _by_groups(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
     for place, group in enumerate(training.param_groups):
-        yield from group.asks(place)
+        yield from group.features(place)
     if training.layer_decay is not None:
         yield "training.layer_decay", "training.layer_decay", f"{training.layer_decay:g}"
 
@@ -185,6 +187,7 @@ RULES: Final = (
         "adapters freeze the embeddings, so that new tokens would never be learned",
     ),
     Rule("model.added_tokens", "another framework", "only pytorch gives the model such tokens"),
+    Rule("training.lr_scaling", "another framework", PYTORCH_ONLY),
     Rule("data.parts", "another framework", "only pytorch trains a head for each part"),
     Rule("evaluation.landscape", "another framework", "only weights of pytorch can be moved"),
     *technique_rules(),
@@ -200,9 +203,9 @@ def all_rules() -> Iterator[Rule]:
     yield from RULES
 
 
-def conflicts(config: Combination) -> Iterator[tuple[Rule, Asked, Asked]]:
+def conflicts(config: Combination) -> Iterator[tuple[Rule, RequestedFeature, RequestedFeature]]:
     """Yield each rule that a configuration breaks, with its two sides."""
-    asked, strategy = asked_by(config), config.compute.strategy
+    asked, strategy = requested_features(config), config.compute.strategy
     for rule in _rules_for(config, strategy):
         if rule.setting in asked and rule.feature in asked:
             yield rule, asked[rule.setting], asked[rule.feature]
@@ -216,7 +219,7 @@ def obstacles(config: Combination, feature: str) -> Iterator[tuple[str, str]]:
     """
     strategy = feature if feature in plugins.names(plugins.STRATEGIES) else AUTO
     needed = {feature} if strategy == AUTO else strategy_features(strategy)
-    asked = asked_by(config)
+    asked = requested_features(config)
     for rule in _rules_for(config, strategy):
         if rule.setting == f"{STRATEGY} {strategy}" and rule.feature in asked:
             yield rule.feature, rule.why

@@ -13,7 +13,7 @@ from steadytrain.components.shared.config.strategies import (
     strategies_that_offload,
     strategy_spec,
 )
-from steadytrain.components.shared.effects import Effect
+from steadytrain.components.shared.effects import Effect, IfSet
 from steadytrain.components.shared.section import Seconds, Section, at_odds
 
 
@@ -220,6 +220,13 @@ class ComputeConfig(Section):
         "gradients, also the weights; fsdp (PyTorch): ranks shard all three; auto: single on one "
         "rank, otherwise ddp. Installed packages may add others.",
     )
+    prefer: Annotated[Literal["native", "deepspeed"] | None, IfSet()] = Field(
+        None,
+        description="Which library shards a model, if `strategy` is auto and `plan`, or a run on a "
+        "GPU of its table, chooses a strategy that shards. native: PyTorch's FSDP at every size; "
+        "deepspeed: ZeRO-2, then ZeRO-3, and only ZeRO-3 from 10 billion parameters. None means "
+        "FSDP below 10 billion parameters and ZeRO-3 above.",
+    )
     offload: Offload = Field(
         "none",
         description="What to keep in host memory instead of GPU memory: the optimizer state, or "
@@ -233,6 +240,13 @@ class ComputeConfig(Section):
         "not affect training, and it may change when a run continues. None means the cost is "
         "unknown.",
     )
+    budget_usd: Annotated[float | None, Effect.COST, IfSet()] = Field(
+        None,
+        gt=0,
+        description="USD that training may cost. `plan` and `design` choose the fastest GPU within "
+        "it, and report a configuration that costs more as a problem. A run does not stop at it. "
+        "None means no limit.",
+    )
 
     @property
     def world_size(self) -> int:
@@ -245,6 +259,17 @@ class ComputeConfig(Section):
         if self.pods.gpus is not None:
             return self.pods.gpus
         return self.nproc_per_node if self.device == "cuda" else 0
+
+    @model_validator(mode="after")
+    def _prefers_or_sets(self) -> Self:
+        if self.prefer is not None and self.strategy != AUTO:
+            raise at_odds(
+                "compute.prefer",
+                self.prefer,
+                f"it is for an open strategy, and compute.strategy is {self.strategy}",
+                "leave one of the two out",
+            )
+        return self
 
     @field_validator("strategy", mode="before")
     @classmethod

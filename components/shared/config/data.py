@@ -9,7 +9,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.fusion import MULTIMODAL
 from steadytrain.components.shared.config.images import IMAGES, ImagesConfig
+from steadytrain.components.shared.config.series import SERIES, SeriesConfig
 from steadytrain.components.shared.effects import Effect, IfSet, Use
 from steadytrain.components.shared.section import (
     Address,
@@ -41,7 +43,10 @@ TABLES: Final = ("tabular_classification", "tabular_regression")
 """The tasks that learn from the columns of a table."""
 
 MULTI_TASK: Final = "multi_task"
-"""The task that learns several data sets."""
+"""The task that learns several data sets, each with its own head."""
+
+MIXED: Final = ("causal_lm", "supervised_finetuning")
+"""The tasks that learn a mixture of several data sets (`training.mixture`)."""
 
 ANSWERING: Final = (
     "supervised_finetuning",
@@ -99,7 +104,8 @@ class Columns(Section):
         None,
         description="For image_classification: column of a table with the name of an image's file, "
         "relative to the folder of the table, or with the content of the file. None means that the "
-        "files of data.source are the images, and that their folders are the classes.",
+        "files of data.source are the images, and that their folders are the classes. For "
+        "multimodal_classification, None means the column that has images.",
     )
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
@@ -215,7 +221,7 @@ class CsvConfig(Section):
 
 
 class PartConfig(Section):
-    """One of several data sets that a model learns together, each with its own head."""
+    """One of several data sets that a model learns together."""
 
     source: Annotated[Source, Effect.SOURCE] = Field(
         ..., description="Where the part's data are, as for data.source."
@@ -246,8 +252,8 @@ class DataConfig(Section):
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
         "denoising, text_embedding, sequence_classification, multi_label_classification, "
         "sequence_regression, multi_task, tabular_classification, tabular_regression, "
-        "image_classification, the name of an installed package's task, or module:NAME for your "
-        "own task.",
+        "image_classification, multimodal_classification, forecasting, the name of an installed "
+        "package's task, or module:NAME for your own task.",
     )
     task_options: Annotated[PlainJson, Effect.ROWS] = Field(
         {},
@@ -291,7 +297,8 @@ class DataConfig(Section):
     target: Annotated[str | None, IfSet()] = Field(
         None,
         min_length=1,
-        description="For tabular_classification and tabular_regression: the column to predict.",
+        description="For tabular_classification, tabular_regression, multimodal_classification "
+        "and forecasting: the column to predict.",
     )
     features: Annotated[list[str], IfSet()] = Field(
         [],
@@ -300,6 +307,7 @@ class DataConfig(Section):
         "that have one value are left out and reported.",
     )
     images: ImagesConfig = ImagesConfig()
+    series: SeriesConfig = SeriesConfig()
     allow_leaks: Annotated[list[str], IfSet()] = Field(
         [],
         description="Only for tables: columns to learn from although they identify a record, or "
@@ -317,8 +325,10 @@ class DataConfig(Section):
     )
     parts: Annotated[dict[PartName, PartConfig], IN_RULES] = Field(
         {},
-        description="Only for multi_task: at least two data sets of labeled texts, by name. "
-        "data.source may then be left out; it is the sources of all parts.",
+        description="At least two data sets, by name. data.source may then be left out; it is the "
+        "sources of all parts. For multi_task: labeled texts, each set with a head of its own. For "
+        "causal_lm and supervised_finetuning: a mixture, whose shares are in training.mixture; a "
+        "text that several parts have is learned from one of them.",
     )
     sequence_length: Annotated[int, Effect.ROWS] = Field(
         512, ge=8, description="Tokens in a packed sequence."
@@ -427,41 +437,80 @@ class DataConfig(Section):
     def _columns_are_of_a_table(self) -> DataConfig:
         if not plugins.is_ours(plugins.TASKS, self.task):
             return self
-        if self.task in TABLES:
-            if self.target is None:
-                raise at_odds(
-                    "data.target",
-                    None,
-                    f"{self.task} predicts a column",
-                    "name it, such as data.target=price",
-                )
-            if self.target in self.features:
-                raise at_odds(
-                    "data.features",
-                    self.features,
-                    f"{self.target!r} is data.target, which is predicted",
-                    "leave it out",
-                )
+        tables = (*TABLES, *MULTIMODAL)
+        if self.task in (*tables, *SERIES) and self.target is None:
+            raise at_odds(
+                "data.target",
+                None,
+                f"{self.task} predicts a column",
+                "name it, such as data.target=price",
+            )
+        if self.target in self.features:
+            raise at_odds(
+                "data.features",
+                self.features,
+                f"{self.target!r} is data.target, which is predicted",
+                "leave it out",
+            )
+        if self.columns.weight in self.features:
+            raise at_odds(
+                "data.features",
+                self.features,
+                f"{self.columns.weight!r} is data.columns.weight, which no model learns from",
+                "leave it out of one of the two",
+            )
+        if self.task in tables:
             return self
-        for name in ("target", "features", "allow_leaks"):
+        names = ("features", "allow_leaks")
+        for name in names if self.task in SERIES else ("target", *names):
             if value := getattr(self, name):
                 raise at_odds(
                     f"data.{name}",
                     value,
                     f"{self.task} does not learn from the columns of a table",
-                    f"leave it out, or use data.task {' or '.join(TABLES)}",
+                    f"leave it out, or use data.task {' or '.join(tables)}",
                 )
         return self
 
     @model_validator(mode="after")
     def _images_are_of_the_task(self) -> DataConfig:
-        reads = self.task in IMAGES or not plugins.is_ours(plugins.TASKS, self.task)
+        reads = self.task in (*IMAGES, *MULTIMODAL) or not plugins.is_ours(plugins.TASKS, self.task)
         if self.images != ImagesConfig() and not reads:
             raise at_odds(
                 "data.images",
                 self.images.model_dump(exclude_defaults=True),
                 f"{self.task} reads no images",
-                f"leave it out, or use data.task {' or '.join(IMAGES)}",
+                f"leave it out, or use data.task {' or '.join((*IMAGES, *MULTIMODAL))}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _series_are_of_the_task(self) -> DataConfig:
+        given = self.series.model_dump(exclude_defaults=True)
+        if self.task not in SERIES:
+            if given and plugins.is_ours(plugins.TASKS, self.task):
+                raise at_odds(
+                    "data.series",
+                    given,
+                    f"{self.task} forecasts no series",
+                    f"leave it out, or use data.task {' or '.join(SERIES)}",
+                )
+            return self
+        if self.series.horizon is None:
+            raise at_odds(
+                "data.series.horizon",
+                None,
+                f"{self.task} predicts so many times ahead",
+                "give their number, such as data.series.horizon=12",
+            )
+        series = self.series
+        columns = self.target, series.time, series.column, *series.covariates
+        if len({*columns}) < len(columns):
+            raise at_odds(
+                "data.series",
+                given,
+                f"data.target is {self.target!r}, and each needs a column of its own",
+                "name other columns",
             )
         return self
 
@@ -525,7 +574,7 @@ class DataConfig(Section):
         tasks = {
             "text_pair": _WITH_PAIRS,
             "input": ("supervised_finetuning",),
-            "image": IMAGES,
+            "image": (*IMAGES, *MULTIMODAL),
             "weight": TABLES,
         }
         columns = {"data.columns": self.columns} | {
@@ -571,19 +620,22 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _parts_are_read(self) -> DataConfig:
-        if (self.task == MULTI_TASK) != bool(self.parts):
+        takes = (MULTI_TASK, *MIXED)
+        if (self.task not in takes) if self.parts else (self.task == MULTI_TASK):
             raise at_odds(
                 "data.parts",
                 list(self.parts),
                 f"data.task is {self.task}",
-                f"give the parts together with data.task {MULTI_TASK}, or leave both out",
+                f"give the parts together with data.task {' or '.join(takes)}, or leave both out",
             )
         if len(self.parts) == 1:
             raise at_odds(
                 "data.parts",
                 list(self.parts),
                 "is one data set",
-                "give at least two, or use data.task sequence_classification",
+                "give at least two, or use data.task sequence_classification"
+                if self.task == MULTI_TASK
+                else "give at least two, or data.source instead",
             )
         return self
 
@@ -636,6 +688,13 @@ class DataConfig(Section):
                     f"leave it out, and set data.parts.NAME.{name}",
                 )
         for name, part in self.parts.items():
+            if self.task in MIXED and part.labels is not None:
+                raise at_odds(
+                    f"data.parts.{name}.labels",
+                    part.labels,
+                    f"{self.task} has no labels",
+                    "leave it out",
+                )
             if part.columns.slice is not None:
                 raise at_odds(
                     f"data.parts.{name}.columns.slice",
@@ -644,6 +703,11 @@ class DataConfig(Section):
                     "leave it out",
                 )
         return self
+
+    @property
+    def mixture(self) -> tuple[str, ...]:
+        """The parts of a language model's mixture, sorted; empty if there is none."""
+        return tuple(sorted(self.parts)) if self.task in MIXED else ()
 
     def by_part(self) -> dict[str, DataConfig]:
         """Return the settings of each part alone, by name. Without parts: these, for ""."""

@@ -162,6 +162,13 @@ class GateConfig(Section):
         description="Number of configurations that a search compared to choose this one. The "
         "gate divides the probability of a wrong promotion by it.",
     )
+    promised: Annotated[float | None, Effect.SEARCHED, IfSet()] = Field(
+        None,
+        allow_inf_nan=False,
+        description="Loss that a search promised for this configuration, corrected for the choice "
+        "among those that it compared. The model card shows it beside the test side's. The gate "
+        "does not use it.",
+    )
 
     @property
     def task_metric(self) -> str | None:

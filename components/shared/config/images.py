@@ -31,6 +31,13 @@ class ImagesConfig(Section):
         description="How an image that is not square becomes square. crop: its middle. pad: all of "
         "it, between black bars. stretch: all of it, distorted.",
     )
+    interpolation: Annotated[
+        Literal["bilinear", "bicubic", "lanczos", "nearest"], Effect.ROWS, IfSet()
+    ] = Field(
+        "bilinear",
+        description="How images are resized. Many pretrained models, such as timm's, have learned "
+        "from bicubic ones; a run reports where model.base says another.",
+    )
     max_pixels: Annotated[int, IfSet()] = Field(
         100_000_000,
         ge=1,
@@ -41,8 +48,8 @@ class ImagesConfig(Section):
     normalization: Annotated[Literal["data", "model"] | None, Effect.LEARNED, IfSet()] = Field(
         None,
         description="Mean and deviation of each channel, which pixels are scaled by. data: those "
-        "of the training side. model: those in model.base's preprocessor_config.json. None means "
-        "model if there is that file, and data otherwise.",
+        "of the training side. model: those in model.base's preprocessor_config.json, or timm's "
+        "for the model. None means model if model.base has them, and data otherwise.",
     )
 
     @property

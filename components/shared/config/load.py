@@ -269,17 +269,17 @@ def _value(field: str, text: str) -> Any:
         )
     value = parse(text, f"the value of override {shown(redact(field))}")
     if isinstance(value, str):
-        if _holds_text(field) and not text.lstrip().startswith(_QUOTES):
+        if _contains_text(field) and not text.lstrip().startswith(_QUOTES):
             # YAML would join several lines into one and drop everything after ` #`.
             return text.strip()
         return value
-    if value is None or (isinstance(value, dict | list) and not _holds_text(field)):
+    if value is None or (isinstance(value, dict | list) and not _contains_text(field)):
         # For text, YAML reads hub: as a mapping.
         return value
-    return text.strip() if _holds_text(field) else value
+    return text.strip() if _contains_text(field) else value
 
 
-def _holds_text(field: str) -> bool:
+def _contains_text(field: str) -> bool:
     """Return whether a field holds text that may look like a number, such as a run's name."""
     section: Any = RunConfig
     for part in field.split("."):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.config.fusion import FusionConfig
 from steadytrain.components.shared.effects import Effect, IfSet
 from steadytrain.components.shared.section import (
     PlainJson,
@@ -146,6 +147,7 @@ class ModelConfig(Section):
         "or float32 for a model from scratch. Adapters alone are float32.",
     )
     dropout: Annotated[DropoutConfig, IfSet()] = DropoutConfig()
+    fusion: Annotated[FusionConfig, IfSet()] = FusionConfig()
     adapter: AdapterConfig = AdapterConfig()
 
     @field_validator("base", "tokenizer")
@@ -172,7 +174,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _has_a_start(self) -> ModelConfig:
-        if self.base is None and "model_type" not in self.config:
+        fused = self.fusion.image and not self.config
+        if self.base is None and "model_type" not in self.config and not fused:
             raise at_odds(
                 "model.base",
                 self.base,
@@ -192,7 +195,7 @@ class ModelConfig(Section):
     def _has_such_dropout(self) -> ModelConfig:
         if self.base is not None:
             return self
-        family = str(self.config["model_type"])
+        family = str(self.config.get("model_type"))
         if problem := dropout_problem(self.dropout, family):
             value = float(problem.value)
             raise at_odds(problem.field, value, problem.message, problem.remedy)

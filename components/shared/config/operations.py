@@ -81,6 +81,7 @@ StepName = Literal[
     "preprocess",
     "train",
     "tune",
+    "search",
     "train-winner",
     "cross-validate",
     "evaluate-and-register",

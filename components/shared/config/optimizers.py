@@ -78,6 +78,8 @@ class OptimizerSpec:
     scaled_update_bytes: the same with a loss scaler.
     allocate: allocates a parameter's state in the optimizer, before a checkpoint is copied into it.
         None means as plain tensors.
+    own_kernels: whether its kernels are compiled apart from PyTorch, so that a run tries them
+        before it relies on them.
     title: what plans call it; "" means the name under which it is registered.
     options: called with `training.optim_args` as keyword arguments when a configuration is
         validated; raises an exception if it does not take them. `build` reads them in `training`.
@@ -102,6 +104,7 @@ class OptimizerSpec:
     update_bytes: float = 0.0
     scaled_update_bytes: float = 0.0
     allocate: Callable[[Any, Any], None] | None = None
+    own_kernels: bool = False
     title: str = ""
     options: Callable[..., Any] = plugins.no_options
     factored: bool = False

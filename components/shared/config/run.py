@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -11,7 +12,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
-from steadytrain.components.shared.config.data import MULTI_LABEL, DataConfig
+from steadytrain.components.shared.config.data import MIXED, MULTI_LABEL, MULTI_TASK, DataConfig
 from steadytrain.components.shared.config.document import dump, saved_text
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -32,6 +33,7 @@ from steadytrain.components.shared.config.optimizers import (
     optimizer_spec,
 )
 from steadytrain.components.shared.config.schedules import schedule_spec
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import (
     AblationConfig,
@@ -170,11 +172,13 @@ class RunConfig(Section):
     def _rate_falls_to_the_last_one(self) -> Self:
         peak, kind = self.training.learning_rate, self.training.lr_scheduler_type
         last = schedule_spec(kind).last_rate
-        if peak is not None and peak <= last:
+        scale = self.training.rate_scale
+        if peak is not None and peak * scale <= last:
+            scaled = f", and training.lr_scaling makes it {peak * scale:g}" if scale != 1 else ""
             raise at_odds(
                 "training.learning_rate",
                 peak,
-                f"training.lr_scheduler_type {kind} ends with {last}",
+                f"training.lr_scheduler_type {kind} ends with {last}{scaled}",
                 "use a higher one, or another training.lr_scheduler_type",
             )
         return self
@@ -206,15 +210,28 @@ class RunConfig(Section):
     def _weights_are_of_the_parts(self) -> Self:
         multi_task, parts = self.training.multi_task, self.data.parts
         for name in ("sampling_weights", "loss_weights"):
-            given = getattr(multi_task, name)
-            if given and given.keys() != parts.keys():
-                raise at_odds(
-                    f"training.multi_task.{name}",
-                    given,
-                    f"data.parts are {', '.join(parts) or 'not set'}",
-                    "give one weight for each of them",
-                )
+            self._has_each_part(f"multi_task.{name}", getattr(multi_task, name), "weight")
+        mixture = self.training.mixture
+        if mixture.on and not self.data.mixture:
+            raise at_odds(
+                "training.mixture",
+                mixture.model_dump(exclude_defaults=True),
+                f"data.task is {self.data.task}, data.parts are {', '.join(parts) or 'not set'}",
+                f"give data.parts with data.task {' or '.join(MIXED)}, or leave it out",
+            )
+        for name in ("weights", "tokens"):
+            self._has_each_part(f"mixture.{name}", getattr(mixture, name), "number")
         return self
+
+    def _has_each_part(self, field: str, given: Mapping[str, float], what: str) -> None:
+        parts = self.data.parts
+        if given and given.keys() != parts.keys():
+            raise at_odds(
+                f"training.{field}",
+                given,
+                f"data.parts are {', '.join(parts) or 'not set'}",
+                f"give one {what} for each of them",
+            )
 
     @model_validator(mode="after")
     def _thresholds_are_of_the_task(self) -> Self:
@@ -234,7 +251,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_have_a_limit(self) -> Self:
-        if self.data.parts and self.gate.max_slice_regression is None:
+        if self.data.task == MULTI_TASK and self.gate.max_slice_regression is None:
             raise at_odds(
                 "gate.max_slice_regression",
                 None,
@@ -250,7 +267,18 @@ class RunConfig(Section):
                 "cross_validation.fold",
                 self.cross_validation.fold,
                 "a text that is in several of data.parts would be in several folds",
-                "leave it out, or use data.task sequence_classification",
+                "leave it out, or learn one data set",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _series_have_one_order(self) -> Self:
+        if self.data.task in SERIES and self.cross_validation.repeats > 1:
+            raise at_odds(
+                "cross_validation.repeats",
+                self.cross_validation.repeats,
+                "the folds of time series follow each other in time, so there is one division",
+                "leave it out, or raise cross_validation.folds",
             )
         return self
 

@@ -19,7 +19,7 @@ from steadytrain.components.shared.section import whole_steps
 
 
 @dataclass(frozen=True)
-class Course:
+class ScheduleSettings:
     """What the learning rate of a step depends on, besides the step.
 
     steps: optimizer steps of the full training run.
@@ -69,7 +69,7 @@ class ScheduleSpec:
     warms_up: whether `training.warmup_steps` applies.
     options: called with `training.lr_scheduler_kwargs` as keyword arguments, when a configuration
         is validated and when training starts; raises an exception if it does not take them. What
-        it returns is `Course.options`.
+        it returns is `ScheduleSettings.options`.
     last_rate: learning rate with which it ends, if that does not depend on the peak. The peak must
         be higher.
     changes: whether the rate changes after warm-up.
@@ -79,12 +79,12 @@ class ScheduleSpec:
         the rate.
     """
 
-    factor: Callable[[int, Course], float]
+    factor: Callable[[int, ScheduleSettings], float]
     warms_up: bool = True
     last_rate: float = 0.0
     options: Callable[..., Any] = plugins.no_options
     changes: bool = True
-    adapts: Callable[[Course], Adaptive] | None = None
+    adapts: Callable[[ScheduleSettings], Adaptive] | None = None
     acts_after: Callable[[Any], int] | None = None
 
 
@@ -98,8 +98,8 @@ def schedule_spec(name: str) -> ScheduleSpec:
     return plugins.load_as(plugins.SCHEDULES, name, ScheduleSpec)
 
 
-def course_of(training: TrainingConfig, steps: int, peak: float) -> Course:
-    """Return the course over `steps` optimizer steps. A warm-up below 1 is a fraction of them.
+def schedule_settings(training: TrainingConfig, steps: int, peak: float) -> ScheduleSettings:
+    """Return the settings over `steps` optimizer steps. A warm-up below 1 is a fraction of them.
 
     The last step is never one of warm-up: the only step of a run would have a rate of 0.
 
@@ -109,7 +109,7 @@ def course_of(training: TrainingConfig, steps: int, peak: float) -> Course:
     kind, spec = training.lr_scheduler_type, schedule_spec(training.lr_scheduler_type)
     options = plugins.call(spec.options, training.lr_scheduler_kwargs, kind)
     warmup = whole_steps(training.warmup_steps, steps) if spec.warms_up else 0
-    return Course(steps, min(warmup, steps - 1), peak, options)
+    return ScheduleSettings(steps, min(warmup, steps - 1), peak, options)
 
 
 def validations_to_act(training: TrainingConfig) -> int:
@@ -121,15 +121,15 @@ def validations_to_act(training: TrainingConfig) -> int:
     return spec.acts_after(plugins.call(spec.options, training.lr_scheduler_kwargs, kind))
 
 
-def rate_factor(step: int, *, kind: str, course: Course) -> float:
+def rate_factor(step: int, *, kind: str, settings: ScheduleSettings) -> float:
     """Return the factor for the peak rate.
 
     Raises:
         BadInput: the schedule's factor is negative or not finite.
     """
-    if step < course.warmup:
-        return step / course.warmup
-    factor = schedule_spec(kind).factor(step, course)
+    if step < settings.warmup:
+        return step / settings.warmup
+    factor = schedule_spec(kind).factor(step, settings)
     if not (math.isfinite(factor) and factor >= 0):
         raise BadInput(
             f"training.lr_scheduler_type = {kind!r}: its factor at step {step} is {factor}",

@@ -13,7 +13,7 @@ from typing import Any
 from steadytrain.components.shared.errors import Problem
 from steadytrain.components.shared.redaction import (
     PLACEHOLDER,
-    holds_a_secret,
+    contains_secret,
     names_a_secret,
     redact,
 )
@@ -57,7 +57,7 @@ def _places(content: Any, place: tuple[str | int, ...]) -> Iterator[tuple[str | 
             if name == _REFERENCE and isinstance(value, dict):
                 # It names a Secret and a key of it, which may be called what they like.
                 yield from _places(list(value.values()), inner)
-            elif _is_secret_value(of, value) or holds_a_secret(name):
+            elif _is_secret_value(of, value) or contains_secret(name):
                 yield inner
             else:
                 yield from _places(value, inner)
@@ -72,7 +72,7 @@ def _places(content: Any, place: tuple[str | int, ...]) -> Iterator[tuple[str | 
             before = value if isinstance(value, str) else ""
     elif isinstance(content, bytes):
         yield from _places(content.decode("latin-1"), place)
-    elif isinstance(content, str) and any(map(holds_a_secret, (content, _tight(content)))):
+    elif isinstance(content, str) and any(map(contains_secret, (content, _tight(content)))):
         yield place
 
 

@@ -336,7 +336,7 @@ def change_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
         unusable = unusable or bool(found)
         yield from found
     if not unusable and "leave_one_out" in config.ablation.designs:
-        yield from _problems_together(config, build)
+        yield from _combined_problems(config, build)
 
 
 def comparison_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
@@ -375,7 +375,7 @@ def _problems_of_one(
         )
 
 
-def _problems_together(config: RunConfig, build: Build) -> Iterator[Problem]:
+def _combined_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
     """Yield why the changes cannot be combined, as leave_one_out does."""
     changes, set_by = config.ablation.changes, dict[str, str]()
     for name, values in changes.items():

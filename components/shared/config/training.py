@@ -8,6 +8,7 @@ accumulation, which only affect what fits in memory.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
@@ -33,6 +34,7 @@ from steadytrain.components.techniques.gradient_compression import CompressionCo
 from steadytrain.components.techniques.hidden_spans import DenoisingConfig
 from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
 from steadytrain.components.techniques.masked_tokens import MaskingConfig
+from steadytrain.components.techniques.mixture import MixtureConfig
 from steadytrain.components.techniques.mixup import MixupConfig
 from steadytrain.components.techniques.multi_task import MultiTaskConfig
 from steadytrain.components.techniques.noise_scale import MonitorConfig
@@ -53,6 +55,8 @@ _PROFILED: Final = 100
 """Most steps of a profile: a trace of many more cannot be opened."""
 
 
+SaveStrategy = Literal["steps", "epoch", "best", "time"]
+RateScaling = Literal["none", "linear", "sqrt"]
 LabelThresholds = Literal["shared", "per_label", "half"]
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
@@ -100,11 +104,24 @@ class TrainingConfig(Section):
         description="Optimizer steps to train, instead of num_train_epochs. -1 means "
         "num_train_epochs decides.",
     )
-    learning_rate: float | None = Field(
+    learning_rate: Annotated[float | None, Effect.RATE] = Field(
         None,
         gt=0,
         description="Peak learning rate. None means a rule chooses it from the model's size "
         "and adapters.",
+    )
+    lr_scaling: Annotated[RateScaling, IfSet()] = Field(
+        "none",
+        description="How the learning rate follows the global batch: `linear` multiplies it by "
+        "global_batch_size / base_global_batch_size (usual with SGD), `sqrt` by the square root "
+        "of that (usual with Adam), and `none` leaves it. More ranks alone change nothing, because "
+        "the global batch stays the same.",
+    )
+    base_global_batch_size: Annotated[int | None, IfSet()] = Field(
+        None,
+        ge=1,
+        description="The global batch for which the learning rate was chosen. lr_scaling needs it. "
+        "None means it is not known.",
     )
     lr_scheduler_type: str = Field(
         "cosine",
@@ -172,6 +189,7 @@ class TrainingConfig(Section):
     kto: Annotated[KtoConfig, Effect.OBJECTIVE] = KtoConfig()
     masking: Annotated[MaskingConfig, Effect.OBJECTIVE] = MaskingConfig()
     multi_task: MultiTaskConfig = MultiTaskConfig()
+    mixture: MixtureConfig = MixtureConfig()
     denoising: Annotated[DenoisingConfig, Effect.OBJECTIVE] = DenoisingConfig()
     max_grad_norm: float = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
@@ -182,7 +200,7 @@ class TrainingConfig(Section):
         "lion, muon (AdamW for embeddings, head, biases and norms), schedule_free_adamw, "
         "adamw_bnb_8bit, paged_adamw_8bit, or a name that an installed package adds. The 8-bit "
         "ones keep AdamW's moments in a quarter of the memory, and the paged one moves them to "
-        "host memory when the GPU runs short. Both need CUDA.",
+        "host memory when the GPU runs short, which needs CUDA.",
     )
     optim_args: Annotated[PlainJson, IfSet()] = Field(
         {},
@@ -213,6 +231,21 @@ class TrainingConfig(Section):
     )
     torch_compile: Annotated[bool, Effect.ROUNDING] = Field(
         False, description="Fuse the model's kernels with torch.compile."
+    )
+    goal: Annotated[Literal["fastest", "best", "balanced"] | None, Effect.PLANNED, IfSet()] = Field(
+        None,
+        description="What `plan` and `design` choose for. fastest: the fastest GPU, and LoRA "
+        "before all weights; best: all weights wherever they fit, on the cheapest such GPU; "
+        "balanced: the least product of hours and USD. None means the cheapest GPU. A run trains "
+        "what its configuration says, whatever the goal.",
+    )
+    prefetch_batches: Annotated[int, Effect.HANDLING, IfSet()] = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Global batches that a thread reads ahead while a step computes. More help if "
+        "reading is slow now and then. Each takes the memory of a rank's share, on a GPU in its "
+        "memory. What is learned stays the same.",
     )
     seed: Annotated[int, Effect.SEED] = Field(
         42, ge=0, description="Seed for new weights, dropout and the order of samples."
@@ -253,6 +286,14 @@ class TrainingConfig(Section):
         ge=1,
         description="Optimizer steps between checkpoints. None means the interval follows from "
         "what a checkpoint costs and the time between failures.",
+    )
+    save_strategy: Annotated[SaveStrategy | None, Effect.HANDLING, IfSet()] = Field(
+        None,
+        description="When to save checkpoints. `steps`: every save_steps. `epoch`: at the end of "
+        "each epoch. `best`: only when a validation is the best so far. `time`: at an interval "
+        "that follows from what a checkpoint costs and the time between failures. All but best "
+        "also save the best model, with load_best_model_at_end, and the last step; a run that is "
+        "stopped always saves. None means steps if save_steps is set, else time.",
     )
     save_total_limit: Annotated[int, Effect.HANDLING] = Field(
         2, ge=1, description="Number of newest checkpoints to keep. The best one is kept as well."
@@ -309,6 +350,14 @@ class TrainingConfig(Section):
     def micro_batch(self) -> int | None:
         """The configured micro-batch; None if it is derived."""
         return self.batch_contrastive.rows or self.micro_batch_size
+
+    @property
+    def rate_scale(self) -> float:
+        """The factor on the learning rate by `lr_scaling`."""
+        if self.lr_scaling == "none" or self.base_global_batch_size is None:
+            return 1.0
+        larger = self.global_batch_size / self.base_global_batch_size
+        return larger if self.lr_scaling == "linear" else math.sqrt(larger)
 
     @property
     def objectives(self) -> list[str]:
@@ -374,6 +423,43 @@ class TrainingConfig(Section):
                 self.order_options,
                 f"training.order {self.order} has no options",
                 "leave them out, or set training.order to an order that takes them",
+            )
+        return self
+
+    @property
+    def saves(self) -> SaveStrategy:
+        """When checkpoints are saved."""
+        return self.save_strategy or ("time" if self.save_steps is None else "steps")
+
+    @model_validator(mode="after")
+    def _saves_as_it_says(self) -> TrainingConfig:
+        field, strategy = "training.save_strategy", self.save_strategy
+        if strategy == "steps" and self.save_steps is None:
+            raise at_odds(field, strategy, "training.save_steps is not set", "set it")
+        if strategy not in (None, "steps") and self.save_steps is not None:
+            raise at_odds(
+                "training.save_steps",
+                self.save_steps,
+                f"{field} is {strategy}, so nothing reads it",
+                f"leave it out, or set {field} to steps",
+            )
+        if strategy == "best" and not self.load_best_model_at_end:
+            raise at_odds(
+                field,
+                strategy,
+                "training.load_best_model_at_end is off, so the last model is exported",
+                "turn that on, or use another strategy",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scales_from_a_batch(self) -> TrainingConfig:
+        if self.lr_scaling != "none" and self.base_global_batch_size is None:
+            raise at_odds(
+                "training.lr_scaling",
+                self.lr_scaling,
+                "training.base_global_batch_size is not set",
+                "set it to the global batch for which the learning rate was chosen",
             )
         return self
 

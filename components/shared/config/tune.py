@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from steadytrain.components.shared.effects import Effect
+from steadytrain.components.shared.effects import Effect, IfSet
 from steadytrain.components.shared.section import Section, at_odds
 
 _LARGEST: Final = 1e15
@@ -312,12 +312,20 @@ class CrossValidationConfig(Section):
         description="Folds into which the training side is divided: stratified by label, and "
         "with the records of a data.columns.group, or of a prompt, together.",
     )
+    repeats: Annotated[int, Effect.FOLDS, IfSet()] = Field(
+        1,
+        ge=1,
+        le=20,
+        description="How often the training side is divided, each time differently. Every record "
+        "is held out once in each division.",
+    )
     fold: Annotated[int | None, Effect.FOLD] = Field(
         None,
         ge=0,
         description="The fold that a run holds out, from 0: it trains on the others, and is "
-        "evaluated on this one instead of on the test side. `steadytrain cross-validate` sets it "
-        "for each of its runs. None means that a run trains on the whole training side.",
+        "evaluated on this one instead of on the test side. Those of the second division follow "
+        "those of the first. `steadytrain cross-validate` sets it for each of its runs. None means "
+        "that a run trains on the whole training side.",
     )
     compare: Changes = Field(
         default={},
@@ -331,19 +339,32 @@ class CrossValidationConfig(Section):
 
     @model_validator(mode="after")
     def _one_of_the_folds(self) -> Self:
-        if self.fold is not None and self.fold >= self.folds:
+        if self.fold is not None and self.fold >= self.splits:
+            times = "" if self.repeats == 1 else f" in each of {self.repeats} divisions"
             raise at_odds(
                 "cross_validation.fold",
                 self.fold,
-                f"there are {self.folds} folds, numbered from 0 (cross_validation.folds)",
-                f"use a number below {self.folds}, or leave it out",
+                f"there are {self.folds} folds{times}, numbered from 0 (cross_validation.folds)",
+                f"use a number below {self.splits}, or leave it out",
             )
         return self
+
+    @property
+    def splits(self) -> int:
+        """The number of folds of all divisions."""
+        return self.folds * self.repeats
+
+    def named(self, fold: int) -> str:
+        """Return the name of a fold."""
+        division, place = divmod(fold, self.folds)
+        return f"fold {place}" if self.repeats == 1 else f"fold {place} of division {division + 1}"
 
 
 Quality = Literal["fast", "good", "best"]
 FOLDS: Final[dict[Quality, int]] = {"fast": 4, "good": 8, "best": 8}
 """Folds on which each configuration is trained, by quality."""
+REPEATS: Final[dict[Quality, int]] = {"fast": 1, "good": 2, "best": 3}
+"""How often a small table is divided into them."""
 
 
 class AutoMLBudget(Section):
@@ -360,20 +381,32 @@ class AutoMLBudget(Section):
         None,
         gt=0,
         le=1e6,
-        description="Hours of training of all units together. None means no limit.",
+        description="Hours of wall time from the command's start to its end: units, ensemble, "
+        "and the run of the winner. Units that are not expected to end in time do not begin, and "
+        "those that train when only the winner's time is left are stopped and left out. If a "
+        "search is continued, the time between the commands does not count. None means no limit.",
     )
     usd: float | None = Field(
         None,
         gt=0,
         le=1e9,
-        description="USD for these hours at compute.price_per_hour. None means no limit.",
+        description="USD for the hours of training of all units together at "
+        "compute.price_per_hour. None means no limit.",
+    )
+    unit_minutes: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Minutes of wall time after which a unit is killed and counts as failed. None "
+        "means 10 times what the units before it let expect, and at least 10 minutes; on a "
+        "cluster, no limit.",
     )
     parallel: int | None = Field(
         None,
         ge=1,
         le=1000,
         description="Units that train at the same time. None means one for each core of this "
-        "machine, at most 8.",
+        "machine, at most 8; on a cluster, 8, or as many as find room.",
     )
 
 
@@ -390,6 +423,14 @@ class AutoMLConstraints(Section):
         None,
         gt=0,
         description="Largest size of the exported model in megabytes. None means no limit.",
+    )
+    memory_gb: Annotated[float | None, IfSet()] = Field(
+        None,
+        gt=0,
+        description="Most memory in GB of a unit's processes on this machine. A unit that takes "
+        "more is killed and counts as failed. None means that the units that train at once share "
+        "nine tenths of this machine's memory, or of its control group's. On a cluster, "
+        "compute.pods.memory is the limit.",
     )
     frameworks: list[str] = Field(
         [], description="The only values that model.framework may have. Empty means all."
@@ -411,6 +452,20 @@ class AutoMLConfig(Section):
         description="How much is tried. fast: the first configurations of the portfolio on 4 "
         "folds; good, which None means too: the whole portfolio on 8 folds; best: then as many "
         "again, which are searched for around the best.",
+    )
+    repeats: Annotated[int | None, IfSet()] = Field(
+        None,
+        ge=1,
+        le=20,
+        description="How often the training side is divided into folds, each time differently. "
+        "None means, for a source of fewer than 2,000 records, 2 times for good and 3 for best, "
+        "else once.",
+    )
+    decision: Annotated[Literal["likeliest", "balanced_accuracy", "macro_f1"], IfSet()] = Field(
+        "likeliest",
+        description="Which class the model predicts: the likeliest one, or the one with which this "
+        "metric is best, by a weight of each class (of two classes, a threshold). The weights are "
+        "fitted to out-of-fold predictions and exported with the model.",
     )
     budget: Annotated[AutoMLBudget, Effect.STUDY_LIMIT] = AutoMLBudget()
     constraints: AutoMLConstraints = AutoMLConstraints()

@@ -26,7 +26,7 @@ FARTHEST = 4_102_444_800.0
 _TAIL_BYTES = 1 << 16
 
 
-class Placed(NamedTuple):
+class PositionedEvent(NamedTuple):
     """An event, its file, and the byte offset of the end of its line."""
 
     event: Event
@@ -51,7 +51,7 @@ class Cursor:
         self.folder, self.place = folder, dict(place or {})
         self._read = dict(self.place)
 
-    def read(self, skipped: Counter[str] | None = None) -> Iterator[Placed]:
+    def read(self, skipped: Counter[str] | None = None) -> Iterator[PositionedEvent]:
         """Yield the events after the place, ordered by time.
 
         It reads one line at a time, because files may be larger than memory.
@@ -140,7 +140,7 @@ def _tail(
     offset: int,
     skipped: Counter[str] | None = None,
     passed: dict[str, int] | None = None,
-) -> Iterator[Placed]:
+) -> Iterator[PositionedEvent]:
     """Yield the events of complete lines. Torn lines and events of newer versions are skipped.
 
     A file that cannot be read yields nothing; `problems` reports why.
@@ -163,7 +163,7 @@ def _tail(
                 if passed is not None:
                     passed[path.name] = offset
                 continue
-            yield Placed(event, path.name, offset)
+            yield PositionedEvent(event, path.name, offset)
 
 
 MAX_WAITING = 10_000

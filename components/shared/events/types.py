@@ -337,6 +337,34 @@ class DecisionMade(RecoveryDecision, Event):
         return cls(attempt=attempt, failure_class=cause.failure_class, **vars(decision))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adjusted(Event):
+    """A person changed a setting of the run on purpose, with `steadytrain adjust`.
+
+    attempt: the first attempt that knows the change.
+    step: the optimizer step after which it counts.
+    value: of the field, as in the configuration.
+    before, after: peaks of the learning rate schedule, after `training.lr_scaling` and what
+        recovery changed. `before` is None if no attempt was ready to train yet.
+    request: id of the request.
+    """
+
+    name: ClassVar[str] = "adjusted"
+    attempt: int
+    step: int
+    field: str
+    value: float
+    before: float | None
+    after: float
+    request: str
+
+    @property
+    def change(self) -> str:
+        """The change in words."""
+        old = "" if self.before is None else f"{self.before:.4g} -> "
+        return f"{self.field} {old}{self.after:.4g} after step {self.step:,}"
+
+
 def newest_attempt(events: Iterable[Event]) -> AttemptStarted | None:
     """Return the newest attempt, with the batch settings that it uses by now."""
     newest: AttemptStarted | None = None

@@ -22,7 +22,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     newest_attempt,
 )
-from steadytrain.components.shared.pagination import all_found
+from steadytrain.components.shared.pagination import all_items
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.tracking.batches import Batches, key, points
@@ -249,7 +249,7 @@ def _known(tracking: Tracking, workspace: Workspace) -> set[str]:
     from mlflow.entities import LoggedModelStatus
 
     mine, names = f"tags.`{_CHECKPOINT}` = '{identity(workspace)}'", set()
-    found = all_found(
+    found = all_items(
         lambda token: tracking.client.search_logged_models(
             [tracking.experiment_id], filter_string=mine, page_token=token
         )

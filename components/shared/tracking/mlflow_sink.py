@@ -15,6 +15,7 @@ from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
+    Adjusted,
     AttemptEnded,
     AttemptStarted,
     DecisionMade,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 
-_AttemptEvent = AttemptStarted | TrainingStarted | Pointed | AttemptEnded | DecisionMade
+_AttemptEvent = AttemptStarted | TrainingStarted | Pointed | AttemptEnded | DecisionMade | Adjusted
 
 _STATUS = {
     "finished": "FINISHED",
@@ -141,6 +142,10 @@ class Delivery:
                 # The run's parameters cannot change any more.
                 size = event.batch.micro_batch_size
                 self._tag(run_id, {"micro_batch_size": size, "decision": event.reason})
+            if isinstance(event, Adjusted):
+                # Of the whole run too, whose parameters name the first value.
+                for run in (run_id, self.parent):
+                    self._tag(run, {f"adjusted.{event.step}": event.change})
             if isinstance(event, AttemptEnded):
                 self._end(run_id, event)
 

@@ -10,7 +10,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import code_digest
 from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.pagination import all_found
+from steadytrain.components.shared.pagination import all_items
 from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.batches import MAX_PARAMS_A_CALL, flatten, in_parts, key
 from steadytrain.components.shared.tracking.connect import (
@@ -175,7 +175,7 @@ def delete_doubles(tracking: Tracking, workspace: Workspace) -> None:
 def _marked(tracking: Tracking, condition: str) -> list[Any]:
     search, where = tracking.client.search_runs, [tracking.experiment_id]
     query = f"tags.`{MARK}` {condition}"
-    return list(all_found(lambda token: search(where, query, page_token=token)))
+    return list(all_items(lambda token: search(where, query, page_token=token)))
 
 
 def _is_active(tracking: Tracking, run_id: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,18 +25,16 @@ from steadytrain.components.tabular.model import (
     log_probabilities,
     plain_number,
 )
+from steadytrain.components.tabular.texts import fit_texts
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.tasks.encoding.base import COLUMNS
 from steadytrain.components.tasks.scoring.table import read_batches
 from steadytrain.components.train.framework import Learned
 from steadytrain.components.train.framework.learner import State
+from steadytrain.components.train.framework.lightgbm import RATE, ROUNDS, threads_for
 
 MODULE: Final = "model.py"
 """File of an exported model that can load it."""
-_ROUNDS: Final = 10
-_RATE: Final = 0.1
-_LARGE: Final = 1_000_000
-"""Values of a matrix from which a learner uses all cores."""
 
 Array = npt.NDArray[np.float64]
 
@@ -45,14 +42,6 @@ Array = npt.NDArray[np.float64]
 def read_table(data: DataRecord) -> Table:
     """Return the columns of prepared data."""
     return Table.model_validate_json(data.path(COLUMNS).read_text(encoding="utf-8"))
-
-
-def threads_for(values: int) -> int:
-    """Return how many threads learn from a matrix of that many values.
-
-    Threads that wait for each other are slower than one on a small table.
-    """
-    return len(os.sched_getaffinity(0)) if values > _LARGE else 1
 
 
 def read_side(data: DataRecord, side: Side) -> tuple[list[Mapping[str, Any]], Array]:
@@ -102,10 +91,11 @@ class TableLearner:
         validation, self.held_out_targets = read_side(data, "validation")
         self.preparation = Preparation(read_table(data).features)
         self.preparation.fit(records)
+        self.preparation.texts = dict(fit_texts(self.preparation.kinds, records))
         self.matrix = self.preparation.matrix(records, strict=False)
         self.held_out_matrix = self.preparation.matrix(validation, strict=False)
         self.monotone = self._monotone(self.given.pop("monotone", {}))
-        self.threads = threads_for(self.matrix.size)
+        self.threads = threads_for(self.matrix.size, config.compute)
 
     def _check_settings(self) -> None:
         found = self.config.model.config.get("model_type")
@@ -273,13 +263,13 @@ class TreesLearner(TableLearner):
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         super().__init__(config, data)
-        self.rounds = self.given.pop("rounds_per_step", _ROUNDS)
+        self.rounds = self.given.pop("rounds_per_step", ROUNDS)
         if type(self.rounds) is not int or self.rounds < 1:
             raise BadInput(
                 f"model.config.rounds_per_step = {self.rounds!r}: it is not a whole number above 0",
-                remedy=f"use a number of trees such as {_ROUNDS}",
+                remedy=f"use a number of trees such as {ROUNDS}",
             )
-        self.rate = config.training.learning_rate or _RATE
+        self.rate = config.training.learning_rate or RATE
         self.restore({"trees": np.zeros(0, np.uint8), "sizes": np.zeros(0, np.int64)})
 
     def start(self) -> list[float]:

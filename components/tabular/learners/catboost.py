@@ -94,6 +94,20 @@ class CatBoostLearner(TreesLearner):
     def model(self) -> TableModel:
         import catboost
 
-        parts = [catboost.CatBoost().load_model(blob=part) for part in self.parts]
+        parts = [_loaded(part) for part in self.parts]
         whole = catboost.sum_models(parts) if len(parts) > 1 else parts[0]
         return CatBoostModel(self.preparation, self.labels, self.base(), booster=whole)
+
+
+def _loaded(part: bytes) -> Any:
+    """Return a model that owns its memory.
+
+    One that is loaded with `blob` (CatBoost 1.2.10) reads the statistics of categories from these
+    bytes for as long as it lives. Once they are gone, it predicts something else or never returns.
+    """
+    import catboost
+
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "model.cbm"
+        file.write_bytes(part)
+        return catboost.CatBoost().load_model(str(file))

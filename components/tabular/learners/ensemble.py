@@ -84,6 +84,34 @@ def members_of(config: RunConfig) -> list[Member]:
     return found
 
 
+def calibration_of(config: RunConfig, labels: Sequence[str]) -> tuple[float, list[float]]:
+    """Return the temperature of an ensemble's configuration, and the weights of the classes.
+
+    Raises:
+        BadInput: they are none.
+    """
+    given = config.model.config
+    temperature, decision = given.get("temperature", 1.0), given.get("decision", {})
+    if not _positive(temperature) or (temperature != 1 and not labels):
+        raise BadInput(
+            f"model.config.temperature = {temperature!r}: it is not a number above 0 that "
+            "calibrates classes",
+            remedy="leave it out, as for 1",
+        )
+    fits = isinstance(decision, dict) and {*decision} in ({*labels}, set())
+    if not fits or not all(map(_positive, decision.values())):
+        raise BadInput(
+            f"model.config.decision = {decision!r}: it does not map each class to a number above 0",
+            remedy=f"give a weight for each of {', '.join(labels)}" if labels else "leave it out",
+        )
+    return float(temperature), [float(decision[label]) for label in labels if decision]
+
+
+def _positive(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf
+
+
 class EnsembleLearner:
     """Trains a member in each step, on the training and the validation side.
 
@@ -104,6 +132,7 @@ class EnsembleLearner:
                 f"{len(self.members)} members",
                 remedy=f"set it to {len(self.members)}",
             )
+        self.temperature, self.decision = calibration_of(config, data.labels)
         self.configs = [item.of(config) for item in self.members]
         train, held_out = data.sides["train"], data.sides["validation"]
         both = SideRecord(
@@ -152,6 +181,7 @@ class EnsembleLearner:
         ensemble = EnsembleModel(
             *(first.preparation, first.labels, weights / weights.sum()), members=self.models
         )
+        ensemble.temperature, ensemble.decision = self.temperature, self.decision
         ensemble.save(folder)
         shutil.copyfile(exported.__file__, folder / MODULE)
 

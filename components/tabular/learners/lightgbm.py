@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.learners.base import Array, TreesLearner
 from steadytrain.components.tabular.model import LightGBMModel, TableModel
+from steadytrain.components.train.framework import lightgbm as shared_trees
 
 
 class LightGBMLearner(TreesLearner):
@@ -21,11 +18,9 @@ class LightGBMLearner(TreesLearner):
     libraries = ("lightgbm",)
     needs_classes = False
     settings = (
-        *("rounds_per_step", "num_leaves", "max_depth", "min_data_in_leaf", "max_bin"),
-        *("lambda_l1", "lambda_l2", "min_gain_to_split", "bagging_fraction", "bagging_freq"),
-        *("feature_fraction", "extra_trees", "cat_smooth", "cat_l2", "min_data_per_group"),
+        *shared_trees.SETTINGS,
+        *("rounds_per_step", "cat_smooth", "cat_l2", "min_data_per_group", "max_cat_threshold"),
         "monotone",
-        *("path_smooth", "linear_tree", "max_cat_threshold", "min_sum_hessian_in_leaf"),
     )
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
@@ -38,14 +33,9 @@ class LightGBMLearner(TreesLearner):
         settings = {
             **self.given,
             "objective": self._objective(),
-            "learning_rate": rate,
-            "num_threads": self.threads,
-            "seed": self.seed + len(self.parts),
-            "data_random_seed": self.seed,
-            "deterministic": True,
-            "force_row_wise": True,
-            "boost_from_average": False,
-            "verbosity": -1,
+            **shared_trees.exact(
+                seed=self.seed, step=len(self.parts), rate=rate, threads=self.threads
+            ),
         }
         if self.monotone.any():
             settings["monotone_constraints"] = self.monotone.tolist()
@@ -62,12 +52,9 @@ class LightGBMLearner(TreesLearner):
                     params=settings,
                     free_raw_data=False,
                 ).construct()
-            self.binned.set_init_score(self.raw.ravel(order="F"))
-            booster = lightgbm.train(settings, self.binned, num_boost_round=self.rounds)
+            return shared_trees.next_trees(settings, self.binned, self.raw, self.rounds)
         except lightgbm.basic.LightGBMError as error:
             raise self.refused(error) from error
-        text: str = booster.model_to_string()
-        return text.encode()
 
     def _objective(self) -> str:
         if not self.labels:
@@ -75,33 +62,8 @@ class LightGBMLearner(TreesLearner):
         return "binary" if self.outputs == 1 else "multiclass"
 
     def added(self, part: bytes, *matrices: Array) -> tuple[int, list[Array]]:
-        import lightgbm
-
-        # Read again, so that a model from a checkpoint gives the same bits.
-        text = part.decode()
-        booster = lightgbm.Booster(model_str=text)
-        leaves = sum(map(int, re.findall(r"^num_leaves=(\d+)$", text, re.MULTILINE)))
-        return leaves, [_raw(booster, matrix, self.threads) for matrix in matrices]
+        return shared_trees.added(part, self.threads, *matrices)
 
     def model(self) -> TableModel:
-        shared = self.preparation, self.labels, self.base()
-        return LightGBMModel(*shared, booster=merged([part.decode() for part in self.parts]))
-
-
-def _raw(booster: Any, matrix: Array, threads: int) -> Array:
-    if not len(matrix):
-        return np.zeros((0, booster.num_model_per_iteration()))
-    found = booster.predict(matrix, raw_score=True, num_threads=threads)
-    return np.asarray(found, dtype=np.float64).reshape(len(matrix), -1)
-
-
-def merged(texts: Sequence[str]) -> Any:
-    """Return one lightgbm.Booster with the trees of several, in their order."""
-    import lightgbm
-    from lightgbm.basic import _LIB, _safe_call
-
-    whole, *before = [lightgbm.Booster(model_str=text) for text in reversed(texts)]
-    for booster in before:
-        # LightGBM puts the other one's trees first.
-        _safe_call(_LIB.LGBM_BoosterMerge(whole._handle, booster._handle))
-    return whole
+        booster = shared_trees.merged([part.decode() for part in self.parts])
+        return LightGBMModel(self.preparation, self.labels, self.base(), booster=booster)

@@ -35,6 +35,7 @@ class Content:
     layout: the layout that was detected; "" if the columns are those of the configuration.
     noticed: what is odd about the record, as the end of a sentence that begins with the number of
         such records; "" if nothing is.
+    attachment: what it learns from beside the text, such as pixels; b"" if there is nothing.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Content:
     unread: Mapping[str, int] = field(default_factory=dict, compare=False)
     layout: str = ""
     noticed: str = field(default="", compare=False)
+    attachment: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,12 @@ class Encoder(Protocol):
     attached: the column of a table with the names of files, relative to its folder, and their
         suffixes. The content of a file replaces its name. None if there is no such column.
         Optional.
+    divide: takes `Content.text` and `Content.label` of all records, and returns the side of each
+        record. Optional; without it, a hash of the record or its group decides.
+    parts_in_time: takes the test columns of all records of the training side and the number of
+        folds, and returns the part in time of each record, from 0 to that number plus 1. A fold is
+        tested on its number plus 2, validated on the part before, and trained on those before
+        that. Optional; without it, folds are random.
     brief: takes `Content.text`, and returns what people see of it. Optional.
     picture: takes the values of a row, and returns the address of a picture of it. Optional.
     tokenizer: how to make the tokenizer. None means that records are not text: there is no
@@ -182,7 +190,7 @@ class Encoder(Protocol):
         """Return the columns of test records that `Scorer.score` reads, as typed Arrow arrays.
 
         Args:
-            records: `content` (`Content.text`) and `label`; may be empty.
+            records: `content` (`Content.text`), `label` and `attachment`; may be empty.
         """
 
     def row_encoder(self, fitted: Fitted) -> RowEncoder:

@@ -31,11 +31,11 @@ from steadytrain.components.tasks.encoding.messages import (
     input_column,
     layout_of,
     layouts_for,
+    messages_in,
     messages_of,
     only_last_turn,
     opening,
-    said,
-    said_in,
+    text_of_messages,
     texts_of,
     tools_of,
     written,
@@ -70,7 +70,7 @@ def prompt_and_answer(content: str) -> tuple[str, str]:
     messages, _ = chat_of(content)
     answers = [message for message in messages if message["role"] == "assistant"]
     prompt = [message for message in messages if message["role"] != "assistant"]
-    return said(prompt), said(answers)
+    return text_of_messages(prompt), text_of_messages(answers)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ChatEncoder:
             messages = _prompt(row, columns, unread, whole=whole)
             # Answers in the prompt are context.
             context = len(messages)
-            messages += said_in(row, columns.completion, "assistant", unread, whole=whole)
+            messages += messages_in(row, columns.completion, "assistant", unread, whole=whole)
         else:
             messages = messages_of(value, columns.messages, unread, whole=whole)
         tools = tools_of(row.get(columns.tools), columns.tools)
@@ -204,7 +204,7 @@ def _prompt(
     row: Mapping[str, Any], columns: Columns, unread: Counter[str], *, whole: bool
 ) -> list[Message]:
     """Return the messages before the completion."""
-    messages = said_in(row, columns.prompt, "user", unread, whole=whole)
+    messages = messages_in(row, columns.prompt, "user", unread, whole=whole)
     column = input_column(columns)
     more = row.get(column) if column else None
     if more is None or more == "":

@@ -72,7 +72,7 @@ def _refused(value: Any) -> Any:
     )
 
 
-def said(messages: Sequence[Message]) -> str:
+def text_of_messages(messages: Sequence[Message]) -> str:
     """Return what is said in messages, except by the system."""
     asked = (message for message in messages if message["role"] not in _SYSTEM)
     return "\n".join(text for message in asked for text in texts_of(message))
@@ -85,7 +85,10 @@ def opening(messages: Sequence[Message]) -> str | None:
     assistant are left out: many chats have the same.
     """
     asked = dropwhile(lambda message: message["role"] in (*_SYSTEM, "assistant"), messages)
-    return said([*takewhile(lambda message: message["role"] != "assistant", asked)]) or None
+    return (
+        text_of_messages([*takewhile(lambda message: message["role"] != "assistant", asked)])
+        or None
+    )
 
 
 def texts_of(message: Message) -> Iterator[str]:
@@ -191,7 +194,7 @@ def _unread(turn: Mapping[str, Any]) -> Iterator[str]:
         for part in turn["content"]:
             if isinstance(part, Mapping):
                 yield from _others(part, _PART, "content.")
-    for call in _given_calls(turn):
+    for call in _calls_in(turn):
         # A template gets the other keys of a call, such as its id.
         yield from _others(call.get("function", {}), _FUNCTION, "tool_calls.function.")
 
@@ -240,7 +243,7 @@ def _list_of(value: Any, column: str, reason: str) -> list[Any]:
     return value
 
 
-def said_in(
+def messages_in(
     row: Mapping[str, Any], column: str, role: str, unread: Counter[str], *, whole: bool = False
 ) -> list[Message]:
     """Return a column's messages; text is one message of a role.
@@ -347,10 +350,10 @@ def _calls_of(item: Mapping[str, Any]) -> list[Any]:
     """Return the calls of a message, each as Transformers passes it to a chat template."""
     if item.get("function_call"):
         raise Defect("bad_messages", "function_call is not read: write it as tool_calls")
-    return [_call_of(call) for call in _given_calls(item)]
+    return [_call_of(call) for call in _calls_in(item)]
 
 
-def _given_calls(item: Mapping[str, Any]) -> list[Any]:
+def _calls_in(item: Mapping[str, Any]) -> list[Any]:
     given = item.get("tool_calls")
     return _list_of(given, "tool_calls", "wrong_type") if given else []
 

@@ -30,9 +30,9 @@ from steadytrain.components.tasks.encoding.fields import Defect, score_of
 from steadytrain.components.tasks.encoding.messages import (
     Message,
     check_learned,
+    messages_in,
     opening,
-    said,
-    said_in,
+    text_of_messages,
     texts_of,
     tools_of,
     written,
@@ -63,7 +63,7 @@ def _texts(content: str) -> Sequence[str]:
 def _prompt_and_answers(content: str) -> tuple[str, ...]:
     """Return what is said in the prompt without the system, and in each answer."""
     pair = json.loads(content)
-    return tuple(said(pair[part]) for part in ("prompt", *ANSWERS))
+    return tuple(text_of_messages(pair[part]) for part in ("prompt", *ANSWERS))
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class PreferenceEncoder:
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return prompt and answers, each a list of messages, as canonical JSON."""
         columns, unread = self.data.columns, Counter[str]()
-        chosen = said_in(row, columns.chosen, "assistant", unread)
-        rejected = said_in(row, columns.rejected, "assistant", unread)
+        chosen = messages_in(row, columns.chosen, "assistant", unread)
+        rejected = messages_in(row, columns.rejected, "assistant", unread)
         # What two whole conversations begin with is the prompt.
         shared = [both[0] for both in takewhile(_alike, zip(chosen, rejected, strict=False))]
         prompt = whole = shared
         if row.get(columns.prompt) is not None:
-            prompt = said_in(row, columns.prompt, "user", unread)
+            prompt = messages_in(row, columns.prompt, "user", unread)
             whole = _whole_prompt(prompt, shared)
         if whole:
             prompt, chosen, rejected = whole, chosen[len(shared) :], rejected[len(shared) :]

@@ -118,7 +118,7 @@ class _Template:
         """Yield forms of the same messages, beginning with the usual one."""
         usual = [self._named(message) for message in messages]
         yield usual
-        thoughts = [self._thoughts_apart(message) for message in usual]
+        thoughts = [self._split_reasoning(message) for message in usual]
         if thoughts != usual:
             yield thoughts
         if any("tool_calls" in message for message in usual):
@@ -142,7 +142,7 @@ class _Template:
             named[self.reasoning] = named.pop(REASONING[0])
         return named
 
-    def _thoughts_apart(self, message: Message) -> Message:
+    def _split_reasoning(self, message: Message) -> Message:
         """Move thoughts at the beginning of a content to the key that the template reads."""
         found = _THOUGHTS.match(message["content"] or "")
         if message["role"] != "assistant" or not found or not self.reasoning:

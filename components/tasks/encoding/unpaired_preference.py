@@ -26,9 +26,9 @@ from steadytrain.components.tasks.encoding.chat import ChatEncoder
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.messages import (
     check_learned,
+    messages_in,
     opening,
-    said,
-    said_in,
+    text_of_messages,
     texts_of,
     tools_of,
     written,
@@ -56,7 +56,11 @@ def _texts(content: str) -> Sequence[str]:
 def _prompt_answer_and_verdict(content: str) -> tuple[str, ...]:
     """Return what near duplicates share: a good and a bad mark of one answer are none."""
     record = json.loads(content)
-    return said(record["prompt"]), said(record["completion"]), str(record["desirable"])
+    return (
+        text_of_messages(record["prompt"]),
+        text_of_messages(record["completion"]),
+        str(record["desirable"]),
+    )
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ class UnpairedPreferenceEncoder:
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return prompt and completion, each a list of messages, and the verdict, as JSON."""
         columns, unread = self.data.columns, Counter[str]()
-        prompt = said_in(row, columns.prompt, "user", unread)
-        completion = said_in(row, columns.completion, "assistant", unread)
+        prompt = messages_in(row, columns.prompt, "user", unread)
+        completion = messages_in(row, columns.completion, "assistant", unread)
         check_learned(completion, f"in {columns.completion}, ")
         if is_whole(completion, prompt):
             raise Defect(

@@ -91,13 +91,17 @@ def score_classification(
 
 
 def class_scores(
-    records: pa.Table, truth: npt.NDArray[np.int64], log_chances: npt.NDArray[np.float64]
+    records: pa.Table,
+    truth: npt.NDArray[np.int64],
+    log_chances: npt.NDArray[np.float64],
+    decided: npt.NDArray[np.int64] | None = None,
 ) -> pa.Table:
     """Return the scores of predictions.
 
     Args:
         truth: (records,), each one's class.
         log_chances: (records, classes), the log-probabilities.
+        decided: (records,), the predicted classes; None for the likeliest ones.
     """
     return score_table(
         records,
@@ -106,7 +110,7 @@ def class_scores(
             "targets": np.ones(len(truth), dtype=np.int64),
             "bytes": np.zeros(len(truth), dtype=np.int64),
             "label": truth,
-            "prediction": log_chances.argmax(axis=1),
+            "prediction": log_chances.argmax(axis=1) if decided is None else decided,
             "probabilities": list(np.exp(log_chances).astype(np.float32)),
         },
     )

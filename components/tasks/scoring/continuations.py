@@ -23,7 +23,7 @@ from steadytrain.components.tasks.prefix_attention import (
     tree_rows,
 )
 from steadytrain.components.tasks.scoring.table import pad
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 
 # The likelihood of given tokens at given places, without computing all logits at once.
 #
@@ -61,7 +61,7 @@ class Head:
         # Only the model knows how it changes its logits; only the layer can use quantized weights.
         self._plain = type(self._layer) is torch.nn.Linear and self._gives_logits(model)
 
-    def ask(
+    def answer(
         self, targets: TokenTargets, forward: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the model on a batch.
@@ -230,7 +230,7 @@ class Continuations:
         self.padded = attend_by_prefix(model, model.get_input_embeddings().num_embeddings)
 
     @torch.inference_mode()
-    def ask(self, requests: Sequence[Request], report: Report) -> list[Answer]:
+    def answer(self, requests: Sequence[Request], report: Report) -> list[Answer]:
         """Return the answers, in the order of the requests."""
         found: list[Answer] = []
         for start in range(0, len(requests), _REQUESTS_AT_ONCE):
@@ -282,7 +282,7 @@ class Continuations:
         requests: Sequence[Request],
         forward: Callable[[], torch.Tensor],
     ) -> list[Answer]:
-        nats, greedy = self._head.ask(targets, forward)
+        nats, greedy = self._head.answer(targets, forward)
         lengths = [len(request.continuation) for request in requests]
         return [
             Answer(float(own.double().sum()), bool(hits.all()))

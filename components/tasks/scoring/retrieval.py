@@ -28,7 +28,7 @@ from steadytrain.components.techniques.contrastive_texts.loss import (
     numbered,
     without_pooler,
 )
-from steadytrain.components.techniques.inference import to_device
+from steadytrain.components.techniques.modules import to_device
 
 CANDIDATES: Final = 512
 """Most texts that each text is compared with, besides its own counterpart."""

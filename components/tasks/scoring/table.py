@@ -36,6 +36,12 @@ _TYPES: dict[str, Any] = {
     "predicted": pa.float64(),
     "squared_error": pa.float64(),
     "absolute_error": pa.float64(),
+    "scaled_error": pa.float64(),
+    "symmetric_error": pa.float64(),
+    "low": pa.float64(),
+    "high": pa.float64(),
+    "place": pa.float64(),
+    "pinball": pa.float64(),
 }
 
 

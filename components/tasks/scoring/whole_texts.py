@@ -17,7 +17,7 @@ from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, token_types
 from steadytrain.components.techniques.adversarial_training import Attack
 from steadytrain.components.techniques.adversarial_training.attack import perturbed, search
-from steadytrain.components.techniques.inference import to_device
+from steadytrain.components.techniques.modules import to_device
 
 _RECORDS_AT_ONCE = 2048
 

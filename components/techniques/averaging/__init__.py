@@ -59,7 +59,7 @@ class AveragingConfig(TechniqueConfig):
     def weight_copies(self) -> int:
         return int(self.on)
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         if self.on:
             for name in ("averaging", "training.averaging"):
                 yield name, "training.averaging.kind", self.kind

@@ -79,7 +79,7 @@ class CurriculumConfig(TechniqueConfig):
         """Whether there is a curriculum."""
         return self.by != "none"
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         if self.on:
             yield "training.curriculum" if self.orders else CUT, "training.curriculum.by", self.by
 

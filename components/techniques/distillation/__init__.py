@@ -130,7 +130,7 @@ class DistillationConfig(ObjectiveConfig):
     def on(self) -> bool:
         return self.teacher is not None
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         if self.stored:
             yield STORED, STORED, str(self.top_k)
         if self.hidden.on:

@@ -25,9 +25,9 @@ from steadytrain.components.shared.chunks import comparison_rows
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_model
-from steadytrain.components.techniques.auxiliary import Auxiliary, attach_auxiliary
 from steadytrain.components.techniques.base import Batch, Row
 from steadytrain.components.techniques.distillation import DistillationConfig
+from steadytrain.components.techniques.modules import Auxiliary, attach_auxiliary
 
 _NAME: Final = "hidden_states"
 

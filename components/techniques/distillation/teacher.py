@@ -24,7 +24,7 @@ from steadytrain.components.techniques.distillation.loss import (
     answers_in,
     top_answers,
 )
-from steadytrain.components.techniques.inference import to_device
+from steadytrain.components.techniques.modules import to_device
 
 FIELD = "training.distillation.teacher"
 

@@ -40,7 +40,7 @@ class CompressionConfig(TechniqueConfig):
         # PowerSGD keeps an error of the size of the gradients.
         return int(self.kind == "powersgd")
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         if self.on:
             yield _FIELD, f"{_FIELD}.kind", self.kind
 

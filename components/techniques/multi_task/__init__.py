@@ -45,7 +45,7 @@ class MultiTaskConfig(ObjectiveConfig):
     def on(self) -> bool:
         return self != MultiTaskConfig()
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         if self.sampling != "size":
             yield "training.multi_task.sampling", "training.multi_task.sampling", self.sampling
 

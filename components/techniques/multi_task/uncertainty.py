@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from steadytrain.components.techniques.auxiliary import Auxiliary, attach_auxiliary
+from steadytrain.components.techniques.modules import Auxiliary, attach_auxiliary
 
 _NAME: Final = "uncertainty"
 

@@ -31,7 +31,7 @@ class MonitorConfig(TechniqueConfig):
     def on(self) -> bool:
         return self.layers or self.noise_scale
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         for name in ("layers", "noise_scale"):
             if getattr(self, name):
                 yield f"training.monitor.{name}", f"training.monitor.{name}", "true"

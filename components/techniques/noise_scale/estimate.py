@@ -129,7 +129,7 @@ class NoiseScale(TrainingComponent):
             self._warn()
         elif math.isfinite(mean_square) and math.isfinite(square):
             self.estimate.add(round(count), mean_square, square)
-            self._tell(update.step)
+            self._report(update.step)
 
     def state_dict(self) -> Mapping[str, Any]:
         return asdict(self.estimate)
@@ -141,7 +141,7 @@ class NoiseScale(TrainingComponent):
         norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32)
         self._square += norm.double().square()
 
-    def _tell(self, step: int) -> None:
+    def _report(self, step: int) -> None:
         batches = self.estimate.batches
         self.context.emit(
             NoiseScaleMeasured(

@@ -57,7 +57,7 @@ class ParamGroupConfig(Section):
             raise ValueError(f"frozen parameters are never trained: leave out {', '.join(beside)}")
         return self
 
-    def asks(self, place: int) -> Iterator[tuple[str, str, str]]:
+    def features(self, place: int) -> Iterator[tuple[str, str, str]]:
         """As for `TechniqueConfig`.
 
         Args:

@@ -28,7 +28,7 @@ class ClassWeightsConfig(ObjectiveConfig):
     def on(self) -> bool:
         return self.kind != "none"
 
-    def asks(self) -> Iterator[tuple[str, str, str]]:
+    def features(self) -> Iterator[tuple[str, str, str]]:
         if self.kind == "balanced":
             yield "training.class_weights balanced", "training.class_weights.kind", "balanced"
 

@@ -61,7 +61,7 @@ class Agent:
         )
         self.hangs = HangWatch(folder, share, self.recovery)
         self.leave = Awaited(folder.leave)
-        self.asked: float | None = None
+        self.requested_grace: float | None = None
         self.stuck = False
         """Whether a rank cannot be killed. The interpreter would wait for it at exit."""
 
@@ -93,11 +93,11 @@ class Agent:
 
     def _follow(self, ranks: Ranks, request: StopRequest) -> None:
         grace = self._grace(request)
-        if grace is not None and (self.asked is None or grace < self.asked):
-            self.asked = grace
+        if grace is not None and (self.requested_grace is None or grace < self.requested_grace):
+            self.requested_grace = grace
             ranks.leave(grace)
-        elif self.asked is None and self.hangs.look():
-            self.asked = 0.0
+        elif self.requested_grace is None and self.hangs.look():
+            self.requested_grace = 0.0
             ranks.leave(0)
 
     def _grace(self, request: StopRequest) -> float | None:
@@ -132,7 +132,7 @@ class Agent:
 
     def _report_out_of_memory(self, exits: Mapping[int, int]) -> None:
         killed = [rank for rank, status in exits.items() if status == -signal.SIGKILL]
-        if not killed or self.asked is not None:
+        if not killed or self.requested_grace is not None:
             return
         RankError(
             rank=killed[0],

@@ -122,6 +122,20 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
     return [process for process in found if alive(process)]
 
 
+def memory_of(root: int) -> int:
+    """Return the bytes that a process and its descendants take, each shared page in parts.
+
+    Return 0 if it has ended.
+    """
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        first = psutil.Process(root)
+        for process in (first, *first.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
+    return total
+
+
 def unreaped(process: Process) -> int | None:
     """Return a child's process ID while no other process can have it; None once it was reaped."""
     return process.pid if process.poll() is None else None

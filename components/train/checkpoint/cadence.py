@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.errors import BadInput
+
 FIRST_SECONDS: Final = 60.0
 """Interval before the first checkpoint, whose cost is not known yet."""
 
@@ -57,6 +60,48 @@ class Cadence:
     def due(self) -> bool:
         """Whether the interval is over."""
         return time.monotonic() - self._last >= self.interval
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The end of a step, and what has come with it.
+
+    better: whether it was validated, and the best so far.
+    unscored: whether no validation has had a score yet.
+    due: whether the interval of a `Cadence` is over.
+    """
+
+    step: int
+    last: bool
+    better: bool
+    unscored: bool
+    due: bool
+
+
+def is_saved(moment: Moment, training: TrainingConfig, *, rows: int, batch: int) -> bool:
+    """Return whether a step ends with a checkpoint, by `training.save_strategy`.
+
+    Args:
+        rows: of an epoch.
+        batch: rows of a step.
+    """
+    if training.saves == "best":
+        # Without any score, the last model is exported.
+        return moment.better or (moment.last and moment.unscored)
+    if moment.last or moment.due or (moment.better and training.load_best_model_at_end):
+        return True
+    if training.saves == "epoch":
+        return moment.step * batch // rows > (moment.step - 1) * batch // rows
+    return training.save_steps is not None and moment.step % training.save_steps == 0
+
+
+def check_scores(training: TrainingConfig, validation_rows: int) -> None:
+    """Raise BadInput if checkpoints follow a score, and there is nothing to validate."""
+    if training.saves == "best" and not validation_rows:
+        raise BadInput(
+            "training.save_strategy = 'best': there are no validation data, so nothing is the best",
+            remedy="raise data.validation_share, or use another strategy",
+        )
 
 
 @dataclass(frozen=True)

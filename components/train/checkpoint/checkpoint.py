@@ -172,6 +172,22 @@ class Checkpoint:
                 pass
         return self.manifest
 
+    def damage(self) -> dict[str, str]:
+        """Return what is wrong with each file that differs from what was written, by its name.
+
+        Raises:
+            CheckpointDamaged: the manifest cannot be read, so the files are not known.
+            BadInput: another version of steadytrain wrote the checkpoint.
+        """
+        found = {}
+        for entry in self.manifest.files:
+            try:
+                for _ in self._verified(entry.name):
+                    pass
+            except CheckpointDamaged as error:
+                found[entry.name] = error.message.partition(f"/{entry.name}: ")[2]
+        return found
+
     def tensors(self, part: str) -> dict[str, torch.Tensor]:
         """Return the full tensors of a part ("model", "optimizer") by name, on the CPU.
 

@@ -40,7 +40,7 @@ class LearnerRank(RankProcess):
         from steadytrain.components.train.loop.progress import Emitter
 
         learner = self.load()(self.config, self.data)
-        stream = self.workspace.stream(f"train-a{self.spec.attempt}-r0")
+        stream = self.open_stream()
         self.training = LearnerTraining(
             learner,
             self.config,

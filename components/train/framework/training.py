@@ -26,7 +26,7 @@ from steadytrain.components.sizing.length import total_steps, without_effect
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.attempt import AttemptSpec
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamaged, CheckpointStore
-from steadytrain.components.train.checkpoint.cadence import Cadence
+from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
 from steadytrain.components.train.checkpoint.saver import Saved, Saver
 from steadytrain.components.train.checkpoint.saver import State as Content
 from steadytrain.components.train.checkpoint.snapshot import Piece, is_storable, whole_piece
@@ -105,6 +105,7 @@ class LearnerTraining:
         self.rows = _rows(data, "train")
         none = getattr(learner, "learns_validation", False)
         self.validation = Rows([]) if none else _rows(data, "validation")
+        check_scores(self.training, len(self.validation))
         self.order = RowOrder(len(self.rows), self.training.seed)
         self.learns_all = getattr(learner, "learns_all", False)
         # The rows of a step.
@@ -153,11 +154,12 @@ class LearnerTraining:
             self.reporter.warn(remark)
         while progress.step < self.steps:
             if progress.out_of_patience(training):
-                self.save()
+                if training.saves != "best" or progress.best_score is None:
+                    self.save()
                 return "early_stopped"
             if self.saver.failed:
                 self.saver.settle()
-            if asked := self.requests.asked(progress.step):
+            if asked := self.requests.requested_outcome(progress.step):
                 self.save()
                 return asked
             due = self.cadence is not None and self.cadence.due
@@ -165,9 +167,9 @@ class LearnerTraining:
             self.heartbeat.beat("train", progress.step)
             last = progress.step == self.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
-            keep = better and training.load_best_model_at_end
-            every = training.save_steps
-            if last or keep or due or (every and progress.step % every == 0):
+            unscored = progress.best_score is None
+            moment = Moment(progress.step, last, better, unscored, due)
+            if is_saved(moment, training, rows=len(self.rows), batch=self.size):
                 self.save()
         return "finished"
 

@@ -262,7 +262,8 @@ class TrainJob(Job):
             "spec": {"backoffLimit": 0, "template": self._pod_template()},
         }
         jobs = [{"name": _NODE, "template": job}]
-        policy = {"numNodes": self.compute.nodes, "torch": {"numProcPerNode": "auto"}}
+        # Before 2.2, the policy has numProcPerNode, whose default is the same; later, it has not.
+        policy = {"numNodes": self.compute.nodes, "torch": {}}
         template = {"spec": {"failurePolicy": {"maxRestarts": 0}, "replicatedJobs": jobs}}
         return self._object(TRAINING_RUNTIME, {"mlPolicy": policy, "template": template})
 

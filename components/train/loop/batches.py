@@ -1,7 +1,7 @@
 """This rank's share of a global batch, as tensors, which a thread prepares while a step computes.
 
 The rows of a step depend only on its number, so prefetching changes neither the order nor what a
-resumed run sees. At most two shares exist: the one in use and the next.
+resumed run sees. At most `training.prefetch_batches` shares exist besides the one in use.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.tasks.base import Batch, Row
-from steadytrain.components.techniques.inference import to_device
 from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE
+from steadytrain.components.techniques.modules import to_device
 from steadytrain.components.train.loop.data import drawn, micro_batches, share
 from steadytrain.components.train.loop.setup import Parts
 
@@ -111,12 +111,12 @@ def take_share(parts: Parts, step: int) -> RankBatches:
 
 
 class Prefetch:
-    """Provides shares of global batches on the device, each fetched one step ahead. Close it."""
+    """Provides shares of global batches on the device, fetched some steps ahead. Close it."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._thread = ThreadPoolExecutor(1, "prefetch")
-        self._ahead: tuple[int, Future[RankBatches]] | None = None
+        self._ahead: dict[int, Future[RankBatches]] = {}
         device = parts.accelerator.device
         # Copies on a separate stream do not wait for the step that is computing.
         self._stream: torch.cuda.Stream | None = None
@@ -135,18 +135,19 @@ class Prefetch:
         """
         began = time.monotonic()
         found = self._fetching(step).result()
-        if step + 1 < self.parts.steps:
-            self._ahead = step + 1, self._fetching(step + 1)
+        end = min(step + 1 + self.parts.config.training.prefetch_batches, self.parts.steps)
+        self._ahead = {later: self._fetching(later) for later in range(step + 1, end)}
         return replace(found, waited=time.monotonic() - began)
 
     def forget(self) -> None:
         """Fetch again what was fetched ahead: micro-batches have another size from now on."""
-        self._ahead = None
+        for fetched in self._ahead.values():
+            fetched.cancel()
+        self._ahead = {}
 
     def _fetching(self, step: int) -> Future[RankBatches]:
-        if self._ahead is not None and self._ahead[0] == step:
-            return self._ahead[1]
-        return self._thread.submit(self._fetch, step)
+        found = self._ahead.get(step)
+        return self._thread.submit(self._fetch, step) if found is None else found
 
     def _fetch(self, step: int) -> RankBatches:
         own = take_share(self.parts, step)

@@ -28,8 +28,8 @@ from steadytrain.components.techniques.base import (
 from steadytrain.components.techniques.noise_scale.estimate import NoiseScale
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
+from steadytrain.components.train.failures import naming
 from steadytrain.components.train.loop.monitors import LayerMonitor, StepProfiler
-from steadytrain.components.train.loop.plugin_failed import naming
 from steadytrain.components.train.loop.progress import Emitter
 from steadytrain.components.train.loop.setup import Parts
 

@@ -78,7 +78,7 @@ class StopRequests:
                 self.received.add("pruned" if asked.strip() == "pruned" else "stopped")
         return [int(outcome in self.received) for outcome in OUTCOMES]
 
-    def asked(self, step: int) -> AttemptOutcome | None:
+    def requested_outcome(self, step: int) -> AttemptOutcome | None:
         """Return the outcome that this process was asked for after a step, or None."""
         flags = self.flags(step)
         return next((name for name, flag in zip(OUTCOMES, flags, strict=True) if flag), None)

@@ -90,7 +90,7 @@ def _kernels(config: RunConfig, accelerator: Accelerator) -> Iterator[_Kernel]:
     if training.torch_compile:
         yield _Kernel(_COMPILE, "the model as it is", lambda: _compile(device))
     spec = optimizer_spec(training.optim)
-    if "cpu" in spec.unsupported:
+    if spec.own_kernels or "cpu" in spec.unsupported:
         instead = f"{DEFAULT}, whose moments take more memory"
         yield _Kernel(_OPTIM, instead, lambda: _step(config, device, training.optim))
     elif device.type != "cpu" and accelerator.scaler is None:

@@ -37,7 +37,6 @@ class Rank(RankProcess):
         from steadytrain.components.train.loop.control import StoppedEarly, Watch
         from steadytrain.components.train.loop.export import latency_is_known, measure_latency
         from steadytrain.components.train.loop.kernels import keep_compiled
-        from steadytrain.components.train.loop.optim import set_rate
         from steadytrain.components.train.loop.process import wait_for_file
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -45,7 +44,7 @@ class Rank(RankProcess):
         from steadytrain.components.train.loop.usage import Usage, report_split
 
         spec, config, workspace = self.spec, self.config, self.workspace
-        stream = workspace.stream(f"train-a{spec.attempt}-r0") if self.number == 0 else None
+        stream = self.open_stream() if self.number == 0 else None
         if config.training.torch_compile and keep_compiled(workspace.compiled):
             self.compiled = workspace.compiled
         reporter = Reporter(stream, spec.attempt)
@@ -79,11 +78,10 @@ class Rank(RankProcess):
             reporter,
             self.requests,
             self.cadence(),
+            peak=partial(spec.peak, configured=learning_rate(parts.recipe)),
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))
-        # Set it after loading the state, which contains its own rates.
-        set_rate(parts.scheduler, learning_rate(parts.recipe) * spec.learning_rate_scale)
         outcome = self.training.run()
         beat = partial(parts.beat, FINISHING)
         beat()
@@ -117,7 +115,7 @@ class Rank(RankProcess):
         return error
 
     def least_memory(self) -> int:
-        from steadytrain.components.train.loop.memory import least_memory
+        from steadytrain.components.train.loop.halving import least_memory
 
         return least_memory(self.training.parts) if self.training else 0
 

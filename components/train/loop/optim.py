@@ -15,8 +15,8 @@ from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, OptimizerSpec, optimizer_spec
 from steadytrain.components.shared.config.schedules import (
     Adaptive,
-    course_of,
     rate_factor,
+    schedule_settings,
     schedule_spec,
 )
 from steadytrain.components.shared.errors import BadInput
@@ -73,14 +73,14 @@ def parameter_groups(
             "params": items,
             "weight_decay": treatment.weight_decay,
             "lr_scale": treatment.lr_scale,
-            **_own_rate(training, treatment),
+            **_group_rate(training, treatment),
             **({} if matrices is None else {"matrices": apart}),
         }
         for (_, apart, treatment), items in sorted(groups.items(), key=lambda item: item[0][:2])
     ]
 
 
-def _own_rate(training: TrainingConfig, treatment: Treatment) -> dict[str, float]:
+def _group_rate(training: TrainingConfig, treatment: Treatment) -> dict[str, float]:
     found = {}
     if treatment.lr_scale != 1 and training.learning_rate is not None:
         found["lr"] = training.learning_rate * treatment.lr_scale
@@ -132,13 +132,13 @@ def build_scheduler(
             f"training.learning_rate = {peak}: training.lr_scheduler_type {kind} ends with {last}",
             remedy="use a higher one, or another training.lr_scheduler_type",
         )
-    course = course_of(training, steps, peak)
-    factor = partial(rate_factor, kind=kind, course=course)
+    settings = schedule_settings(training, steps, peak)
+    factor = partial(rate_factor, kind=kind, settings=settings)
     adapts = schedule_spec(kind).adapts
     return (
         LambdaLR(optimizer, factor)
         if adapts is None
-        else AdaptiveLR(optimizer, factor, adapts(course))
+        else AdaptiveLR(optimizer, factor, adapts(settings))
     )
 
 

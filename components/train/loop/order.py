@@ -19,6 +19,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.sizing.length import mixture_of as sources_of
 from steadytrain.components.tasks.base import TrainingTask
 from steadytrain.components.techniques.curriculum import CUTS
 from steadytrain.components.techniques.curriculum.order import (
@@ -29,9 +30,9 @@ from steadytrain.components.techniques.curriculum.order import (
 from steadytrain.components.techniques.multi_task.mixture import mixture_of
 from steadytrain.components.techniques.order import Order as Order
 from steadytrain.components.techniques.order import RowOrder as RowOrder
+from steadytrain.components.train.failures import naming
 from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.plugin_failed import naming
 from steadytrain.components.train.loop.row_losses import row_losses
 
 
@@ -177,9 +178,11 @@ def run_order(
         StoppedEarly: as for `row_losses`.
     """
     training = config.training
-    order = order_of(rows, task, training)
+    if (mixture := sources_of(training, data.sides["train"])) is not None:
+        return mixture.order(training.seed)
     if training.multi_task.sampling != "size":
         return mixture_of(rows.values("label"), data.labels, training.multi_task, training.seed)
+    order = order_of(rows, task, training)
     if not training.curriculum.orders:
         return order
     if training.curriculum.by == "loss":

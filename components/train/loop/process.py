@@ -36,6 +36,7 @@ from steadytrain.components.train.loop.control import StopRequests
 # The rest is imported late: torch takes seconds to import, and no signal may be lost in that time.
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.events import EventStream
     from steadytrain.components.shared.events.types import AttemptOutcome
     from steadytrain.components.shared.records import DataRecord
     from steadytrain.components.shared.workspace import Workspace
@@ -99,6 +100,23 @@ class RankProcess(ABC):
 
         return Workspace.of(self.config)
 
+    def open_stream(self) -> EventStream:
+        """Return the stream of rank 0's events, which the attempt's TrainJob gets too if it can."""
+        from steadytrain.components.shared.events import EventStream
+        from steadytrain.components.shared.events.types import Warned
+        from steadytrain.components.train.loop.job_status import JobStatus, is_reported
+
+        lines = self.workspace.lines(f"train-a{self.spec.attempt}-r0")
+        if not is_reported():
+            return EventStream(lines)
+
+        def warn(message: str) -> None:
+            stream = self.workspace.stream(f"job-status-a{self.spec.attempt}")
+            stream.emit(Warned(stage="train", message=message))
+            stream.close()
+
+        return EventStream(lines, JobStatus(warn))
+
     def fence(self) -> None:
         """Raise RunBusy if another supervisor took over the run."""
         from steadytrain.components.shared.lease import Generations
@@ -114,10 +132,10 @@ class RankProcess(ABC):
         return open_store(self.config, self.fence, lineage)
 
     def cadence(self) -> Cadence | None:
-        """Return when to save checkpoints; None if `save_steps` says it, or another rank does."""
+        """Return when to save checkpoints; None if it is not by time, or another rank says it."""
         from steadytrain.components.train.checkpoint.cadence import Cadence
 
-        if self.config.training.save_steps is not None or self.number != 0:
+        if self.config.training.saves != "time" or self.number != 0:
             return None
         return Cadence(self.spec.seconds_between_failures, self.spec.checkpoint_seconds)
 

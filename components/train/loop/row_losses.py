@@ -32,7 +32,7 @@ from steadytrain.components.shared.storage.local import is_stored
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import OpenTask, TrainingTask, task_code
 from steadytrain.components.tasks.fitting import fitted, splitting
-from steadytrain.components.techniques.inference import to_device
+from steadytrain.components.techniques.modules import to_device
 from steadytrain.components.train.loop.control import (
     StoppedEarly,
     Watch,

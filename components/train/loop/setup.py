@@ -25,7 +25,7 @@ from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.hardware import refuse_what_needs_cuda
-from steadytrain.components.sizing.length import total_steps, without_effect
+from steadytrain.components.sizing.length import of_mixture, steps_of, without_effect
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
 from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask
 from steadytrain.components.tasks.frozen_parts import attach, parameter_count
@@ -183,12 +183,14 @@ def set_up(
     rows = _rows(data, "train")
     if training.augmentation.on:
         rows.check_texts()
-    steps = total_steps(training, len(rows))
+    side = data.sides["train"]
+    steps = steps_of(training, side)
     order = run_order(config, data, rows, task, accelerator, watch, steps=steps)
     module = build_module(config, task)
     groups = grouped(module, training)
     remarks = [
         *without_effect(training, len(rows), steps),
+        *of_mixture(training, side, steps),
         *tried.remarks,
         *(task.ready(module) if hasattr(task, "ready") else ()),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from steadytrain.components.train.checkpoint import (
     CheckpointDamaged,
     CheckpointStore,
 )
-from steadytrain.components.train.checkpoint.cadence import Cadence
+from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
 from steadytrain.components.train.errors import Diverged, NonFiniteState
 from steadytrain.components.train.loop.batches import Prefetch, RankBatches
@@ -29,7 +29,7 @@ from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.halving import Halving
-from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing
+from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing, set_rate
 from steadytrain.components.train.loop.progress import ExportedChoice, Progress, highest_normal_loss
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import (
@@ -58,6 +58,7 @@ class Training:
 
     Args:
         cadence: on rank 0, if checkpoints are saved by time and not by `save_steps`.
+        peak: returns the schedule's peak after so many finished steps. None leaves it as it is.
     """
 
     def __init__(
@@ -67,9 +68,12 @@ class Training:
         reporter: Reporter,
         requests: StopRequests,
         cadence: Cadence | None = None,
+        *,
+        peak: Callable[[int], float] | None = None,
     ) -> None:
-        self.cadence = cadence
+        self.cadence, self.peak = cadence, peak
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
+        check_scores(parts.config.training, len(parts.validation))
         self.progress = Progress()
         self.metric, self.greater_is_better = best_by(parts)
         if isinstance(parts.scheduler, AdaptiveLR) and not len(parts.validation):
@@ -116,9 +120,13 @@ class Training:
         self.reporter.started(self.parts, progress)
         for remark in self.parts.remarks:
             self.reporter.warn(remark)
+        # Set after the state is loaded, which has its own rates.
+        rate: float | None = None
         while progress.step < self.parts.steps:
+            rate = self._set_rate(rate)
             if progress.out_of_patience(training):
-                self.save()
+                if training.saves != "best" or progress.best_score is None:
+                    self.save()
                 return "early_stopped"
             self.freezing.before_step(progress.step + 1)
             self.components.before_step(progress.step + 1)
@@ -129,11 +137,20 @@ class Training:
             self.parts.beat("train", progress.step)
             last = progress.step == self.parts.steps
             better = (last or progress.step % training.eval_steps == 0) and self._validate()
-            keep = better and training.load_best_model_at_end
-            every = training.save_steps
-            if last or keep or agreed.due or (every and progress.step % every == 0):
+            unscored = progress.best_score is None
+            moment = Moment(progress.step, last, better, unscored, agreed.due)
+            if is_saved(
+                moment, training, rows=len(self.parts.train), batch=training.global_batch_size
+            ):
                 self.save()
         return "finished"
+
+    def _set_rate(self, now: float | None) -> float | None:
+        """Set the schedule's peak for the next step, unless it is `now`. Return it."""
+        rate = None if self.peak is None else self.peak(self.progress.step)
+        if rate is not None and rate != now:
+            set_rate(self.parts.scheduler, rate)
+        return rate
 
     def _step(self, data: Prefetch) -> Agreement:
         """Take a step, if nothing asks the ranks to stop. Return what they know about it."""

@@ -13,7 +13,7 @@ import torch
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.optimizers import OptimizerSpec
 from steadytrain.components.tasks.base import load_task
-from steadytrain.components.techniques.inference import to_device
+from steadytrain.components.techniques.modules import to_device
 from steadytrain.components.train.checkpoint import CheckpointStore
 from steadytrain.components.train.checkpoint.state import by_parameter
 from steadytrain.components.train.loop.data import drawn, share
@@ -36,7 +36,7 @@ def validate(parts: Parts) -> dict[str, float]:
     for number in mine:
         sums.update(_sums(parts, batches[number]))
     if parts.strategy.shares_weights:
-        _keep_up(parts, math.ceil(len(batches) / parts.world_size) - len(mine))
+        _run_extra_passes(parts, math.ceil(len(batches) / parts.world_size) - len(mine))
     total: Counter[str] = Counter()
     for own in gather_objects([dict(sums)], parts.still):
         total.update(own)
@@ -51,7 +51,7 @@ def _sums(parts: Parts, rows: Sequence[int]) -> Mapping[str, float]:
     return parts.task.validate(parts.module, to_device(batch, parts.accelerator.device))
 
 
-def _keep_up(parts: Parts, missing: int) -> None:
+def _run_extra_passes(parts: Parts, missing: int) -> None:
     """Run extra forward passes while other ranks validate: with shards, each pass needs all ranks.
 
     Args:

@@ -11,6 +11,7 @@ from typing import TypeGuard
 from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
+    Adjusted,
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
@@ -20,6 +21,7 @@ from steadytrain.components.shared.events.types import (
     skipped,
 )
 from steadytrain.components.sizing.batch import BatchPlan
+from steadytrain.components.train.attempt import peak_of
 from steadytrain.components.train.failures import FailureClass
 
 State = (
@@ -29,6 +31,7 @@ State = (
     | AttemptEnded
     | CheckpointSaved
     | DecisionMade
+    | Adjusted
 )
 """The events that are state; other events only report."""
 
@@ -96,12 +99,15 @@ class History:
 
     supervisor: the last one that took over the run.
     outdated: how many of the decisions predate the last change of `compute.nodes`.
+    adjusted: what a person changed while the run trained, each with the number of decisions that
+        predate it.
     """
 
     attempts: list[AttemptHistory] = field(default_factory=list)
     decisions: list[DecisionMade] = field(default_factory=list)
     supervisor: SupervisorStarted | None = None
     outdated: int = 0
+    adjusted: dict[Adjusted, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, events: Iterable[State]) -> History:
@@ -119,6 +125,8 @@ class History:
             self.supervisor = event
         elif isinstance(event, AttemptStarted):
             self.attempts.append(AttemptHistory(event))
+        elif isinstance(event, Adjusted):
+            self.adjusted[event] = len(self.decisions)
         else:
             if isinstance(event, DecisionMade):
                 self.decisions.append(event)
@@ -194,7 +202,23 @@ class History:
     @property
     def learning_rate_scale(self) -> float:
         """The factor applied to the schedule's learning rates."""
-        return math.prod(item.learning_rate_scale for item in self.decisions)
+        return self._scale_since(0)
+
+    def _scale_since(self, first: int) -> float:
+        return math.prod(item.learning_rate_scale for item in self.decisions[first:])
+
+    @property
+    def rates(self) -> tuple[tuple[int, float], ...]:
+        """Each rate that a person set, lowered by later decisions, and after which step it counts.
+
+        It replaces what decisions before it have lowered.
+        """
+        found = self.adjusted.items()
+        return tuple((item.step, item.after * self._scale_since(first)) for item, first in found)
+
+    def peak(self, step: int, configured: float) -> float:
+        """Return the schedule's peak for the step that follows `step` finished ones."""
+        return peak_of(self.rates, step, configured * self.learning_rate_scale)
 
     @property
     def recipe(self) -> list[Decision]:
@@ -204,9 +228,16 @@ class History:
 
     @property
     def decided(self) -> list[Decision]:
-        """All decisions with a reason: the recipe, and how the newest attempt splits the work."""
+        """All decisions with a reason.
+
+        They are the recipe, what a person changed, and how the newest attempt splits the work.
+        """
         cut = self.attempts[-1].started.decisions if self.attempts else []
-        return [*self.recipe, *(Decision(**item) for item in cut)]
+        changed = (
+            Decision(item.field, item.value, f"{item.change}, by steadytrain adjust", yours=True)
+            for item in self.adjusted
+        )
+        return [*self.recipe, *changed, *(Decision(**item) for item in cut)]
 
     @property
     def stalled(self) -> list[AttemptHistory]:

@@ -35,7 +35,7 @@ class Sizing:
     def plan(self, history: History) -> BatchPlan:
         """Return the plan of the next attempt."""
         plan, limit = self._configured(self.nodes(history)), history.limit
-        return plan.within(limit.batch) if limit and limit.batch else plan
+        return plan.limited_to(limit.batch) if limit and limit.batch else plan
 
     def decisions(self, history: History) -> list[Decision]:
         """Return the fields that the next attempt's plan sets, each with its reason."""
@@ -77,7 +77,7 @@ class Sizing:
         if not self._path.is_file():
             return None
         plan = self._configured(self.config.compute.nodes)
-        within = plan.within(Learned.load(self._path).limit)
+        within = plan.limited_to(Learned.load(self._path).limit)
         if within == plan:
             return None
         configured = self.config.training.micro_batch_size
@@ -102,6 +102,9 @@ class Sizing:
             Learned(limit=learned.settings).save(self._path)
 
     def _checkpoints(self) -> Decision:
+        field = "training.save_strategy"
+        if differs(self.config, field):
+            return set_by_user(self.config, field)
         field = "training.save_steps"
         if differs(self.config, field):
             return set_by_user(self.config, field)

@@ -39,6 +39,7 @@ from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.failures import Failure, FailureClass, cause_of
 from steadytrain.components.train.launch.launcher import Launcher
+from steadytrain.components.train.recovery.adjust import adjustment, discard, pending, take
 from steadytrain.components.train.recovery.history import History, account
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import (
@@ -67,6 +68,7 @@ from steadytrain.components.train.recovery.watch import Watch
 
 GROWTH_SECONDS = 300.0
 """How long an attempt waits for nodes that the run can do without."""
+_CONTINUED = RecoveryDecision("retry", "the ranks ended to be given another setting")
 OnValidation = Callable[[Validated], bool]
 Decide = Callable[[History, Failure], RecoveryDecision]
 
@@ -138,6 +140,8 @@ class Supervisor:
             else:
                 # The request came while no rank was running.
                 ending = Ending(request.outcome or "stopped", ending.result, None)
+            if ending.outcome in SUCCESSES:
+                self._refuse_late_request()
             history = self.ledger.history()
             return Outcome(
                 outcome=ending.outcome,
@@ -275,12 +279,17 @@ class Supervisor:
                 code=code_origin(),
             )
             watch.record(started)
+            self._adjust(watch, number, resumed_step or 0)
+            spec = spec.model_copy(update={"rates": self.ledger.history().rates})
             retry_storage(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
                 with self.launcher.start(folder) as ranks:
                     watch.follow(ranks)
-                ending = conclude(folder, ranks.exits(), watch.requested)
+                exits, asked = ranks.exits(), watch.requested
+                if watch.adjusts and not any(exits.values()):
+                    asked = asked or "stopped"
+                ending = conclude(folder, exits, asked)
                 ending = repeated(ending, history, saved=watch.saved)
             except Unkillable as error:
                 # Nothing else starts here: the process still holds its device.
@@ -306,7 +315,35 @@ class Supervisor:
                     )
                 )
             self._remember(ending, watch)
-            return ending, step, self._decide(ending.failure, watch) if ending.failure else None
+            if ending.failure:
+                return ending, step, self._decide(ending.failure, watch)
+            if watch.adjusts and ending.outcome == "stopped":
+                return ending, step, _CONTINUED
+            return ending, step, None
+
+    def _adjust(self, watch: Watch, attempt: int, step: int) -> None:
+        """Record the change that a person asked for, which counts from here on."""
+        request, problem = take(self.workspace, self.config)
+        if problem:
+            watch.record(Warned(stage="train", message=problem))
+        if request is None:
+            return
+        history = self.ledger.history()
+        made = adjustment(request, self.config, history, attempt=attempt, step=step)
+        if made is not None:
+            watch.record(made)
+        # Only now: whoever takes over in between finds the request or its entry in the ledger.
+        discard(self.workspace)
+
+    def _refuse_late_request(self) -> None:
+        """Report a request that came while the last step was taken."""
+        request, _ = pending(self.workspace)
+        if request is not None and request.request not in {
+            item.request for item in self.ledger.history().adjusted
+        }:
+            message = f"{request} came too late: training had finished"
+            self._emit(Warned(stage="train", message=message))
+        discard(self.workspace)
 
     def _warn_of_wait(self, why: str) -> None:
         wait = duration(AWAY_SECONDS)

@@ -252,7 +252,8 @@ def other_inputs(workspace: Workspace, changed: list[str]) -> BadInput:
     return BadInput(
         ": ".join([problem, *filter(None, ["; ".join(changed)])]),
         remedy="give this run another name (run: ...), or use the configuration that it was "
-        f"started with, in which these may differ: {may_differ()}; or remove {workspace.folder}",
+        f"started with, in which these may differ: {may_differ()}; or remove {workspace.folder}; "
+        f"`steadytrain adjust {workspace.run_id}` changes the learning rate of a run under way",
     )
 
 

@@ -24,9 +24,11 @@ from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry, any_error
 from steadytrain.components.shared.stopping import StopRequest
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.launch.launcher import RunningAttempt
+from steadytrain.components.train.recovery.adjust import take
 from steadytrain.components.train.recovery.history import State, is_of_rank
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import pods_waited
@@ -57,7 +59,8 @@ class Watch:
     ) -> None:
         self.supervisor, self.folder, self.request = supervisor, folder, request
         self.step, self.saved = step, False
-        self.pruned = False
+        self.pruned, self.adjusts = False, False
+        self._asked = Awaited(supervisor.workspace.adjust)
         self._unrecorded = deque[State]()
         self._retry = Retry(
             transient=any_error, seconds=FOREVER, delays=_REJECTED_DELAYS, report=self._warn
@@ -108,11 +111,26 @@ class Watch:
             if self.request.outcome and not stopping:
                 ranks.stop(grace)
                 stopping = True
+            if not self.adjusts and self._asked.there():
+                self.adjusts = self._is_asked()
+                if self.adjusts and not self.pruned:
+                    self._stop("stopped")
             if self.request.urgent and not urgent:
                 ranks.stop(0)
                 urgent = True
             time.sleep(POLL_SECONDS)
         self._relay()
+
+    def _is_asked(self) -> bool:
+        """Return whether a person asks for a change. Set a request aside that cannot be used."""
+        found, problem = take(self.supervisor.workspace, self.supervisor.config)
+        if problem:
+            self.stream.emit(Warned(stage="train", message=problem))
+        return found is not None
+
+    def _stop(self, outcome: AttemptOutcome) -> None:
+        """Ask the ranks to save a checkpoint and end."""
+        LocalStorage(self.folder.path).write(self.folder.stop.name, outcome.encode())
 
     def waited(self, started: AttemptStarted) -> float:
         """Return how many seconds the pods of the attempt waited before they started."""
@@ -182,4 +200,4 @@ class Watch:
         judge = self.supervisor.on_validation
         if judge is not None and not self.pruned and not judge(event):
             self.pruned = True
-            LocalStorage(self.folder.path).write(self.folder.stop.name, b"pruned")
+            self._stop("pruned")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -89,8 +90,15 @@ class Trials(Protocol):
     def state(self, number: int) -> TrialState:
         """Return what is known about a trial. Cheap enough to call several times a second."""
 
-    def stop(self, number: int) -> None:
-        """End the processes of a trial, which keeps its checkpoint. Return when they are gone."""
+    def stop(self, number: int, *, within: float = math.inf) -> None:
+        """End the processes of a trial, which keeps its checkpoint. Return when they are gone.
+
+        Args:
+            within: seconds after which they are killed, if they have not saved it by then.
+        """
+
+    def memory(self, number: int) -> int:
+        """Return the bytes that a trial's processes on this machine take; 0 if it has none."""
 
     def discard(self, number: int) -> None:
         """Remove everything of a trial except what `state` and its learning curve need."""
@@ -102,8 +110,12 @@ class Trials(Protocol):
         first. Call this once, before anything else.
         """
 
-    def close(self) -> None:
-        """End all processes, whose trials keep their checkpoints."""
+    def close(self, *, within: float = math.inf) -> None:
+        """End all processes, whose trials keep their checkpoints.
+
+        Args:
+            within: as for `stop`.
+        """
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

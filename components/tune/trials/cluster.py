@@ -7,6 +7,7 @@ stopped frees its nodes at once.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,8 +99,11 @@ class ClusterTrials:
     def state(self, number: int) -> TrialState:
         return self._supervised.state(number)
 
-    def stop(self, number: int) -> None:
-        self._supervised.stop(number)
+    def stop(self, number: int, *, within: float = math.inf) -> None:
+        self._supervised.stop(number, within=within)
+
+    def memory(self, number: int) -> int:
+        return self._supervised.memory(number)
 
     def discard(self, number: int) -> None:
         self._supervised.discard(number)
@@ -110,9 +114,9 @@ class ClusterTrials:
             self._remove_jobs()
         return alive
 
-    def close(self) -> None:
+    def close(self, *, within: float = math.inf) -> None:
         try:
-            self._supervised.close()
+            self._supervised.close(within=within)
         finally:
             self._remove_jobs()
 

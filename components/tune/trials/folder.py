@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.lease import Generations, lock
@@ -29,6 +29,8 @@ LABELS: Final = b"labels"
 """The key of the metadata of `TrialFolder.scores` with the names of the classes, as JSON."""
 ARTIFACT: Final = b"artifact"
 """The key with what the exported model costs, for tables (`tabular.artifact.Artifact`), as JSON."""
+EXPLAINED: Final = b"explained"
+"""The key with what it predicts when a column changes (`tabular.explained.Explained`), as JSON."""
 _LONGEST_NAME: Final = 40
 _DIGEST: Final = 8
 
@@ -96,6 +98,17 @@ class TrialFolder:
     @property
     def scores(self) -> Path:
         return self.path / "scores.parquet"
+
+    def damage(self, digest: str) -> str:
+        """Return what is wrong with the scores; "" if nothing is.
+
+        Args:
+            digest: of the file as the trial left it.
+        """
+        if not self.scores.is_file():
+            return f"{self.scores} is missing"
+        found = file_digest(self.scores)
+        return "" if found == digest else f"{self.scores} is not as the trial left it"
 
     @property
     def workspace(self) -> Workspace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -21,7 +22,7 @@ from steadytrain.components.shared.output_log import open_log
 from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.fork_server import ForkServer, Served
-from steadytrain.components.train.agent.processes import MARK, alive, end_processes
+from steadytrain.components.train.agent.processes import MARK, alive, end_processes, memory_of
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.tune.trials.base import Ranks, RanksHere, Slot, TrialState
@@ -38,6 +39,8 @@ from steadytrain.components.tune.trials.process import PROGRAM, report_failure, 
 LINGER_SECONDS: Final = 30.0
 """How long trials train on without a driver."""
 _POLL_SECONDS = 0.02
+_MEASURE_SECONDS = 0.5
+"""How often the memory of a trial is measured."""
 _STARTS = 3
 """How many templates in a row may die before they are ready."""
 _DEATHS = 3
@@ -83,6 +86,8 @@ class _Trial:
     shared: whether another trial trained while its process ran.
     crowded: whether its pods found no room on the cluster, so that it waits until another trial
         makes room.
+    memory: bytes of its processes, as they were measured last.
+    measured: when that was.
     """
 
     events: Cursor
@@ -96,6 +101,8 @@ class _Trial:
     deaths: int = 0
     shared: bool = False
     crowded: bool = False
+    memory: int = 0
+    measured: float = -math.inf
     curve: Curve = field(default_factory=Curve)
 
     def __post_init__(self) -> None:
@@ -191,9 +198,17 @@ class LocalTrials:
             self._ended[number] = folder.discarded() or _ended_state(folder)
         return self._ended[number]
 
-    def stop(self, number: int) -> None:
+    def stop(self, number: int, *, within: float = math.inf) -> None:
         if number in self._trials:
-            self._stop([number])
+            self._stop([number], within)
+
+    def memory(self, number: int) -> int:
+        trial, now = self._trials.get(number), time.monotonic()
+        if trial is None or trial.pid is None:
+            return 0
+        if now - trial.measured > _MEASURE_SECONDS:
+            trial.measured, trial.memory = now, memory_of(trial.pid)
+        return trial.memory
 
     def discard(self, number: int) -> None:
         self.stop(number)
@@ -223,12 +238,12 @@ class LocalTrials:
         self._stop(unsuitable)
         return frozenset(self._trials)
 
-    def close(self) -> None:
+    def close(self, *, within: float = math.inf) -> None:
         try:
             if self._template is not None:
                 self._template.kill()
                 self._template = None
-            self._stop(list(self._trials))
+            self._stop(list(self._trials), within)
         finally:
             end_processes(trials_of(self.study))
             self._trials.clear()
@@ -350,21 +365,23 @@ class LocalTrials:
         for other in self._trials.values():
             other.crowded = False
 
-    def _stop(self, numbers: Sequence[int]) -> None:
+    def _stop(self, numbers: Sequence[int], within: float = math.inf) -> None:
         """End the processes of trials, which keep their checkpoints. Return when they are gone."""
         deadlines = dict[tuple[int, int | None], float]()
-        while numbers := [number for number in numbers if not self._stopped(number, deadlines)]:
+        while numbers := [it for it in numbers if not self._stopped(it, deadlines, within)]:
             time.sleep(_POLL_SECONDS)
 
-    def _stopped(self, number: int, deadlines: dict[tuple[int, int | None], float]) -> bool:
+    def _stopped(
+        self, number: int, deadlines: dict[tuple[int, int | None], float], within: float
+    ) -> bool:
         """Ask a trial's process to stop. Return whether it is gone."""
         trial, folder = self._trials[number], self._folder(number)
         if self._gone(number, trial):
             self._end(number)
             return True
-        pid, now = trial.pid, time.monotonic()
+        pid, now, seconds = trial.pid, time.monotonic(), min(folder.stop_seconds, within)
         if (number, pid) not in deadlines:
-            deadlines[number, pid] = now + folder.stop_seconds
+            deadlines[number, pid] = now + seconds
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -372,7 +389,7 @@ class LocalTrials:
             if pid is not None:
                 warn(
                     folder.workspace,
-                    f"did not stop within {duration(folder.stop_seconds)} and was killed; it "
+                    f"did not stop within {duration(seconds)} and was killed; it "
                     "continues from its last checkpoint",
                 )
                 end_processes(folder.path, pid)

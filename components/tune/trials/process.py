@@ -23,6 +23,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, Warned
@@ -42,6 +43,7 @@ from steadytrain.components.train.recovery.takeover import LeasedRun, hold_run
 from steadytrain.components.train.step import run
 from steadytrain.components.tune.trials.folder import (
     ARTIFACT,
+    EXPLAINED,
     LABELS,
     TrialFolder,
     driver_of,
@@ -51,6 +53,8 @@ from steadytrain.components.tune.trials.folder import (
 
 PROGRAM: Final = "steadytrain.components.tune.trials.process"
 _LOOK_SECONDS = 0.2
+_SOONER: Final = 500
+"""How much sooner the kernel ends a trial than other processes, in thousandths of its memory."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -78,6 +82,9 @@ def _train_trial(arguments: Sequence[str]) -> int:
     driver, place = _Driver(study, float(arguments[3])), TrialFolder(study, number)
     config = load(place.config)
     set_title(f"trial {number} of {study.name}")
+    # If the machine's memory runs out, the kernel ends trials rather than their driver.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(f"{_SOONER}\n", encoding="ascii")
     data = known_data(study, config) or _prepared(study, config, driver)
     if data is None:
         return 1
@@ -113,7 +120,10 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
     import pyarrow.parquet as pq
 
     from steadytrain.components.evaluate.scoring import judged_records, score_candidate
+    from steadytrain.components.series.artifact import measured_series
     from steadytrain.components.tabular.artifact import measured
+    from steadytrain.components.tabular.explained import explain
+    from steadytrain.components.tabular.model import load as load_table
     from steadytrain.components.tasks.base import OpenTask
 
     task = OpenTask(config, data)
@@ -122,6 +132,10 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
     found = {LABELS: json.dumps(data.labels).encode()}
     if config.data.task in TABLES:
         found[ARTIFACT] = measured(model, records).model_dump_json().encode()
+        explained = explain(load_table(model), records, config.cross_validation.fold or 0)
+        found[EXPLAINED] = explained.model_dump_json().encode()
+    if config.data.task in SERIES:
+        found[ARTIFACT] = measured_series(model, data).model_dump_json().encode()
     named = table.replace_schema_metadata(found)
     sink = pa.BufferOutputStream()
     pq.write_table(named, sink)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from steadytrain.components.shared.config.schedules import Course, ScheduleSpec
+from steadytrain.components.shared.config.schedules import ScheduleSettings, ScheduleSpec
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Options:
             raise ValueError(f"decay = {self.decay}: give a share above 0, up to 1")
 
 
-def factor(step: int, course: Course) -> float:
-    return max(0.0, min(1.0, (1 - course.progress(step)) / course.options.decay))
+def factor(step: int, settings: ScheduleSettings) -> float:
+    return max(0.0, min(1.0, (1 - settings.progress(step)) / settings.options.decay))
 
 
 TRAPEZOID = ScheduleSpec(factor, options=Options)

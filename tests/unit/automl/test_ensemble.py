@@ -122,6 +122,29 @@ def test_promised_score_is_of_ensembles_that_the_fold_did_not_choose(data, reque
     assert corrected(found) == pytest.approx(expected)
 
 
+def test_another_division_does_not_tell_the_choice_about_a_record():
+    """Each record has one model that knows it: chosen on its other rows, it would win."""
+    random, count = np.random.default_rng(0), 60
+    folds = [random.permutation(count) % 4 for _ in range(2)]
+    guesses = np.full((5, count), 0.5)
+    guesses[1 + folds[0], np.arange(count)] = 0.9
+    predicted = np.concatenate([guesses, guesses], axis=1)
+    found = OutOfFold(
+        predicted, None, np.tile(np.arange(count), 2), np.concatenate([folds[0], 4 + folds[1]])
+    )
+    for rows in (slice(0, count), slice(count, 2 * count)):
+        for fold in np.unique(found.fold[rows]):
+            inside = np.flatnonzero(found.fold == fold)
+            others = ~np.isin(found.units, found.units[inside])
+            assert not {*found.units[others]} & {*found.units[inside]}
+            weights = chosen(found.only(np.flatnonzero(others)), rounds=1)
+            assert corrected(found, rounds=1)[inside] == pytest.approx(
+                found.only(inside).mixed(weights)
+            )
+    # A row of its own fold in the first division is predicted without what it knows.
+    assert corrected(found, rounds=1)[:count] == pytest.approx(np.full(count, 0.5))
+
+
 def test_choice_among_coin_flips_promises_no_more_than_chance():
     random, gains = np.random.default_rng(0), []
     for _ in range(100):

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 
 import pytest
+from pydantic import ValidationError
 
-from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events.types import CheckpointSaved, Validated
 from steadytrain.components.train.checkpoint import cadence
-from steadytrain.components.train.checkpoint.cadence import Cadence, expected_between_failures
+from steadytrain.components.train.checkpoint.cadence import (
+    Cadence,
+    Moment,
+    expected_between_failures,
+    is_saved,
+)
+from steadytrain.components.train.checkpoint.store import committed
 
-from support.training import events_of
+from support.training import Bench, events_of, language_rows, write_data
 
 
 @pytest.fixture
@@ -79,3 +88,78 @@ def test_training_saves_when_a_checkpoint_is_due(make_bench, monkeypatch, first,
     bench.train_here()
 
     assert [event.step for event in events_of(bench.workspace, CheckpointSaved)] == steps
+
+
+def saved_steps(strategy, rows=10, batch=4, steps=12, better=(3, 6), due=(), scored=True, **more):
+    training = TrainingConfig(save_strategy=strategy, eval_steps=3, **more)
+    return [
+        step
+        for step in range(1, steps + 1)
+        if is_saved(
+            Moment(step, step == steps, step in better, not scored, step in due),
+            training,
+            rows=rows,
+            batch=batch,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "expected"),
+    [
+        (None, {"save_steps": 5}, [3, 5, 6, 10, 12]),
+        ("steps", {"save_steps": 5, "load_best_model_at_end": False}, [5, 10, 12]),
+        # 10 rows in steps of 4: epochs end within the steps 3, 5, 8 and 10.
+        ("epoch", {"load_best_model_at_end": False}, [3, 5, 8, 10, 12]),
+        ("best", {}, [3, 6]),
+        ("best", {"better": (), "scored": False}, [12]),
+        ("time", {"due": (4,)}, [3, 4, 6, 12]),
+        (None, {"due": (4,)}, [3, 4, 6, 12]),
+    ],
+)
+def test_steps_that_end_with_a_checkpoint(strategy, more, expected):
+    assert saved_steps(strategy, **more) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"save_strategy": "steps"},
+        {"save_strategy": "epoch", "save_steps": 5},
+        {"save_strategy": "time", "save_steps": 5},
+        {"save_strategy": "best", "load_best_model_at_end": False},
+    ],
+)
+def test_contradicting_strategies_are_refused(fields):
+    with pytest.raises(ValidationError, match=r"nothing reads it|is not set|is off"):
+        TrainingConfig(**fields)
+
+
+STRATEGIES = {"global_batch_size": 4, "max_steps": 12, "eval_steps": 4, "learning_rate": 1e-2}
+
+
+def checkpoints(root, validation, **training):
+    data = write_data(root / "data", language_rows(20), validation)
+    bench = Bench.make(root, data, training={**STRATEGIES, **training})
+    bench.train_here()
+    best = {event.step for event in events_of(bench.workspace, Validated) if event.best}
+    saved = [event.step for event in events_of(bench.workspace, CheckpointSaved)]
+    return saved, best, bench
+
+
+def test_run_saves_only_its_best_models(tmp_path):
+    saved, best, bench = checkpoints(
+        tmp_path, language_rows(4, seed=1), save_strategy="best", save_total_limit=1
+    )
+    assert set(saved) == best
+    assert [item.step for item in committed(bench.workspace.folder / "checkpoints")] == [max(best)]
+
+
+def test_run_saves_at_the_end_of_each_epoch(tmp_path):
+    saved, _, _ = checkpoints(tmp_path, [], save_strategy="epoch")
+    assert saved == [5, 10, 12], "20 rows are 5 steps"
+
+
+def test_best_without_validation_data_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="no validation data"):
+        checkpoints(tmp_path, [], save_strategy="best")

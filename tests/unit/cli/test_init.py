@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 
 import pytest
 
@@ -138,3 +140,36 @@ def test_data_are_never_overwritten(data):
     assert done.code == 2
     assert "text.jsonl is the data itself" in done.err
     assert (data / "text.jsonl").read_bytes() == before
+
+
+def test_keys_have_placeholders_and_git_leaves_the_real_ones_out(data):
+    done = call("init", "my.yaml", "--data", "text.jsonl", "--yes", folder=data)
+    assert "wrote .env.example" in done.out
+    lines = (data / ".env.example").read_text().splitlines()
+    keys = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_TOKEN"} <= keys.keys()
+    assert all(re.fullmatch(r"your_[a-z0-9_]+_here", value) for value in keys.values())
+    git = ["git", "-C", str(data)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for name in (".env", ".env.local"):
+        (data / name).write_text("HF_TOKEN=real\n")
+    subprocess.run([*git, "add", "."], check=True)
+    added = subprocess.run([*git, "ls-files"], capture_output=True, text=True, check=True).stdout
+    assert {".env.example", ".gitignore", "my.yaml"} <= set(added.split())
+    assert not {".env", ".env.local"} & set(added.split())
+
+
+def test_own_files_stay_and_missing_rules_are_added_once(data):
+    (data / ".env.example").write_text("MINE=your_service_key_here\n")
+    (data / ".gitignore").write_text("!.env.example\n.env*\n*.log")
+    for _ in range(2):
+        call("init", "my.yaml", "--data", "text.jsonl", "--yes", "--force", folder=data)
+    assert (data / ".env.example").read_text() == "MINE=your_service_key_here\n"
+    text = (data / ".gitignore").read_text()
+    assert text == "!.env.example\n.env*\n*.log\n.env*\n!.env.example\n"
+
+
+def test_no_env_writes_the_configuration_alone(data):
+    call("init", "my.yaml", "--data", "text.jsonl", "--yes", "--no-env", folder=data)
+    assert not (data / ".env.example").exists()
+    assert not (data / ".gitignore").exists()

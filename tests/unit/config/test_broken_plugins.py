@@ -46,7 +46,7 @@ def test_broken_plugin_is_reported(tmp_path, monkeypatch, group, text):
 
 def test_changed_code_makes_another_run(tmp_path, monkeypatch):
     text = "from steadytrain.components.shared.config.schedules import ScheduleSpec\n"
-    text += "Plugin = ScheduleSpec(lambda step, course: 1.0)\n"
+    text += "Plugin = ScheduleSpec(lambda step, settings: 1.0)\n"
     monkeypatch.syspath_prepend(str(write_plugin(tmp_path, "steadytrain.schedules", "mine", text)))
     config = from_mapping({**MINIMAL, "training": {"lr_scheduler_type": "mine"}})
     before = plugin_code(config)

@@ -60,6 +60,10 @@ CONTENT = {
         "training": {"curriculum": {"by": "sequence_length"}}
     },
     "training.multi_task.sampling": {"training": {"multi_task": {"sampling": "temperature"}}},
+    "training.mixture": {
+        "data": {"parts": {name: {"source": [name]} for name in "ab"}},
+        "training": {"mixture": {"by": "temperature"}},
+    },
     "training.multi_task": {"training": {"multi_task": {"sampling": "temperature"}}},
     "data.columns.text_pair": {
         "data": {
@@ -80,6 +84,9 @@ CONTENT = {
     "training.order balanced": {"training": {"order": "balanced"}},
     "another order": {"training": {"order": "balanced"}},
     "training.layer_decay": {"training": {"layer_decay": 0.9}},
+    "training.lr_scaling": {
+        "training": {"lr_scaling": "sqrt", "base_global_batch_size": 8, "global_batch_size": 32}
+    },
     "training.param_groups": {"training": {"param_groups": [{"match": "a"}]}},
     "training.param_groups frozen": {
         "training": {"param_groups": [{"match": "a", "frozen": True}]}

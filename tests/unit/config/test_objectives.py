@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.memory.techniques import companion_of, run_companion
+from steadytrain.components.memory.techniques import frozen_model_of, run_frozen_model
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.sizing.batch import plan_batch
@@ -151,11 +151,11 @@ def test_the_plan_counts_the_weights_of_the_teacher(half):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
     shape = shape_of(fields)
-    companion = companion_of(shape, half=half, length=64)
-    assert companion.weights == sum(p.numel() for p in model.parameters()) * (2 if half else 4)
+    frozen_model = frozen_model_of(shape, half=half, length=64)
+    assert frozen_model.weights == sum(p.numel() for p in model.parameters()) * (2 if half else 4)
     alone = Setting(length=64, strategy="fsdp", ranks=4)
-    taught = replace(alone, companion=companion)
-    assert peak_memory(shape, taught).companion >= companion.weights
+    taught = replace(alone, frozen_model=frozen_model)
+    assert peak_memory(shape, taught).frozen_model >= frozen_model.weights
     assert peak_memory(shape, taught).total > peak_memory(shape, alone).total
     assert flops_per_token(shape, taught) == pytest.approx(4 / 3 * flops_per_token(shape, alone))
 
@@ -180,16 +180,16 @@ def test_the_plan_counts_the_reference_of_a_preference(tmp_path, kind, task, seq
         }
     )
     shape = shape_of(fields)
-    companion = run_companion(config, shape, half=True, length=64)
+    frozen_model = run_frozen_model(config, shape, half=True, length=64)
     size = sum(p.numel() for p in model.parameters())
-    assert companion.weights == (2 * size if kind == "none" else 0)
-    assert companion.flops == passes * companion_of(shape, half=True, length=64).flops
+    assert frozen_model.weights == (2 * size if kind == "none" else 0)
+    assert frozen_model.flops == passes * frozen_model_of(shape, half=True, length=64).flops
     job = Workload(config, "tiny", shape, Machine(known_gpu("T4")))
     (option, *_) = options(job)
     found = at(job, option, 4)
     assert (found.batch.micro_batch_size, found.setting.micro_batch) == (4, 4 * sequences)
-    assert found.memory.companion >= companion.weights
+    assert found.memory.frozen_model >= frozen_model.weights
 
 
 def test_the_plan_of_other_tasks_has_no_reference():
-    assert run_companion(configure(), shape_of(LLAMA), half=True, length=64) is None
+    assert run_frozen_model(configure(), shape_of(LLAMA), half=True, length=64) is None

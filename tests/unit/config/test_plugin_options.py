@@ -6,7 +6,7 @@ import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping, load
-from steadytrain.components.shared.config.schedules import Course, schedule_spec
+from steadytrain.components.shared.config.schedules import ScheduleSettings, schedule_spec
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import ConfigError
 
@@ -69,7 +69,7 @@ def test_options_reach_the_schedule(configured):
     config = configured(lr_scheduler_kwargs={"decay": 0.5})
     spec = schedule_spec("stable_decay")
     options = spec.options(**config.training.lr_scheduler_kwargs)
-    assert spec.factor(75, Course(steps=100, warmup=0, peak=1.0, options=options)) == 0.5
+    assert spec.factor(75, ScheduleSettings(steps=100, warmup=0, peak=1.0, options=options)) == 0.5
 
 
 def test_options_are_part_of_the_identity_only_if_they_are_set(configured):

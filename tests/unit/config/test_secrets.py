@@ -9,7 +9,7 @@ import yaml
 from steadytrain.components.shared.config import RunConfig, from_mapping, load, preset_names
 from steadytrain.components.shared.config.secrets import find_secrets, names_a_secret, redact
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.shared.redaction import PLACEHOLDER, holds_a_secret
+from steadytrain.components.shared.redaction import PLACEHOLDER, contains_secret
 from steadytrain.pipelines.server.schedule_file import read_schedules
 
 from support.odd import call
@@ -149,7 +149,7 @@ def test_value_beside_an_ordinary_name_is_allowed(content):
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_text_is_unchanged(text):
     assert redact(text) == text
-    assert not holds_a_secret(text)
+    assert not contains_secret(text)
     assert not list(find_secrets({"x": [text], text: 1}))
 
 
@@ -237,7 +237,7 @@ def test_secret_from_the_environment_is_recognized_by_value(name, value, monkeyp
     for text in (f"login with {value} failed", f"{value!r}", repr(dict(os.environ))):
         assert value not in redact(text)
         assert repr(value)[1:-1] not in redact(text)
-    assert not holds_a_secret(f"login with {value} failed")
+    assert not contains_secret(f"login with {value} failed")
 
 
 @pytest.mark.parametrize(

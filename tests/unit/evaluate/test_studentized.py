@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from steadytrain.components.evaluate import bootstrap as module
-from steadytrain.components.evaluate.bootstrap import count_units, fewest_units, studentized
+from steadytrain.components.evaluate.bootstrap import (
+    count_units,
+    fewest_units,
+    studentized,
+    studentized_ratio,
+)
 
 
 def mean_of(values):
@@ -65,6 +70,58 @@ def test_interval_of_a_ratio_is_near_scipys_bca():
     width = theirs.high - theirs.low
     assert found.low == pytest.approx(theirs.low, abs=0.06 * width)
     assert found.high == pytest.approx(theirs.high, abs=0.06 * width)
+
+
+def improvement(candidate, champion, confidence=0.95):
+    def parts(weights):
+        count = weights.sum(axis=1)
+        return {
+            "gain": weights @ (candidate - champion) / count,
+            "scale": weights @ champion / count,
+        }
+
+    return studentized_ratio(parts, np.arange(len(candidate)), confidence)
+
+
+def test_relative_improvement_of_few_units_has_an_end_near_fiellers():
+    """32 of 33 right against 13 of 33: the interval of the quotient itself began below 0."""
+    from scipy import stats
+
+    candidate, champion = (np.arange(33) != 5) * 1.0, (np.arange(33) < 13) * 1.0
+    found = improvement(candidate, champion)
+
+    def distance(ratio):
+        return stats.ttest_1samp(candidate - champion - ratio * champion, 0).pvalue
+
+    ratios = np.linspace(-0.9, 9, 2000)
+    inside = ratios[[distance(ratio) > 0.05 for ratio in ratios]]
+    assert found.value == pytest.approx(19 / 13)
+    assert 0.5 < found.low <= inside.min() + 0.005
+    assert inside.max() - 0.005 <= found.high < 4
+
+
+def test_ratio_to_what_can_be_zero_by_chance_keeps_an_interval():
+    random = np.random.default_rng(0)
+    found = improvement(random.normal(0.1, 1, 60), random.normal(0.05, 1, 60))
+    assert found.low < found.value < found.high
+
+
+def test_equal_models_improve_nothing():
+    values = np.random.default_rng(1).exponential(size=40)
+    found = improvement(values, values)
+    assert found.value == 0
+    assert found.low == pytest.approx(0, abs=1e-5)
+    assert found.low <= 0 <= found.high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chance", [0.4, 0.9])
+def test_level_holds_for_a_relative_improvement(chance):
+    random, found = np.random.default_rng(2), 0
+    for _ in range(500):
+        candidate, champion = (random.random((2, 30)) < chance) * 1.0
+        found += improvement(candidate, champion).low > 0
+    assert found / 500 < 0.043
 
 
 def test_units_count_as_a_whole():

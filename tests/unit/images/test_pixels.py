@@ -34,6 +34,15 @@ def test_16_bits_become_8():
     assert (pixels(image) == GRAY).all()
 
 
+@pytest.mark.parametrize("largest", [65535, 4095])
+def test_portable_graymaps_with_16_bits_become_8(largest):
+    deep = (GRAY.astype(np.uint32) * 256 + 7) * largest // 65535
+    content = b"P5\n8 8\n%d\n" % largest + deep.astype(">u2").tobytes()
+    image, mode = decoded(content)
+    assert (mode, image.mode) == ("I", "L")
+    assert (pixels(image) == np.rint(deep / largest * 65535).astype(int) // 256).all()
+
+
 def test_black_and_white_and_palettes():
     bits = Image.fromarray((GRAY > 127).astype(np.uint8) * 255).convert("1")
     assert (pixels(decoded(written(bits))[0]) == (GRAY > 127) * 255).all()

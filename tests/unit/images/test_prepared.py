@@ -256,5 +256,17 @@ def test_encoder_reads_what_a_folder_gives():
     image = noise(1)[0]
     content = encoder.read({"image": written(image), "label": "cat", "path": "cat/1.png"})
     assert content.label == "cat"
-    table = pa.table({"content": [content.text], "label": ["cat"]})
+    assert content.text == '{"size": "8 x 8", "mode": "L"}'
+    attachment = pa.array([content.attachment], pa.large_binary())
+    table = pa.table({"content": [content.text], "label": ["cat"], "attachment": attachment})
     assert encoder.test_columns(table)["pixels"].to_pylist() == [image.tobytes()]
+
+
+def test_first_records_are_of_as_many_classes_as_there_are(tmp_path):
+    labels = [number // 300 for number in range(1200)]
+    folder = write_folders(tmp_path / "images", noise(1200), labels)
+    config = image_config(folder)
+    first = show(config, 8)
+    assert [one.label for one in first] == ["0", "1", "2", "3"] * 2
+    assert len({one.source for one in first}) == 8
+    assert first == show(config, 8)

@@ -18,19 +18,10 @@ from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import RowOrder
 
 from support.pictures import noise
-from support.training import events_of, losses_of
+from support.training import TWENTY_STEPS, events_of, losses_of
 
 RECIPE = [
-    "training.global_batch_size=16",
-    "training.max_steps=20",
-    "training.learning_rate=3e-3",
-    "training.lr_scheduler_type=constant",
-    "training.warmup_steps=0",
-    "training.weight_decay=0",
-    "training.logging_steps=1",
-    "training.eval_steps=10",
-    "training.save_steps=10",
-    "training.seed=5",
+    *TWENTY_STEPS,
     "training.image_augmentation={shift: 0, zoom: 0, rotation: 0}",
 ]
 CHANGED = [

@@ -316,3 +316,10 @@ def test_rule_names_fields_that_exist_and_its_source(rule):
     assert rule.meaning.endswith(".")
     assert rule.remedy.endswith(".")
     assert rule.check(ObservedRun()) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["exploding_gradients", "learning_rate_too_high", "learning_rate_too_low"]
+)
+def test_advice_on_the_rate_names_the_command(name):
+    assert "steadytrain adjust RUN --set training.learning_rate=VALUE" in RULES[name].remedy

@@ -17,7 +17,7 @@ from steadytrain.components.observe.otlp import exports as snapshots_module
 from steadytrain.components.observe.otlp.exports import SpanReader
 from steadytrain.components.observe.otlp.sink import OtlpSink
 from steadytrain.components.observe.run_metrics import RunMetrics
-from steadytrain.components.observe.unsent import send_rest
+from steadytrain.components.observe.unsent import send_unsent
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.tracking import mlflow_sink as pull_module
@@ -191,7 +191,7 @@ def test_collector_that_hangs_delays_nothing_and_loses_nothing(
     receiver.hangs.set()
     receiver.hangs = None
     # What hung may be accepted yet, and its answer is lost: then the same spans come again.
-    assert send_rest(config, written.workspace)
+    assert send_unsent(config, written.workspace)
     assert set(received(receiver)) == set(expected(written.workspace))
 
 
@@ -199,10 +199,10 @@ def test_end_of_a_run_sends_what_its_sink_could_not(make_config, written, receiv
     receiver.status = 503
     config = configured(make_config, receiver.endpoint)
     opened(config).close()
-    assert not send_rest(config, written.workspace)
+    assert not send_unsent(config, written.workspace)
     assert "`steadytrain report` sends the rest" in warnings(written.workspace)[-1]
     receiver.status = 200
-    assert send_rest(config, written.workspace)
+    assert send_unsent(config, written.workspace)
     assert received(receiver) == expected(written.workspace)
 
 
@@ -216,11 +216,11 @@ def test_report_step_sends_the_rest_without_the_packages_of_training(
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({missing}))
-from steadytrain.components.observe.unsent import send_rest
+from steadytrain.components.observe.unsent import send_unsent
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.workspace import Workspace
 config = load(sys.argv[1])
-assert send_rest(config, Workspace.of(config))
+assert send_unsent(config, Workspace.of(config))
 """
     subprocess.run([sys.executable, "-c", code, config.to_yaml()], check=True)
     assert received(receiver) == expected(written.workspace)
@@ -228,7 +228,7 @@ assert send_rest(config, Workspace.of(config))
 
 def test_run_without_the_sink_asks_no_collector(make_config, written, receiver):
     config = make_config(observability={"otlp_endpoint": receiver.endpoint})
-    assert send_rest(config, written.workspace)
+    assert send_unsent(config, written.workspace)
     assert receiver.asked == 0
 
 

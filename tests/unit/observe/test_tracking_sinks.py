@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from steadytrain.components.observe.tensorboard_sink import TensorBoardDelivery, TensorBoardSink
-from steadytrain.components.observe.unsent import send_rest
+from steadytrain.components.observe.unsent import send_unsent
 from steadytrain.components.observe.wandb_sink import WandbDelivery, WandbSink
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput, ConfigError, TrackingError
@@ -82,7 +82,7 @@ def test_process_that_dies_before_its_note_leaves_no_point_twice(written, monkey
     (file,) = (written.workspace.folder / "tensorboard/attempt-1").iterdir()
     file.write_bytes(file.read_bytes() + b"torn")
     tracking = written.config.tracking.model_copy(update={"sinks": ["tensorboard"]})
-    assert send_rest(written.config.model_copy(update={"tracking": tracking}), written.workspace)
+    assert send_unsent(written.config.model_copy(update={"tracking": tracking}), written.workspace)
     check_curves(written.workspace)
 
 

@@ -32,6 +32,7 @@ COMMANDS = [
     "schema",
     "presets",
     "doctor",
+    "check",
     "step",
 ]
 
@@ -121,7 +122,7 @@ def test_unknown_run_lists_existing_runs(steadytrain, tmp_path):
 def test_unknown_step_lists_known_steps(steadytrain):
     done = steadytrain("step", "trian", "causal-lm")
     assert done.code == 2
-    assert "preprocess, tune, cross-validate, train, evaluate" in done.err
+    assert "preprocess, tune, search, cross-validate, train, evaluate" in done.err
 
 
 @pytest.mark.slow

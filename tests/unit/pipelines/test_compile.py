@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from steadytrain.components.automl.component import report as report_search
 from steadytrain.components.detect_change.component import detect_change
 from steadytrain.components.preprocess.component import preprocess
 from steadytrain.components.report.component import report
@@ -112,7 +113,9 @@ def test_form_shows_each_parameter_as_it_is_declared(spec):
         assert shown[item.name]["defaultValue"] == item.default
 
 
-@pytest.mark.parametrize("component", [preprocess, report, report_study, detect_change])
+@pytest.mark.parametrize(
+    "component", [preprocess, report, report_study, report_search, detect_change]
+)
 def test_steps_that_resolve_the_configuration_take_every_parameter(component):
     """KFP sends these functions as source, so they repeat the names and types."""
     taken = inspect.signature(component.python_func).parameters.values()
@@ -173,9 +176,29 @@ def test_cross_validation_is_one_step_and_a_report_with_the_same_form(validating
     assert made.keys() == {"summary", "predictions", "page", "result"}
 
 
-def test_pods_that_supervise_a_study_are_treated_as_those_that_train(tuning, validating):
+@pytest.fixture(scope="module")
+def searching(tmp_path_factory):
+    path = tmp_path_factory.mktemp("automl") / "pipeline.yaml"
+    compile_pipeline(path, pipeline="automl")
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+@pytest.mark.slow
+def test_search_trains_and_judges_its_winner_with_the_same_form(searching, spec):
+    found = tasks(searching[0])
+    assert (STEPS - {"train"}) | {"search", "train-winner"} <= found.keys()
+    assert searching[0]["root"]["inputDefinitions"] == spec["root"]["inputDefinitions"]
+    given = found["train-winner"]["inputs"]["artifacts"]
+    assert {item["taskOutputArtifact"]["producerTask"] for item in given.values()} == {"search"}
+    judged = found["evaluate"]["inputs"]["artifacts"]
+    assert {item["taskOutputArtifact"]["producerTask"] for item in judged.values()} == {
+        "train-winner"
+    }
+
+
+def test_pods_that_supervise_a_study_are_treated_as_those_that_train(tuning, validating, searching):
     seen = set()
-    for spec, platform in (tuning, validating):
+    for spec, platform in (tuning, validating, searching):
         executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         for name in set(SUPERVISING) & {label.removeprefix("exec-") for label in executors}:
             annotations = executors[f"exec-{name}"]["podMetadata"]["annotations"]
@@ -209,7 +232,13 @@ def test_every_step_has_the_volume_that_the_run_names(spec, attached):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pipeline", "fuse"),
-    [("finetune", False), ("retrain", True), ("tune", False), ("cross-validate", False)],
+    [
+        ("finetune", False),
+        ("retrain", True),
+        ("tune", False),
+        ("cross-validate", False),
+        ("automl", False),
+    ],
 )
 def test_each_step_gets_only_its_own_secret_keys(tmp_path, pipeline, fuse):
     """Keys are passed by reference, and each key may be missing."""

@@ -26,7 +26,7 @@ with exit_with_status():
     for step in steps:
         display.emit(StepStarted(stage=step))
     display.close()
-    run = LocalRun(Workspace(Path(output), "tiny"), False, 15, None, not display.given_up)
+    run = LocalRun(Workspace(Path(output), "tiny"), False, 15, None, not display.is_closed)
     try:
         print_ending(run, as_json=False)
     except typer.Exit as end:

@@ -30,7 +30,9 @@ COMMANDS = [
     ("cross-validate", "cross-validation"),
     ("step", "train", "causal-lm"),
     ("extract", "model", "part", "folder"),
+    ("check", "model"),
     ("predict", "model@champion", "data.csv"),
+    ("serve", "model@champion"),
 ]
 
 
@@ -52,7 +54,7 @@ def test_missing_packages_are_reported_before_any_file_is_touched(base_install, 
     done = call(*command, folder=folder)
     assert done.code == 2
     assert "not installed here" in done.err
-    extra = "data" if command[0] in ("plan", "predict") else "train"
+    extra = "data" if command[0] in ("plan", "predict", "serve") else "train"
     assert f"fix: pip install 'steadytrain[{extra}]'" in done.err
     assert not list(folder.iterdir())
 
@@ -173,7 +175,7 @@ def refused(*_, **__):
 )
 def test_doctor_reports_a_hub_that_does_not_answer(monkeypatch, ask, says):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(doctor, "_ask_hub", ask)
+    monkeypatch.setattr(doctor, "_query_hub", ask)
     monkeypatch.setattr(doctor, "_HUB_SECONDS", 0.2)
     nobody = doctor._hub(None)
     assert (nobody.good, says in nobody.text) == (True, True)
@@ -186,7 +188,7 @@ def test_doctor_asks_the_hub_for_what_the_configuration_names(monkeypatch):
     asked = []
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(
-        doctor, "_ask_hub", lambda api, address, data: asked.append((address, data))
+        doctor, "_query_hub", lambda api, address, data: asked.append((address, data))
     )
     assert doctor._hub(load("chat", {"data.source": ["hub:chats"]})).good
     assert asked == [("hub:chats", True), ("hub:HuggingFaceTB/SmolLM2-135M-Instruct", False)]

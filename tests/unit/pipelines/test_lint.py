@@ -165,7 +165,7 @@ def test_correct_pipelines_pass(findings, body):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pipeline", ["finetune", "retrain", "tune", "cross-validate"])
+@pytest.mark.parametrize("pipeline", ["finetune", "retrain", "tune", "cross-validate", "automl"])
 def test_bundled_pipelines_pass(tmp_path, pipeline):
     told = []
     path = compile_pipeline(tmp_path / "pipeline.yaml", told.append, pipeline=pipeline)

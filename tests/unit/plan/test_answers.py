@@ -46,7 +46,7 @@ def stored(tmp_path):
 def test_the_plan_of_stored_answers_has_no_teacher(stored):
     config, plan = stored()
     assert "frozen model" not in plan.choice.memory.parts
-    assert plan.choice.setting.companion is None
+    assert plan.choice.setting.frozen_model is None
     (remark,) = [text for text in plan.remarks if "distillation" in text]
     assert "68 MB of disk for each million targets" in remark
     # The answers of a rank's 64-token sequences, of this step and the next one.

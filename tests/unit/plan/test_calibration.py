@@ -214,8 +214,8 @@ def test_model_larger_than_free_memory_is_rejected_before_building(plan_here, co
 
 
 def test_cpu_plan_uses_nothing_that_needs_cuda(configure):
-    with pytest.raises(BadInput, match="adamw_bnb_8bit': that needs a CUDA device"):
-        this_cpu(configure(training__optim="adamw_bnb_8bit"))
+    with pytest.raises(BadInput, match="paged_adamw_8bit': that needs a CUDA device"):
+        this_cpu(configure(training__optim="paged_adamw_8bit"))
     config = configure()
     small = this_cpu(config).model_copy(update={"memory_gb": 6.0})
     timed = lambda job, choice: Speed(Span(1, 2), "nobody")  # noqa: E731

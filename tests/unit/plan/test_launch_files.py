@@ -11,6 +11,7 @@ from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.plan.render import write_files
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
+from steadytrain.components.train.transformers_script import ARGUMENTS, SCRIPT
 
 from support.plugins import write_plugin
 
@@ -104,7 +105,7 @@ def test_what_accelerate_does_not_have_is_not_written_for_it(make_plan, tmp_path
         "a100-80", 8, 1, model__base="hub:Qwen/Qwen3-1.7B", compute__strategy="foreign_other"
     )
     written = {path.name for path in write_files(plan, tmp_path / "plan")}
-    assert written == {"steadytrain.yaml", "trainjob.yaml"}
+    assert written == {"steadytrain.yaml", "trainjob.yaml", ARGUMENTS, SCRIPT}
 
 
 def test_trainjob_asks_for_the_plans_gpus(written):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.predict.batch import predict
-from steadytrain.components.predict.model import Input, ServedModel
+from steadytrain.components.predict.model import Input, ServedModel, open_model
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError, RunBusy, StorageError
 from steadytrain.components.shared.lease import try_lock
+from steadytrain.components.tasks.encoding.fields import Defect
 
 
 class Doubles:
@@ -57,6 +59,16 @@ def data(tmp_path):
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_series_that_is_called_na_is_not_missing():
+    named = Input("shop", "shop", "any", required=True, verbatim=True)
+    assert [named.read({"shop": name}) for name in ("NA", "null", 7)] == ["NA", "null", 7]
+    for absent in (None, ""):
+        with pytest.raises(Defect, match="shop is absent"):
+            named.read({"shop": absent})
+    with pytest.raises(Defect, match="shop is absent"):
+        replace(named, verbatim=False).read({"shop": "NA"})
 
 
 NUMBERS = [{"x": n, "c": f"c{n}"} for n in range(10)]
@@ -218,3 +230,9 @@ def test_full_disk_is_an_error_that_names_the_file(data, tmp_path):
     with pytest.raises(StorageError, match=r"out[.]jsonl[.]partial"):
         predict(doubling(), data(NUMBERS * 3000), tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("address", ["no-such-folder", "x" * 5000])
+def test_address_of_no_model_is_an_error_however_long(tmp_path, address):
+    with pytest.raises(BadInput, match="no MLmodel file there"):
+        open_model(address, tmp_path, {})

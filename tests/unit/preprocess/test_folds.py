@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
+from sklearn.model_selection import RepeatedStratifiedKFold
 
 from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.preprocess.folds import assign, preview_folds
@@ -107,6 +109,44 @@ def test_folds_divide_the_training_side_and_leave_the_other_sides_alone(folds):
     assert len({part.split_digest for part in (whole, *parts)}) == FOLDS + 1
 
 
+def test_each_division_holds_every_record_out_once_in_another_way(tmp_path, configure):
+    """As scikit-learn's RepeatedStratifiedKFold does."""
+    rows = [{"text": sentence(n), "label": "rare" if n % 4 == 0 else "common"} for n in range(120)]
+    config = configure(
+        write_jsonl(tmp_path / "rows.jsonl", rows), model=ENCODER, task="sequence_classification"
+    )
+    once = [run(holding(config, fold)) for fold in range(FOLDS)]
+    chosen = config.cross_validation.model_copy(update={"repeats": 3})
+    config = config.model_copy(update={"cross_validation": chosen})
+    parts = [run(holding(config, fold)) for fold in range(3 * FOLDS)]
+    held = [documents(part, "test") for part in parts]
+    assert held[:FOLDS] == [documents(part, "test") for part in once]
+    whole = set().union(*held[:FOLDS])
+    divisions = {
+        tuple(map(frozenset, held[first : first + FOLDS])) for first in range(0, 12, FOLDS)
+    }
+    assert len(divisions) == 3
+    judged = [read_table(part.path(part.test_records)) for part in parts]
+    labels = [Counter(table["label"].to_pylist()) for table in judged]
+    truth = sum(labels[:FOLDS], Counter())
+    theirs = RepeatedStratifiedKFold(n_splits=FOLDS, n_repeats=3, random_state=0)
+    classes = np.array(sorted(truth.elements()))
+    expected = [Counter(classes[test].tolist()) for _, test in theirs.split(classes, classes)]
+    for division in range(3):
+        mine = slice(division * FOLDS, (division + 1) * FOLDS)
+        assert sum(map(len, held[mine])) == len(whole)
+        assert set().union(*held[mine]) == whole
+        for label in truth:
+            sizes, ours = ([found[label] for found in each[mine]] for each in (expected, labels))
+            assert sorted(ours) == sorted(sizes)
+    for fold, part in enumerate(parts):
+        first = fold - fold % FOLDS
+        others = {f"fold-{n}" for n in range(first, first + FOLDS) if n != fold}
+        assert {shard.partition("/")[0] for shard in part.sides["train"].shards} == others
+        assert part.sides["train"].documents == len(whole) - len(held[fold])
+    assert len({part.split_digest for part in parts}) == 3 * FOLDS
+
+
 def test_packed_rows_of_a_run_are_those_of_the_other_folds(folds):
     whole, parts = folds
     rows = [side_rows(part, "test") for part in parts]
@@ -201,6 +241,9 @@ def test_fold_that_is_none_is_an_error_with_the_field():
     (problem,) = caught.value.problems
     assert (problem.field, problem.value) == ("cross_validation.fold", "3")
     assert "below 3" in problem.remedy
+    load("causal-lm", ["cross_validation={folds: 3, repeats: 2, fold: 5}"])
+    with pytest.raises(ConfigError, match="in each of 2 divisions"):
+        load("causal-lm", ["cross_validation={folds: 3, repeats: 2, fold: 6}"])
 
 
 def test_only_a_fold_changes_a_runs_identity():

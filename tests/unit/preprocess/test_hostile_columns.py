@@ -16,7 +16,7 @@ import pytest
 from steadytrain.components.preprocess.chunks import Table
 from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.inputs import read_dataset
-from steadytrain.components.preprocess.isolated import Apart
+from steadytrain.components.preprocess.isolated import IsolatedProcess
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.tables import COLUMNAR, tables
 from steadytrain.components.shared.config import DataConfig
@@ -105,11 +105,11 @@ def fuzzed(folder: Path, count: int) -> list[Path]:
 def test_flipped_bits_give_rows_or_an_error(tmp_path: Path) -> None:
     """The point of these 300 files is that this process survives them."""
     outcomes = {"rows": 0, "refused": 0}
-    with Apart() as apart:
+    with IsolatedProcess() as isolated:
         for path in fuzzed(tmp_path, 300):
             reader = COLUMNAR[path.suffix.removeprefix(".")]
             try:
-                for chunk in apart.iterate(path.name, reader, path.name, path):
+                for chunk in isolated.iterate(path.name, reader, path.name, path):
                     list(chunk.rows())
                 outcomes["rows"] += 1
             except DataError:
@@ -124,9 +124,9 @@ def test_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> Non
     pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
     del table
     assert (tmp_path / "x.parquet").stat().st_size < 1000
-    with Apart(512 << 20) as apart:
+    with IsolatedProcess(512 << 20) as isolated:
         rows = 0
-        for chunk in apart.iterate("x", COLUMNAR["parquet"], "x", tmp_path / "x.parquet"):
+        for chunk in isolated.iterate("x", COLUMNAR["parquet"], "x", tmp_path / "x.parquet"):
             rows += 1
             assert isinstance(chunk, Table)
             assert chunk.batch.nbytes < 2 << 20
@@ -137,8 +137,11 @@ def test_small_file_with_large_values_takes_little_memory(tmp_path: Path) -> Non
 def test_oversized_value_is_rejected(tmp_path: Path) -> None:
     table = pa.table({"text": ["a" * (200 << 20)]})
     pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
-    with Apart(100 << 20) as apart, pytest.raises(DataError, match="takes more than 105 MB"):
-        list(apart.iterate("x", COLUMNAR["parquet"], "x", tmp_path / "x.parquet"))
+    with (
+        IsolatedProcess(100 << 20) as isolated,
+        pytest.raises(DataError, match="takes more than 105 MB"),
+    ):
+        list(isolated.iterate("x", COLUMNAR["parquet"], "x", tmp_path / "x.parquet"))
     (row,) = read(tmp_path / "x.parquet")
     assert isinstance(row, Defect)
 
@@ -147,10 +150,10 @@ def test_reader_that_crashes_is_an_error_and_the_next_file_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with Apart() as apart:
+    with IsolatedProcess() as isolated:
         with pytest.raises(DataError, match="ended with SIGSEGV"):
-            list(apart.iterate("x", crash))
-        assert list(apart.iterate("x", counting, 3)) == [0, 1, 2]
+            list(isolated.iterate("x", crash))
+        assert list(isolated.iterate("x", counting, 3)) == [0, 1, 2]
 
 
 def test_values_without_a_python_type_are_defects_of_rows_that_need_them() -> None:

@@ -248,7 +248,13 @@ def test_study_trains_in_its_trials(bare: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "pipeline"), [("train", ""), ("tune", "tune"), ("cross-validate", "cross-validate")]
+    ("step", "pipeline"),
+    [
+        ("train", ""),
+        ("tune", "tune"),
+        ("cross-validate", "cross-validate"),
+        ("search", "automl"),
+    ],
 )
 def test_run_of_a_cluster_is_submitted_again(bare: Any, step: str, pipeline: str) -> None:
     bare.emit(step, StepStarted, stage=step, pod="steadytrain-abcde-1")

@@ -97,6 +97,22 @@ def test_cross_validation_is_submitted_under_the_name_of_its_study():
         submission.Submission.of(config, pipeline="cross-validate")
 
 
+def test_search_is_submitted_with_its_task_under_the_name_of_its_study(tmp_path):
+    rows = "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))
+    (tmp_path / "table.csv").write_text(f"x,kind\n{rows}")
+
+    def sent(*more):
+        sets = [f"output={tmp_path}", f"data.source=[{tmp_path}/table.csv]", "data.target=kind"]
+        return submission.Submission.of("", [*sets, *more], pipeline="automl")
+
+    plain, fast = sent(), sent("automl.quality=fast")
+    assert plain.config.data.task == "tabular_classification"
+    assert plain.config.run == sent().config.run != fast.config.run
+    assert load(plain.parameters["config"]).run == plain.config.run
+    with pytest.raises(BadInput, match=r"data\.task is missing, and the data cannot be read here"):
+        sent(f"data.source=[{tmp_path}/nothing.csv]")
+
+
 def test_study_without_a_space_is_rejected_before_anything_is_sent(kfp):
     with pytest.raises(BadInput, match=r"tune\.space"):
         steadytrain.pipelines.submit("causal-lm", [PLACE], pipeline="tune", host=kfp.address)

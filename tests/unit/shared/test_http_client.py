@@ -17,7 +17,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ServerError, TrackingError
 from steadytrain.components.shared.kubeflow.client import open_client
 from steadytrain.components.shared.kubeflow.connection import connect
-from steadytrain.components.shared.pagination import all_found, pages
+from steadytrain.components.shared.pagination import all_items, pages
 from steadytrain.components.shared.retry import waiting
 from steadytrain.components.shared.tracking.connect import import_mlflow, tracking_errors
 
@@ -150,7 +150,7 @@ def test_lists_without_an_end_are_errors() -> None:
     with pytest.raises(ServerError, match="never ends"):
         list(pages(lambda **_: Page(), "runs"))
     with pytest.raises(TrackingError, match="never ends"):
-        list(all_found(lambda _: Page()))
+        list(all_items(lambda _: Page()))
 
 
 @pytest.mark.parametrize("away", ["503 Service Unavailable", "nobody"])

@@ -35,6 +35,7 @@ def cycled(*values):
         (cycled("2024-01-31", "2023-12-01T10:30:00", None), "date"),
         (cycled("31/01/2024", "01/12/2023", "05/05/2020"), "category"),
         ([row * 7 % 61 for row in range(ROWS)], "number"),
+        ([f"a text of many words number {row}" for row in range(ROWS)], "text"),
     ],
 )
 def test_kind_is_that_of_all_values(values, kind):
@@ -48,7 +49,6 @@ def test_kind_is_that_of_all_values(values, kind):
         ([None, "", float("nan")] * 20, "every value is missing"),
         (["same"] * ROWS, "every value is 'same'"),
         ([f"u-{row:x}" for row in range(ROWS)], "identifies a record"),
-        ([f"a text of many words number {row}" for row in range(ROWS)], "it is text"),
         ([{"a": 1}, [2]] * 30, "lists or mappings"),
     ],
 )
@@ -56,6 +56,24 @@ def test_column_is_left_out_with_a_reason(values, reason):
     found = column(values)
     assert found.kind is None
     assert reason in found.reason
+
+
+def test_values_that_are_not_dates_are_counted():
+    days = [f"2024-01-{row % 31 + 1:02d}" for row in range(ROWS - 1)]
+    found = column([*days, "31/02/2024"])
+    assert found.kind == "category"
+    assert "has 1 values that are not dates in ISO 8601, such as '31/02/2024'" in found.note
+    different = column([f"{2000 + row}-01-01" for row in range(ROWS - 1)] + ["soon"])
+    assert different.kind is None
+    assert "has 1 values that are not dates in ISO 8601, such as 'soon'" in different.reason
+
+
+def test_many_columns_of_one_value_share_a_sentence():
+    columns = {f"c{number:04d}": ["same"] * ROWS for number in range(3000)}
+    columns |= {"gone": [None] * ROWS, "x": cycled("red", "green", "blue")}
+    (remark,) = inferred(columns, CLASSES).remarks()
+    assert remark.startswith("3,001 columns are not learned from, since each has one value or none")
+    assert "'c0000', 'c0001', 'c0002' and 2,998 others" in remark
 
 
 def test_row_numbers_are_left_out_unless_allowed():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 
+from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.learners import read_side
 from steadytrain.components.tabular.learners.ensemble import EnsembleLearner
 from steadytrain.components.tabular.model import load
+from steadytrain.components.tabular.scoring import TableClassScorer
 from steadytrain.components.train.step import load_trainer
 
 from support.tables import REGRESSION, prepared, shipped
@@ -27,6 +32,10 @@ ENSEMBLE = (
     "training.load_best_model_at_end=false",
     "training.early_stopping_patience=null",
 )
+CALIBRATED = {
+    "model_type": "ensemble",
+    "members": [{"framework": "sklearn", "config": {"model_type": "dummy"}}] * 3,
+}
 
 
 @pytest.fixture(scope="module", params=["wine", "breast_cancer", "diabetes"])
@@ -65,6 +74,41 @@ def test_prediction_is_the_weighted_mean_of_the_members(tables, tmp_path):
     assert found == pytest.approx(np.average(members, axis=0, weights=[3, 1, 1]), rel=1e-9)
 
 
+def test_calibration_leaves_with_the_exported_model(tables, tmp_path):
+    config, data = tables
+    records, _ = read_side(data, "validation")
+    plain = outputs(trained(config, data), tmp_path / "plain", records)
+    given = {"temperature": 2.0, "decision": dict.fromkeys(data.labels, 1.0)}
+    if not data.labels:
+        with pytest.raises(BadInput, match="temperature = 2"):
+            EnsembleLearner(with_settings(config, **given), data)
+        return
+    given["decision"][data.labels[0]] = 100.0
+    folder = tmp_path / "calibrated"
+    found = outputs(trained(with_settings(config, **given), data), folder, records)
+    softer = np.exp(plain) ** 0.5
+    assert np.exp(found) == pytest.approx(softer / softer.sum(axis=1, keepdims=True), rel=1e-9)
+    # The exported file, which needs no steadytrain, decides likewise.
+    spec = importlib.util.spec_from_file_location("exported", folder / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    weights = np.array([100.0, *[1.0] * (len(data.labels) - 1)])
+    expected = [data.labels[n] for n in (np.exp(found) * weights).argmax(axis=1)]
+    told = [row["prediction"] for row in module.load(folder).rows(records)]
+    assert told == expected
+    assert told != [data.labels[n] for n in found.argmax(axis=1)]
+    # What the gate sees are these decisions.
+    scorer = TableClassScorer(config, data)
+    judged = judged_records(config, data)
+    table = scorer.score({"model": load(folder)}, judged)
+    again = [row["prediction"] for row in load(folder).rows(parsed(judged))]
+    assert [data.labels[n] for n in table["prediction"].to_pylist()] == again
+
+
+def with_settings(config, **settings):
+    return from_mapping(changed(config, {"model.config": {**config.model.config, **settings}}))
+
+
 def test_members_learn_from_the_validation_side_too(tables):
     config, data = tables
     train, validation = data.sides["train"].rows, data.sides["validation"].rows
@@ -90,6 +134,14 @@ def test_interrupted_training_continues_to_identical_predictions(tables, tmp_pat
     [
         ({"training.max_steps": 2}, "training.max_steps = 2"),
         ({"model.config": {"model_type": "ensemble", "members": []}}, "has no member"),
+        (
+            {"model.config": {**CALIBRATED, "temperature": 0}},
+            r"model.config.temperature = 0",
+        ),
+        (
+            {"model.config": {**CALIBRATED, "decision": {"no such class": 1.0}}},
+            r"model.config.decision = .'no such class'",
+        ),
         (
             {"model.config": {"model_type": "ensemble", "members": [{"weight": 0}]}},
             "model.config.members: 0.weight",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import catboost
@@ -229,6 +230,20 @@ def test_catboost_trains_the_model_that_it_trains_alone(tables, tmp_path, name):
     theirs = np.asarray(alone.predict(frames[1])).reshape(len(frames[1]), -1) + learner.base()
     found = exported(learner, tmp_path / "model").raw(learner.held_out_matrix)
     np.testing.assert_allclose(found, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_catboost_model_outlives_its_learner(tmp_path):
+    chance = np.random.default_rng(2)
+    frame = pd.DataFrame({f"c{i}": chance.integers(0, 3 + i % 3, 600) for i in range(13)})
+    target = frame["c0"] + frame["c3"] + chance.normal(size=600) > 3
+    frame = frame.map("k{}".format).assign(target=target.map({True: "yes", False: "no"}))
+    learner = learn(made(prepared(tmp_path, frame), "catboost", rounds_per_step=10), 2)
+    model, matrix, expected = learner.model(), learner.matrix, learner.raw.copy()
+    del learner
+    gc.collect()
+    _ = [b"\xff" * size for size in range(16, 65536, 16)]
+    model.save(tmp_path)
+    np.testing.assert_allclose(load(tmp_path).raw(matrix), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "distance"])

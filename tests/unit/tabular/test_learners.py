@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import lightgbm
@@ -18,6 +19,7 @@ from steadytrain.components.tabular.learners.lightgbm import LightGBMLearner
 from steadytrain.components.tabular.learners.sklearn import LinearLearner
 from steadytrain.components.tabular.model import load
 from steadytrain.components.tasks.base import load_task
+from steadytrain.components.train.framework import lightgbm as lightgbm_trees
 
 from support.tables import LINEAR, REGRESSION, prepared, shipped
 
@@ -207,3 +209,13 @@ def test_task_declares_the_metrics_that_a_learner_reports(tables, name):
     declared = load_task(config.data.task).metrics(config)
     assert {*LightGBMLearner(config, data).validate([])} == {*declared}
     assert declared[0] == LightGBMLearner.metric
+
+
+def test_learner_of_a_large_table_uses_its_share_of_the_cores(tables, monkeypatch):
+    config, data = tables("wine")
+    compute = config.compute.model_copy(update={"threads_per_rank": 3})
+    shared = config.model_copy(update={"compute": compute})
+    assert LightGBMLearner(shared, data).threads == 1
+    monkeypatch.setattr(lightgbm_trees, "_LARGE", 10)
+    assert LightGBMLearner(shared, data).threads == 3
+    assert LightGBMLearner(config, data).threads == len(os.sched_getaffinity(0))

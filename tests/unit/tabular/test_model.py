@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
 
-from steadytrain.components.tabular.model import Preparation, date_parts
+from steadytrain.components.tabular.model import Preparation, date_parts, plain_number
 
 KINDS = {"size": "number", "color": "category", "when": "date"}
 RECORDS = [
@@ -87,3 +88,43 @@ def test_category_named_like_a_part_of_a_date_is_itself():
 
 def test_date_with_a_time_zone_is_in_utc():
     assert date_parts("2024-01-24T14:00:00-05:00") == date_parts("2024-01-24T19:00:00")
+
+
+@pytest.mark.parametrize(
+    ("levels", "value", "named"),
+    [
+        (["017", "029"], 17, ["'017'", "int"]),
+        (["017", "123"], np.float64(17), ["'017'"]),
+        (["red", "blue"], 5, ["'blue'", "'5'"]),
+        (["true", "false"], 1, ["'false'"]),
+        (["red", "blue"], b"red", ["bytes"]),
+    ],
+)
+def test_category_of_another_type_is_an_error_and_not_an_unseen_one(levels, value, named):
+    made = Preparation({"code": "category"})
+    made.fit([{"code": level} for level in levels])
+    with pytest.raises(ValueError, match="column 'code' of record 1") as error:
+        made.matrix([{"code": levels[0]}, {"code": value}])
+    for name in named:
+        assert name in str(error.value)
+    assert np.isnan(made.matrix([{"code": value}], strict=False)).all()
+
+
+def test_number_that_no_level_has_is_an_unseen_category():
+    made = Preparation({"code": "category"})
+    made.fit([{"code": "123"}, {"code": "x"}])
+    assert np.isnan(made.matrix([{"code": 17}])).all()
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Decimal("3.0"), "3.0"])
+def test_number_may_have_any_type_of_number(number):
+    made = Preparation({"size": "number", "code": "category"})
+    made.fit([{"size": 1, "code": "3"}])
+    assert made.matrix([{"size": number, "code": 3}]).tolist() == [[3, 0]]
+    assert np.isnan(made.matrix([{"size": np.float32("nan"), "code": None}])).all()
+
+
+def test_number_is_as_large_as_text_and_as_a_number():
+    assert math.isnan(plain_number(1e305))
+    assert math.isnan(plain_number("1e305"))
+    assert plain_number("-1e300") == plain_number(-1e300) == -1e300

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -135,6 +136,7 @@ def test_target_is_required():
     [
         (["model.framework=pytorch"], "model.framework"),
         (["data.features=[target]"], "data.features"),
+        (["data.features=[a, w]", "data.columns.weight=w"], "data.features"),
         (["training.global_batch_size=8"], "training.global_batch_size"),
         (["training.weight_decay=0.1"], "training.weight_decay"),
         (["training.bf16=true"], "training.bf16"),
@@ -155,3 +157,15 @@ def test_tables_frameworks_train_no_text():
         check_task(config)
     with pytest.raises(ConfigError, match=r"data\.target"):
         load("causal-lm", ["data.target=price"])
+
+
+def test_class_that_a_frame_turned_into_a_fraction_is_a_class(tmp_path):
+    path = tmp_path / "table.parquet"
+    records = [
+        {"x": row % 7, "target": None if row % 50 == 0 else float(row % 2)} for row in range(300)
+    ]
+    pd.DataFrame(records).to_parquet(path)
+    data = preprocess(table_config(path))
+    assert data.labels == ["0", "1"]
+    card = json.loads(data.path("card.json").read_text())
+    assert card["quarantine"] == {"missing_field": 6}

@@ -7,7 +7,9 @@ import pytest
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.data import TABLES
+from steadytrain.components.shared.config.fusion import MULTIMODAL
 from steadytrain.components.shared.config.images import IMAGES
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.base import load_task
@@ -44,7 +46,7 @@ def config_of(task, metric, **training):
 
 
 BUILT_IN = [name for name in plugins.names(plugins.TASKS) if plugins.is_ours(plugins.TASKS, name)]
-OTHERS = (*TABLES, *IMAGES)
+OTHERS = (*TABLES, *IMAGES, *SERIES, *MULTIMODAL)
 """Tasks without texts, which have tests of their own."""
 SETTINGS = {"text_embedding": {"batch_contrastive": {"rows": 4}}}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.documents import collate_apart, collate_packed, collate_rows
+from steadytrain.components.tasks.documents import collate_documents, collate_packed, collate_rows
 from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens import loss as contrastive_tokens
 from steadytrain.components.techniques.contrastive_tokens.loss import (
@@ -90,7 +90,7 @@ def test_every_layout_has_the_same_documents():
     generator = np.random.default_rng(0)
     rows = [packed_row(lengths, generator) for lengths in ([5, 2], [3], [1, 4, 6])]
     expected = [(5, 4), (2, 1), (3, 2), (4, 3), (6, 5)]
-    for batch in (collate_packed(rows), collate_rows(rows, 1), collate_apart(rows, 1)):
+    for batch in (collate_packed(rows), collate_rows(rows, 1), collate_documents(rows, 1)):
         spans = document_spans(batch)
         assert [(span.end - span.start, span.targets) for span in spans] == expected
         ids = batch["input_ids"].flatten()

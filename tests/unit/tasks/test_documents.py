@@ -15,7 +15,7 @@ from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.document_attention import Documents, attend
 from steadytrain.components.tasks.documents import (
     attend_by_document,
-    collate_apart,
+    collate_documents,
     collate_packed,
     collate_rows,
     pass_documents,
@@ -131,7 +131,7 @@ def test_mismatched_document_lengths_are_rejected():
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_losses_and_gradients_equal_those_of_separate_documents(config, recompute):
     model, rows = model_of(config), some_rows()
-    apart = [collate_apart([row], PADDING) for row in rows]
+    apart = [collate_documents([row], PADDING) for row in rows]
     expected = gradients(model, apart)
     assert attend_by_document(model, VOCABULARY) == ""
     assert fuse_head(model) == ""
@@ -189,7 +189,7 @@ def test_adapters_learn_the_same():
 @torch.no_grad()
 def test_attention_is_unchanged_without_documents(tmp_path):
     model = model_of(WINDOW).eval()
-    batches = [collate(some_rows(), PADDING) for collate in (collate_apart, collate_rows)]
+    batches = [collate(some_rows(), PADDING) for collate in (collate_documents, collate_rows)]
     for batch in batches:
         del batch["targets"]
     before = [model(**batch, use_cache=False).logits for batch in batches]

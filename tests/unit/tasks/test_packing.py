@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.documents import (
-    collate_apart,
+    collate_documents,
     collate_packed,
     collate_rows,
-    keeps_documents_apart,
+    isolates_documents,
 )
 from steadytrain.components.techniques.base import IGNORED
 
@@ -65,13 +65,13 @@ def test_logits_of_a_packed_document_equal_those_of_the_document_alone(config, a
 def test_models_with_positions_keep_documents_apart(config):
     model = model_of(config).train()
 
-    assert keeps_documents_apart(model, VOCABULARY)
+    assert isolates_documents(model, VOCABULARY)
     assert model.training
 
 
 @pytest.mark.parametrize("config", [BLOOM, MAMBA], ids=lambda item: item["model_type"])
 def test_models_without_positions_are_found_to_mix_documents(config):
-    assert not keeps_documents_apart(model_of(config), VOCABULARY)
+    assert not isolates_documents(model_of(config), VOCABULARY)
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=lambda item: item["model_type"])
@@ -82,7 +82,7 @@ def test_packed_loss_equals_separate_losses(config):
     rows = [packed_row(lengths, generator) for lengths in ([5, 9, 3], [20], [2, 2])]
 
     packed = next_token_loss(model, collate_rows(rows, PADDING))
-    apart = next_token_loss(model, collate_apart(rows, PADDING))
+    apart = next_token_loss(model, collate_documents(rows, PADDING))
 
     torch.testing.assert_close(packed, apart, rtol=1e-5, atol=0)
 
@@ -103,7 +103,7 @@ def test_documents_of_all_rows_come_one_after_another_without_padding():
     assert batch["targets"].shape == (1, 18)
 
 
-@pytest.mark.parametrize("collate", [in_one_row, collate_rows, collate_apart])
+@pytest.mark.parametrize("collate", [in_one_row, collate_rows, collate_documents])
 @given(
     rows=st.lists(
         st.lists(
@@ -140,7 +140,7 @@ def test_every_target_is_the_next_token(collate, rows):
 
 
 @pytest.mark.parametrize("lengths", [[2, 2**31 - 1], [2, 2], [6, -1], []])
-@pytest.mark.parametrize("collate", [in_one_row, collate_rows, collate_apart])
+@pytest.mark.parametrize("collate", [in_one_row, collate_rows, collate_documents])
 def test_mismatched_lengths_are_rejected(collate, lengths):
     row = {"input_ids": [1, 2, 3, 4, 5], "targets": [0, 1, 1, 0, 1], "lengths": lengths}
     with pytest.raises(ValueError, match="do not make a row of 5"):

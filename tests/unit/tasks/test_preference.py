@@ -22,7 +22,7 @@ from steadytrain.components.tasks.preference import (
     without_adapters,
 )
 from steadytrain.components.techniques.base import IGNORED
-from steadytrain.components.techniques.inference import eval_mode
+from steadytrain.components.techniques.modules import eval_mode
 from steadytrain.components.techniques.preferences.loss import dpo_loss
 
 from support.tiny import make_tokenizer

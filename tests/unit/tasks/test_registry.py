@@ -9,6 +9,8 @@ import pytest
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, from_mapping
 from steadytrain.components.shared.config.data import MULTI_TASK, TABLES
+from steadytrain.components.shared.config.fusion import MULTIMODAL
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.digest import DATA_CODE, JUDGING_CODE, TRAINING_CODE
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.base import (
@@ -61,7 +63,9 @@ def test_each_name_has_its_encoder():
 def data_for(task):
     """Return the fields of `data`."""
     if task != MULTI_TASK:
-        return {"source": ["x"], "task": task} | ({"target": "y"} if task in TABLES else {})
+        fields = {"target": "y"} if task in (*TABLES, *SERIES, *MULTIMODAL) else {}
+        series = {"series": {"horizon": 3}} if task in SERIES else {}
+        return {"source": ["x"], "task": task} | fields | series
     return {"task": task, "parts": {name: {"source": ["x"]} for name in ("mood", "topic")}}
 
 

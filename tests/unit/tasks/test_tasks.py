@@ -10,6 +10,8 @@ import torch
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.data import TABLES
+from steadytrain.components.shared.config.fusion import MULTIMODAL
+from steadytrain.components.shared.config.series import SERIES
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
@@ -134,7 +136,9 @@ def test_language_metrics_survive_a_hopeless_model(tmp_path):
     assert math.isfinite(metrics["perplexity"])
 
 
-@pytest.mark.parametrize("name", sorted({*plugins.names(plugins.TASKS)} - {*TABLES}))
+@pytest.mark.parametrize(
+    "name", sorted({*plugins.names(plugins.TASKS)} - {*TABLES, *SERIES, *MULTIMODAL})
+)
 def test_built_in_tasks_open(tmp_path, name):
     assert task_of(tmp_path, name, GPT2).training.metric == "loss"
 

@@ -13,6 +13,7 @@ import pytest
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import (
+    Adjusted,
     AttemptOutcome,
     CheckpointSaved,
     NoiseScaleMeasured,
@@ -28,6 +29,17 @@ from steadytrain.components.sizing.recipe import recipe_of_run
 
 from support.decided import halved
 from support.tracking import BEGAN, ended, started, steps, until
+
+CHANGE = Adjusted(
+    time=BEGAN + 2000,
+    attempt=2,
+    step=3,
+    field="training.learning_rate",
+    value=1e-5,
+    before=1e-4,
+    after=1e-5,
+    request="a",
+)
 
 
 def children(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
@@ -138,6 +150,7 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
         halved(size=2),
         ended(1, "failed", failure_class="host_oom", message="killed", remedy="more memory"),
         started(2),
+        CHANGE,
         *steps(2, [3, 4]),
         *steps(2, [5], loss=math.nan),
         ended(2, "finished"),
@@ -155,6 +168,9 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     assert first.data.params["training.learning_rate"] == "0.0001"
     parent = open_tracking(config, workspace).client.get_run(parent_run(config, workspace))
     assert parent.data.params["training.learning_rate"] == "0.0001"
+    for run_with_it in (second, parent):
+        assert run_with_it.data.tags["steadytrain.adjusted.3"] == CHANGE.change
+    assert "steadytrain.adjusted.3" not in first.data.tags
     assert first.data.tags["steadytrain.failure_class"] == "host_oom"
     assert first.data.tags["steadytrain.micro_batch_size"] == "2"
     assert first.data.tags["steadytrain.decision"] == "smaller micro-batch: 2"

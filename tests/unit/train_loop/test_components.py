@@ -18,8 +18,8 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError, StorageError
 from steadytrain.components.train import step
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.loop.memory import least_memory
-from steadytrain.components.train.loop.plugin_failed import PluginFailed
+from steadytrain.components.train.failures import PluginFailed
+from steadytrain.components.train.loop.halving import least_memory
 from steadytrain.components.train.loop.validation import validate
 
 from support.plugins import install_example, write_plugin

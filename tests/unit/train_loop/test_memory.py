@@ -10,7 +10,7 @@ import torch
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.train.loop.memory import least_memory
+from steadytrain.components.train.loop.halving import least_memory
 
 from support.training import GPT2, LLAMA, VOCABULARY
 

@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.techniques.multi_task import MultiTaskConfig, mixture
-from steadytrain.components.techniques.multi_task.mixture import (
-    BLOCK,
-    Mixture,
-    largest_remainder,
-    mixture_of,
-    shares_of,
-)
+from steadytrain.components.techniques import order
+from steadytrain.components.techniques.multi_task import MultiTaskConfig
+from steadytrain.components.techniques.multi_task.mixture import mixture_of, shares_of
+from steadytrain.components.techniques.order import BLOCK, Mixture, largest_remainder
 
 PARTS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [50, 9, 30]))
 SHARES = np.array([0.5, 0.3, 0.2])
@@ -25,7 +21,7 @@ SHARES = np.array([0.5, 0.3, 0.2])
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(mixture, "BLOCK", 100)
+    monkeypatch.setattr(order, "BLOCK", 100)
 
 
 def test_each_block_has_the_exact_shares():
@@ -79,7 +75,7 @@ def test_weights_are_normalized():
 
 
 def test_a_part_that_would_never_be_drawn_is_an_error(monkeypatch):
-    monkeypatch.setattr(mixture, "BLOCK", BLOCK)
+    monkeypatch.setattr(order, "BLOCK", BLOCK)
     weights = {"a": 1.0, "b": 1e-9}
     config = MultiTaskConfig(sampling="weights", sampling_weights=weights)
     labels = np.array([0, 1, 2, 3], dtype=np.int32)

@@ -14,10 +14,10 @@ from transformers.optimization import get_wsd_schedule
 from steadytrain.components.shared.config import TrainingConfig, schedules
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.shared.config.schedules import (
-    Course,
+    ScheduleSettings,
     ScheduleSpec,
-    course_of,
     rate_factor,
+    schedule_settings,
 )
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.length import total_steps
@@ -39,6 +39,8 @@ from support.training import GPT2, LLAMA, VOCABULARY
 
 OURS_ALONE = {
     "global_batch_size",
+    "base_global_batch_size",
+    "lr_scaling",
     "micro_batch_size",
     "early_stopping_patience",
     "early_stopping_threshold",
@@ -66,13 +68,16 @@ OURS_ALONE = {
     "kto",
     "masking",
     "multi_task",
+    "prefetch_batches",
+    "goal",
+    "mixture",
     "denoising",
     "monitor",
     "profile",
 }
-"""The user sets the global batch size. In Transformers, early stopping belongs to a callback, no
-checkpoint is kept because of its step, and a sampler, callback, loss or optimizer with groups is an
-argument of the Trainer. It has no thresholds of labels."""
+"""The user sets the global batch size, and whether the rate follows it. In Transformers, early
+stopping belongs to a callback, no checkpoint is kept because of its step, and a sampler, callback,
+loss or optimizer with groups is an argument of the Trainer. It has no thresholds of labels."""
 STEPS = 20
 
 
@@ -154,13 +159,13 @@ def test_last_rate_of_warmup_stable_decay_matches_transformers(kind):
     training = TrainingConfig(
         lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=options, warmup_steps=3
     )
-    course = course_of(training, STEPS, peak=1.0)
+    settings = schedule_settings(training, STEPS, peak=1.0)
     theirs = get_wsd_schedule(
         torch.optim.SGD([torch.zeros(1)], 1.0), 3, num_training_steps=STEPS, **options
     ).lr_lambdas[0]
     # Their warm-up starts at the last rate, and ours at 0.
     for step in range(3, STEPS + 2):
-        assert rate_factor(step, kind="warmup_stable_decay", course=course) == theirs(step)
+        assert rate_factor(step, kind="warmup_stable_decay", settings=settings) == theirs(step)
 
 
 def test_step_decay_matches_torch():
@@ -181,13 +186,14 @@ def test_step_decay_matches_torch():
 )
 def test_steps_below_1_are_a_share_of_all_steps(kind, share, steps):
     found = [
-        course_of(
+        schedule_settings(
             TrainingConfig(lr_scheduler_type=kind, lr_scheduler_kwargs=options), STEPS, peak=1.0
         )
         for options in (share, steps)
     ]
     factors = [
-        [rate_factor(step, kind=kind, course=course) for step in range(STEPS)] for course in found
+        [rate_factor(step, kind=kind, settings=settings) for step in range(STEPS)]
+        for settings in found
     ]
     assert factors[0] == factors[1]
     assert len(set(factors[0])) > 3
@@ -199,8 +205,10 @@ def test_decay_longer_than_the_steps_after_warmup_begins_at_the_peak():
         lr_scheduler_kwargs={"num_decay_steps": 50},
         warmup_steps=4,
     )
-    course = course_of(training, STEPS, peak=1.0)
-    factors = [rate_factor(at, kind="warmup_stable_decay", course=course) for at in range(STEPS)]
+    settings = schedule_settings(training, STEPS, peak=1.0)
+    factors = [
+        rate_factor(at, kind="warmup_stable_decay", settings=settings) for at in range(STEPS)
+    ]
     assert max(factors) == factors[4] == 1.0
 
 
@@ -218,7 +226,9 @@ def test_decay_longer_than_the_steps_after_warmup_begins_at_the_peak():
 )
 def test_schedule_options_out_of_range_are_rejected(kind, options, problem):
     with pytest.raises(BadInput, match=re.escape(problem)):
-        course_of(TrainingConfig(lr_scheduler_type=kind, lr_scheduler_kwargs=options), 9, peak=1.0)
+        schedule_settings(
+            TrainingConfig(lr_scheduler_type=kind, lr_scheduler_kwargs=options), 9, peak=1.0
+        )
 
 
 def test_peak_below_the_end_of_a_polynomial_schedule_is_rejected():
@@ -296,8 +306,11 @@ def test_optimizer_continues_from_its_saved_state_bit_for_bit(tmp_path, kind):
 
 @pytest.mark.parametrize("factor", [-5.0, float("nan"), float("inf")])
 def test_factor_that_cannot_be_a_learning_rate_names_the_schedule(factor, monkeypatch):
-    spec, course = ScheduleSpec(lambda step, course: factor), Course(steps=10, warmup=2, peak=1.0)
+    spec, settings = (
+        ScheduleSpec(lambda step, settings: factor),
+        ScheduleSettings(steps=10, warmup=2, peak=1.0),
+    )
     monkeypatch.setattr(schedules, "schedule_spec", lambda name: spec)
-    assert rate_factor(1, kind="mine", course=course) == 0.5
+    assert rate_factor(1, kind="mine", settings=settings) == 0.5
     with pytest.raises(BadInput, match=f"'mine': its factor at step 3 is {factor}"):
-        rate_factor(3, kind="mine", course=course)
+        rate_factor(3, kind="mine", settings=settings)

@@ -32,7 +32,7 @@ O = OptimizerSpec(
         "fp16": "it cannot skip an update",
     },
 )
-S = ScheduleSpec(lambda step, course: 1.0, last_rate=1e-4)
+S = ScheduleSpec(lambda step, settings: 1.0, last_rate=1e-4)
 """
 
 

@@ -12,9 +12,9 @@ from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.techniques.order import GROUPED_BATCHES, RowOrder
+from steadytrain.components.train.failures import PluginFailed
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.order import order_of
-from steadytrain.components.train.loop.plugin_failed import PluginFailed
 
 from support.plugins import write_plugin
 from support.training import CLASSES, Bench, class_rows, events_of, write_data

@@ -16,7 +16,7 @@ from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
-from steadytrain.components.techniques.inference import to_device
+from steadytrain.components.techniques.modules import to_device
 from steadytrain.components.train.loop.batches import Prefetch, take_share
 from steadytrain.components.train.loop.order import RowOrder
 
@@ -48,9 +48,11 @@ class _Task:
         return 10
 
 
-def _parts(task: _Task) -> Any:
+def _parts(task: _Task, ahead: int = 1) -> Any:
     return SimpleNamespace(
-        config=SimpleNamespace(training=TrainingConfig(global_batch_size=BATCH)),
+        config=SimpleNamespace(
+            training=TrainingConfig(global_batch_size=BATCH, prefetch_batches=ahead)
+        ),
         accelerator=SimpleNamespace(device=torch.device("cpu")),
         task=task,
         order=RowOrder(ROWS, seed=3),
@@ -85,6 +87,30 @@ def test_one_step_is_fetched_ahead_and_no_more():
         for step in range(1, STEPS):
             data.take(step)
     assert len(task.collated) == STEPS * BATCH
+
+
+@pytest.mark.parametrize("ahead", [2, 3])
+def test_as_many_steps_are_fetched_ahead_as_are_set(ahead):
+    plain = [take_share(_parts(_Task()), step) for step in range(STEPS)]
+    task = _Task()
+    with closing(Prefetch(_parts(task, ahead))) as data:
+        for step in range(STEPS):
+            found = data.take(step)
+            data._thread.submit(lambda: None).result()
+            assert len(task.collated) == min(step + 1 + ahead, STEPS) * BATCH
+            expected = [batch["lengths"] for batch in plain[step].batches]
+            assert [batch["lengths"] for batch in found.batches] == expected
+
+
+def test_smaller_micro_batches_are_fetched_again():
+    parts = _parts(_Task(), 3)
+    with closing(Prefetch(parts)) as data:
+        data.take(0)
+        parts.batch = BatchSettings(1)
+        data.forget()
+        assert [batch["lengths"] for batch in data.take(1).batches] == [
+            [row] for row in RowOrder(ROWS, seed=3).take(BATCH, BATCH)
+        ]
 
 
 def test_slow_prefetch_does_not_block_the_current_batch():

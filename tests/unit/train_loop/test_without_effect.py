@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steadytrain.components.shared.config import TrainingConfig
-from steadytrain.components.shared.config.schedules import course_of, rate_factor
+from steadytrain.components.shared.config.schedules import rate_factor, schedule_settings
 from steadytrain.components.sizing.length import without_effect
 
 
@@ -46,5 +46,5 @@ def test_settings_that_act_are_not_named():
 @pytest.mark.parametrize("warmup", [0.5, 1, 500])
 def test_some_step_has_the_full_rate(steps, kind, warmup):
     training = TrainingConfig(lr_scheduler_type=kind, warmup_steps=warmup, max_steps=steps)
-    course = course_of(training, steps, 1.0)
-    assert max(rate_factor(step, kind=kind, course=course) for step in range(steps)) == 1.0
+    settings = schedule_settings(training, steps, 1.0)
+    assert max(rate_factor(step, kind=kind, settings=settings) for step in range(steps)) == 1.0

@@ -63,6 +63,7 @@ REFUSED = {
         "early_stopping_patience": 3,
         "early_stopping_threshold": 0.1,
         "layer_decay": 0.9,
+        "base_global_batch_size": 8,
     },
 }
 ACCEPTED = {
@@ -70,9 +71,12 @@ ACCEPTED = {
         "micro_batch_size": 2,
         "gradient_checkpointing": True,
         "torch_compile": True,
+        "prefetch_batches": 3,
+        "goal": "best",
         "logging_steps": 3,
         "eval_steps": 7,
         "save_steps": 5,
+        "save_strategy": "time",
         "save_total_limit": 4,
         "save_keep_every": 10,
     },
@@ -82,6 +86,7 @@ ACCEPTED = {
         "nproc_per_node": 2,
         "threads_per_rank": 3,
         "price_per_hour": 2.5,
+        "budget_usd": 2.5,
         "device": "auto",
         "strategy": "fsdp",
     },
@@ -113,13 +118,13 @@ SECTIONS_WITHIN = {
     *("training.averaging", "training.curriculum", "training.monitor", "training.profile"),
 }
 NOT_ALONE = {
-    *("training.optim", "compute.offload", "model.trust_remote_code"),
-    *("model.framework", "training.order", "training.components"),
+    *("training.optim", "compute.offload", "compute.prefer", "model.trust_remote_code"),
+    *("model.framework", "training.order", "training.components", "training.lr_scaling"),
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
     *("training.r_drop", "training.focal_loss", "training.class_weights"),
     *("training.adversarial", "training.dpo", "training.kto", "training.masking"),
     *("training.mixup", "training.augmentation", "training.image_augmentation"),
-    *("training.multi_task", "training.label_thresholds"),
+    *("training.mixture", "training.multi_task", "training.label_thresholds", "model.fusion"),
     "training.denoising",
     *("training.param_groups", "training.gradient_compression"),
     *("training.optim_args", "training.lr_scheduler_kwargs", "training.order_options"),
@@ -241,7 +246,7 @@ def test_other_settings_may_change_and_are_listed(begun, section, name, value):
     assert f"-> {value!r}" in told
     assert told.count(" -> ") == 1
     reorders = name in ("micro_batch_size", "gradient_checkpointing", "torch_compile") or (
-        section == "compute" and name not in ("price_per_hour", "launcher")
+        section == "compute" and name not in ("price_per_hour", "budget_usd", "launcher")
     )
     assert ("not bit for bit" in told) == reorders
 

@@ -81,7 +81,7 @@ def test_decision_without_batch_settings_has_no_micro_batch():
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
 def test_decision_from_before_strategies_keeps_the_strategy(strategy):
     plan = plan_batch(8, 2).changed(strategy=strategy)
-    limited = plan.within(from_json(WITHOUT_STRATEGY).batch)
+    limited = plan.limited_to(from_json(WITHOUT_STRATEGY).batch)
     assert (limited.micro_batch_size, limited.settings.strategy) == (2, strategy)
 
 

@@ -79,7 +79,7 @@ def test_next_driver_removes_the_jobs_of_its_study_and_no_others(api, study, tri
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_driver_that_ends_leaves_no_job(api, study, trials, monkeypatch, error):
-    def close(_):
+    def close(_, *, within):
         leave_job(api[0], study, 0, 1)
         if error:
             raise error

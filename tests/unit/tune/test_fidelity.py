@@ -61,11 +61,11 @@ def test_steps_of_a_trial_have_the_tokens_of_the_studys_within_the_rounding(
     config, params = PLAIN.model_copy(update={"training": plain}), {BATCH: batch, LENGTH: length}
     pace = Pace.of(config, params)
     rungs = [*range(every, full, every), full]
-    own = [pace.own(step) for step in rungs]
+    own = [pace.trial_step(step) for step in rungs]
     assert own == sorted(set(own))
     assert [pace.of_study(step) for step in own] == rungs
-    assert all(step % pace.own_every == 0 for step in own[:-1])
-    if pace.own_every >= 5:
+    assert all(step % pace.trial_every == 0 for step in own[:-1])
+    if pace.trial_every >= 5:
         for step, cut in zip(own[:-1], rungs, strict=False):
             tokens = step * tokens_per_step(config, params)
             assert tokens == pytest.approx(cut * tokens_per_step(config, {}), rel=0.112)

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import steadytrain.components.tune.lr_range as range_run
 import steadytrain.components.tune.trials.local as runner
 from steadytrain.components.shared.config import TrainingConfig, load
-from steadytrain.components.shared.config.schedules import Course, schedule_spec
+from steadytrain.components.shared.config.schedules import ScheduleSettings, schedule_spec
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptEnded, TrainingStep
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
@@ -82,10 +83,16 @@ def test_smoothing_has_no_bias_at_the_start():
 
 def test_rate_grows_exponentially_from_the_lowest_to_the_peak():
     spec = schedule_spec("range_test")
-    course = Course(120, 0, 1.0, spec.options(lowest=1e-6))
-    assert [spec.factor(step, course) for step in range(120)] == pytest.approx(RATES)
+    settings = ScheduleSettings(120, 0, 1.0, spec.options(lowest=1e-6))
+    assert [spec.factor(step, settings) for step in range(120)] == pytest.approx(RATES)
     with pytest.raises(ValueError, match="above 0"):
         spec.options(lowest=0)
+
+
+def test_scaled_rates_are_refused():
+    scaled = ["training.lr_scaling=sqrt", "training.base_global_batch_size=8"]
+    with pytest.raises(BadInput, match=r"training\.lr_scaling"):
+        range_config(load("causal-lm", scaled))
 
 
 def test_test_keeps_the_recipe_but_for_the_rate_and_the_length():

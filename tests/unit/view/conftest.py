@@ -6,7 +6,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.pipelines.view.app import LOOPBACK, application
+from steadytrain.components.shared.web_server import LOOPBACK
+from steadytrain.pipelines.view.app import application
 from steadytrain.pipelines.view.source import open_source
 
 from support.written_run import Writer

@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.pipelines import view
-from steadytrain.pipelines.view import app
-from steadytrain.pipelines.view.app import (
+from steadytrain.components.shared.web_server import (
     LOOPBACK,
     accepted_hosts,
-    application,
     check_token,
     listen,
 )
+from steadytrain.pipelines import view
+from steadytrain.pipelines.view import app
+from steadytrain.pipelines.view.app import TOKEN_VARIABLE, application
 
 from support.odd import call
 
@@ -172,10 +172,10 @@ def test_token_reaches_no_page_address_or_log(guarded, caplog, capfd):
 )
 def test_addresses_that_others_reach_need_a_token(host, token, is_fine):
     if is_fine:
-        check_token(host, token)
+        check_token(host, token, TOKEN_VARIABLE)
         return
     with pytest.raises(BadInput, match="STEADYTRAIN_UI_TOKEN") as found:
-        check_token(host, token)
+        check_token(host, token, TOKEN_VARIABLE)
     assert "openssl rand" in found.value.remedy
     assert not token or token not in str(found.value)
 

@@ -1,4 +1,4 @@
-"""A model of a table as MLflow serves it. MLflow stores this file with the model.
+"""A model of records as MLflow serves it. MLflow stores this file with the model.
 
 It loads the model with the code that was exported beside it, so that it needs no steadytrain.
 """
@@ -12,11 +12,14 @@ import pandas as pd
 
 
 class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """Takes a frame of records, and returns one with their predictions."""
+    """Takes a frame of records, and returns one with predictions.
+
+    Those of a model of series are of the times after these records.
+    """
 
     def load_context(self, context: Any) -> None:
         folder = Path(context.artifacts["model"])
-        code: Any = importlib.util.spec_from_file_location("table_model", folder / "model.py")
+        code: Any = importlib.util.spec_from_file_location("exported_model", folder / "model.py")
         module = importlib.util.module_from_spec(code)
         code.loader.exec_module(module)
         self.model = module.load(folder)
@@ -26,7 +29,9 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     ) -> pd.DataFrame:
         del context, params
         plain = model_input.astype(object).where(model_input.notna(), None)
-        return pd.DataFrame(self.model.rows(plain.to_dict("records")))
+        # MLflow leaves neither columns nor rows of an array; no model takes a record without any.
+        found = self.model.rows(plain.to_dict("records") if len(plain.columns) else [{}])
+        return pd.DataFrame(found, columns=None if found else self.model.names)
 
 
 mlflow.models.set_model(Served())

@@ -1,10 +1,37 @@
-"""What is trained with a model but is no part of it, and so is not exported."""
+"""Models as modules: run one without training it, and add one that is trained but not exported."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from steadytrain.components.techniques.base import Batch
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with its tensors on the device. Other values stay the same."""
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+@contextlib.contextmanager
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Within this context, the model runs without dropout and gradients.
+
+    Afterward, its mode is the same as before.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
 
 
 class Auxiliary(torch.nn.Module):

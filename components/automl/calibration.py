@@ -1,0 +1,214 @@
+"""How the winner of a search turns what its members predict into probabilities and decisions.
+
+Both are fitted on out-of-fold predictions, which no member learned from. Where they are scored,
+they are fitted on the records of the other folds (`ensemble.held_out`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from steadytrain.components.automl.ensemble import (
+    ROUNDS,
+    Limit,
+    OutOfFold,
+    held_out,
+    standard_error,
+    weighted_mean,
+)
+from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
+
+Decision = Literal["likeliest", "balanced_accuracy", "macro_f1"]
+_LEAST: Final = 1e-15
+_WIDEST: Final = 3.0
+"""The largest logarithm of a temperature or of its inverse."""
+_PASSES: Final = 10
+"""How often the weight of each class is chosen again, at most."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What becomes of the mean of the members' probabilities.
+
+    temperature: the logarithms are divided by it (Guo et al. 2017, "On Calibration of Modern Neural
+        Networks").
+    decision: of each class, what its probability is multiplied with before the largest one decides;
+        empty if the likeliest class does.
+    """
+
+    temperature: float = 1.0
+    decision: tuple[float, ...] = ()
+
+    def chances(self, mixed: FloatArray) -> FloatArray:
+        """Return calibrated probabilities: (rows, classes)."""
+        raised = np.maximum(mixed, _LEAST) ** (1 / self.temperature)
+        found: FloatArray = raised / raised.sum(axis=1, keepdims=True)
+        return found
+
+    def decided(self, chances: FloatArray) -> IntArray:
+        """Return the class of each row: (rows,)."""
+        found: IntArray = (chances * np.array(self.decision or (1.0,))).argmax(axis=1)
+        return found
+
+
+def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -> Calibration:
+    """Fit the winner's calibration to out-of-fold predictions."""
+    if found.truth is not None or not found.chances:
+        return Calibration()
+    mixed = mixed_chances(found, weights)
+    calibration = Calibration(temperature(mixed, found.classes, found.units))
+    if decision == "likeliest":
+        return calibration
+    chances = calibration.chances(mixed)
+    return Calibration(calibration.temperature, thresholds(chances, found.classes, decision))
+
+
+def mixed_chances(found: OutOfFold, weights: Mapping[int, float]) -> FloatArray:
+    """Return the weighted mean of the members' probabilities: (rows, classes)."""
+    return weighted_mean({n: found.chances[n].astype(np.float64) for n in weights}, weights)
+
+
+def temperature(chances: FloatArray, truth: IntArray, units: IntArray) -> float:
+    """Return the temperature with the least log loss; 1 if it is better by no more than chance.
+
+    Args:
+        chances: (rows, classes).
+        truth: (rows,), the classes.
+        units: (rows,); see `OutOfFold`.
+    """
+    # Scipy takes half a second to import.
+    from scipy.optimize import minimize_scalar
+
+    rows, logs = np.arange(len(truth)), np.log(np.maximum(chances, _LEAST))
+
+    def losses(exponent: float) -> FloatArray:
+        scaled = logs * math.exp(-exponent)
+        scaled = scaled - scaled.max(axis=1, keepdims=True)
+        found: FloatArray = np.log(np.exp(scaled).sum(axis=1)) - scaled[rows, truth]
+        return found
+
+    best = minimize_scalar(
+        lambda exponent: losses(exponent).mean(),
+        bounds=(-_WIDEST, _WIDEST),
+        method="bounded",
+        options={"xatol": 1e-6},
+    ).x
+    gain = losses(0.0) - losses(best)
+    # Digits that differ by the order of summation are left out: the value is part of best.yaml.
+    found = float(f"{math.exp(best):.5g}")
+    return found if gain.mean() > standard_error(gain, units) else 1.0
+
+
+def thresholds(chances: FloatArray, truth: IntArray, decision: Decision) -> tuple[float, ...]:
+    """Return the weights of the classes with which decisions are best.
+
+    One class after another gets its best weight, while the others keep theirs. Of two classes, the
+    first pass finds the best threshold of all.
+
+    Args:
+        chances: (rows, classes).
+        truth: (rows,), the classes.
+    """
+    count = chances.shape[1]
+    logs, known = np.log(np.maximum(chances, _LEAST)), np.zeros(count)
+    likeliest = logs.argmax(axis=1)
+    hits, taken, true = (
+        np.bincount(rows, minlength=count) for rows in (truth[truth == likeliest], likeliest, truth)
+    )
+    best = float(_quality(hits.astype(float), taken.astype(float), true, decision))
+    for _ in range(_PASSES):
+        before = best
+        for place in range(1 if count == 2 else 0, count):
+            value, weight = _best_weight(logs + known, place, truth, decision)
+            if value > best + 1e-12:
+                best, known[place] = value, known[place] + weight
+        if best <= before or count == 2:
+            break
+    return tuple(float(f"{math.exp(value):.6g}") for value in known)
+
+
+def _best_weight(
+    logs: FloatArray, place: int, truth: IntArray, decision: Decision
+) -> tuple[float, float]:
+    """Return the best quality, and the logarithm of the weight of a class that gives it."""
+    count = logs.shape[1]
+    others = logs.copy()
+    others[:, place] = -math.inf
+    rival = others.argmax(axis=1)
+    needed = others.max(axis=1) - logs[:, place]
+    order = np.argsort(needed, kind="stable")
+    needed, rival, truth = needed[order], rival[order], truth[order]
+    # The first n rows are decided for the class: each one is no longer decided for its rival.
+    hits, taken = np.zeros((2, len(truth) + 1, count))
+    hits[0] = np.bincount(truth[truth == rival], minlength=count)
+    taken[0] = np.bincount(rival, minlength=count)
+    rows = np.arange(1, len(truth) + 1)
+    hits[rows, rival] -= truth == rival
+    hits[:, place] += np.concatenate([[0], truth == place])
+    taken[rows, rival] -= 1
+    taken[1:, place] += 1
+    true = np.bincount(truth, minlength=count)
+    quality = _quality(hits.cumsum(axis=0), taken.cumsum(axis=0), true, decision)
+    # Between equal rows there is no weight.
+    allowed = np.concatenate([[True], needed[1:] > needed[:-1] + 1e-12, [True]])
+    cut = int(np.where(allowed, quality, -math.inf).argmax())
+    ends = np.concatenate([[needed[0] - 1], needed, [needed[-1] + 1]])
+    return float(quality[cut]), float((ends[cut] + ends[cut + 1]) / 2)
+
+
+def _quality(hits: FloatArray, taken: FloatArray, true: IntArray, decision: Decision) -> FloatArray:
+    """Return the balanced accuracy or the mean F1 of the classes: (...,).
+
+    As in the metrics of those names, classes that do not occur do not count.
+
+    Args:
+        hits: how many rows of each class are decided for it: (..., classes).
+        taken: how many are decided for it: (..., classes).
+        true: how many are of it: (classes,).
+    """
+    weights = true + 0 * taken if decision == "balanced_accuracy" else (true + taken) / 2
+    total = np.asarray(weights, np.float64)
+    there = total > 0
+    shares = np.divide(hits, total, out=np.zeros_like(hits), where=there)
+    found: FloatArray = shares.sum(axis=-1) / np.maximum(1, there.sum(axis=-1))
+    return found
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What to expect of the winner: each row is predicted without its fold's part in any choice.
+
+    losses: (rows,), in nats or squared.
+    uncalibrated: (rows,), the same without the calibration.
+    decided: (rows,), the classes; None for numbers.
+    likeliest: (rows,), the likeliest classes; None for numbers.
+    """
+
+    losses: FloatArray
+    uncalibrated: FloatArray
+    decided: IntArray | None = None
+    likeliest: IntArray | None = None
+
+
+def promised(
+    found: OutOfFold, limits: Sequence[Limit], decision: Decision, *, rounds: int = ROUNDS
+) -> Promise:
+    """Choose, calibrate and decide on the other folds, and predict each fold."""
+    mixed = np.full(found.predicted.shape[1], math.nan)
+    losses, decided, likeliest = mixed.copy(), np.zeros(len(mixed), int), np.zeros(len(mixed), int)
+    for inside, outside, weights in held_out(found, limits, rounds=rounds):
+        own = found.only(inside)
+        mixed[inside] = own.mixed(weights)
+        if not own.chances:
+            continue
+        calibration = fitted(outside, weights, decision)
+        chances = calibration.chances(mixed_chances(own, weights))
+        losses[inside] = own.losses(chances[np.arange(len(inside)), own.classes])
+        decided[inside], likeliest[inside] = calibration.decided(chances), chances.argmax(axis=1)
+    plain = found.losses(mixed)
+    return Promise(losses, plain, decided, likeliest) if found.chances else Promise(plain, plain)

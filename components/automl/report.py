@@ -1,0 +1,353 @@
+"""The report of a search, as a page and in MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from steadytrain.components.automl.board import BOARD, Board, Row, shares, verdicts, write_board
+from steadytrain.components.automl.explanation import NORMAL, Explanation
+from steadytrain.components.automl.judgment import add_judgment
+from steadytrain.components.pages.charts import (
+    WIDE,
+    WIDTH,
+    Figure,
+    Series,
+    intervals,
+    nice_ticks,
+    plot,
+    scatter,
+    tick_label,
+)
+from steadytrain.components.pages.evaluation_section import evaluation_section, gate_section
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.quantities import duration, number, size
+from steadytrain.components.shared.records import EvaluationRecord, GateRecord
+from steadytrain.components.shared.tracking.connect import open_tracking, tracking_errors
+from steadytrain.components.shared.tracking.notes import RUN, recall
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.tabular.explained import Dependence
+from steadytrain.components.tune.results import BEST
+from steadytrain.components.tune.study import Study, study_name
+from steadytrain.components.tune.study_page import PAGE, study_html, time_tile, write_page
+from steadytrain.components.tune.tracking import STUDY, StudyWorkspace
+
+_BARS: Final = 20
+"""Columns whose importance is shown."""
+_DEPENDENCE: Final = 6
+"""The most important columns, whose effect is shown."""
+_CLASSES: Final = 6
+"""Classes of a figure, so that their lines differ visibly."""
+_DOTS: Final = 1000
+_SERIES: Final = 4
+"""Series whose forecasts are shown."""
+
+
+def write_search(study: Study, folder: Path) -> None:
+    """Write the board of a search, `best.yaml` and the page.
+
+    Args:
+        folder: of the study.
+    """
+    write_page(render(study, write_board(study, folder), None), folder)
+
+
+def finish(study: Study, board: Board, folder: Path, judgment: Mapping[str, Any]) -> str:
+    """Write how the winner was judged, to the board and the page, and send both to MLflow.
+
+    Args:
+        judgment: see `judged`.
+
+    Returns:
+        Why MLflow did not get them, or "".
+    """
+    add_judgment(judgment, folder)
+    write_page(render(study, board, judgment), folder)
+    return _logged(study, folder, judgment["run"])
+
+
+def render(study: Study, board: Board | None, judgment: Mapping[str, Any] | None) -> str:
+    """Return the page as HTML."""
+    workspace = Workspace(Path(study.config.output), judgment["run"]) if judgment else None
+    said = [] if board is None else list(verdicts(board))
+    return study_html(
+        "automl",
+        study,
+        sentence=_sentence(study, board),
+        tiles=_tiles(study, board, judgment),
+        verdicts=[
+            (label[0].upper() + label[1:], text) for label, text in said if label != "winner"
+        ],
+        rows=[] if board is None else _rows(board),
+        skipped=[] if board is None else list(board.skipped.items()),
+        figures=[]
+        if board is None
+        else [_quality_by_latency(board), *_forecasts(board), *_residuals(board)],
+        explanation=_explained(board),
+        artifact=judgment and judgment["artifact"],
+        evaluation=workspace
+        and evaluation_section(EvaluationRecord.load(workspace.record("evaluate"))),
+        gate=workspace and gate_section(GateRecord.load(workspace.record("gate"))),
+        compared=judgment and judgment["test"]["compared"],
+    )
+
+
+def _sentence(study: Study, board: Board | None) -> str:
+    if board is None:
+        return "No configuration is trained on all folds yet."
+    if not board.weights:
+        return "No configuration keeps the constraints."
+    parts = [f"{name} ({share:.0%})" for name, share in shares(board).items()]
+    what = parts[0].rpartition(" (")[0] if len(parts) == 1 else f"An ensemble of {', '.join(parts)}"
+    return f"{what} predicts {study.config.data.target} best."
+
+
+def _tiles(
+    study: Study, board: Board | None, judgment: Mapping[str, Any] | None
+) -> Iterator[tuple[str, str, str]]:
+    if judgment:
+        test = judgment["test"]
+        name = test["metric"]
+        found = test["metrics"][name]
+        words = f"{number(found['low'])} to {number(found['high'])}"
+        yield f"Test {name.replace('_', ' ')}", number(found["value"]), words
+        verdict = "promoted" if test["promoted"] else "not promoted"
+        yield "Gate", verdict, f"{test['compared']} configurations compared"
+    if board and board.weights:
+        yield "Corrected loss", number(board.corrected), "chosen without the record's fold"
+        yield "Optimistic loss", number(board.score), "on the records that chose"
+    if board and board.better:
+        verdict = "yes" if board.better.low > 0 else "no"
+        yield "Better than default LightGBM", verdict, "by more than chance"
+    finished = sum(trial.status == "finished" for trial in study.history.trials)
+    yield "Units", f"{finished:,}", f"{study.history.failed:,} failed"
+    yield time_tile(study)
+
+
+def _rows(board: Board) -> list[tuple[str, list[str]]]:
+    members = shares(board)
+    return [
+        (
+            row.configuration.name,
+            [
+                f"{members[row.configuration.name]:.0%}" if place in board.weights else "",
+                number(row.score),
+                number(row.spread),
+                duration(row.seconds),
+                number(row.latency_ms),
+                number(row.slowest_ms),
+                size(row.size_mb * 1e6),
+                f"misses a limit: {row.missed}" if row.missed else _settings(row),
+            ],
+        )
+        for place, row in enumerate(board.rows)
+    ]
+
+
+def _settings(row: Row) -> str:
+    given = row.configuration.settings.items()
+    return ", ".join(f"{name} {number(it) if isinstance(it, float) else it}" for name, it in given)
+
+
+def _quality_by_latency(board: Board) -> Figure:
+    """Draw the loss of each configuration by its latency, and a line through the Pareto front."""
+    ordered = sorted(board.rows, key=lambda row: (row.latency_ms, row.score))
+    front, lowest = list[tuple[float, float]](), float("inf")
+    for row in ordered:
+        if row.score < lowest:
+            front += [(row.latency_ms, lowest)] if front else []
+            front.append((row.latency_ms, row.score))
+            lowest = row.score
+    dots = [
+        Series(
+            "trial failed"
+            if row.missed
+            else "trial best"
+            if place in board.weights
+            else "trial finished",
+            dots=[
+                (
+                    (row.latency_ms, row.score),
+                    f"{row.configuration.name}: loss {number(row.score)}, "
+                    f"{number(row.latency_ms)} ms",
+                )
+            ],
+        )
+        for place, row in enumerate(board.rows)
+    ]
+    on_front = [row.configuration.name for row in ordered if (row.latency_ms, row.score) in front]
+    return Figure(
+        "Loss by time for a record",
+        scatter(
+            "Loss by time for a record", dots, "ms, log scale", log=True, through=front, width=WIDE
+        ),
+        [],
+        f"The line is the Pareto front: {', '.join(on_front)}. Orange: in the winner; red: misses "
+        "a limit.",
+    )
+
+
+def _forecasts(board: Board) -> Iterator[Figure]:
+    """Yield the forecasts of the first series on held-out folds, with intervals and the truth."""
+    if board.forecasts is None:
+        return
+    names: list[Any] = board.forecasts["group"].to_pylist()
+    columns = ("place", "target", "predicted", "low", "high")
+    values = [board.forecasts[name].to_numpy() for name in columns]
+    for shown in sorted({*names}, key=str)[:_SERIES]:
+        its = [one == shown for one in names]
+        rows = sorted(zip(*(column[its] for column in values), strict=True))
+        truth, predicted, low, high = (
+            [(float(row[0]), float(row[place])) for row in rows] for place in range(1, 5)
+        )
+        known = [value for line in (truth, low, high) for _, value in line]
+        first, last = truth[0][0], truth[-1][0]
+        pad = (last - first) * 0.04 or 0.5
+        title = f"Forecasts of {str(shown)[:40]}" if shown else "Forecasts"
+        chart = plot(
+            title,
+            f"{title} on held-out folds, with the truth",
+            [
+                Series("line c0", predicted),
+                Series("line c1", low),
+                Series("line c1", high),
+                Series("trial finished", dots=[(one, f"{number(one[1])}") for one in truth]),
+            ],
+            axis="time",
+            x=(first - pad, last + pad),
+            labels=[],
+            ticks=nice_ticks(min(known), max(known)),
+            width=WIDE,
+        )
+        yield Figure(
+            title,
+            chart,
+            ["forecast", "80 % interval"],
+            "Dots are the truth. Each fold forecasts a horizon from what came before it.",
+        )
+
+
+def _residuals(board: Board) -> Iterator[Figure]:
+    """Yield the errors by the prediction."""
+    if not board.numbers:
+        return
+    points = [(predicted, truth - predicted) for predicted, truth in board.numbers]
+    kept = points[:: max(1, len(points) // _DOTS)]
+    dots = [(point, f"predicted {number(point[0])}, off by {number(point[1])}") for point in kept]
+    title = "Residuals on held-out folds"
+    low, high = min(x for x, _ in kept), max(x for x, _ in kept)
+    chart = scatter(
+        title,
+        [Series("trial finished", dots=dots)],
+        "prediction",
+        through=[(low, 0), (high, 0)],
+        width=WIDE,
+    )
+    yield Figure(title, chart, [], "the true number minus the prediction, by the prediction")
+
+
+def _explained(board: Board | None) -> dict[str, Any] | None:
+    if board is None or board.explanation is None:
+        return None
+    found = board.explanation
+    return {
+        "records": f"{found.records:,}",
+        "left_out": found.left_out,
+        "chart": _importance(found),
+        "others": max(0, len(found.importances) - _BARS),
+        "figures": [
+            _dependence(item.column, found.dependence[item.column], board.labels)
+            for item in found.importances
+            if item.column in found.dependence and found.dependence[item.column].at
+        ][:_DEPENDENCE],
+    }
+
+
+def _importance(found: Explanation) -> Markup:
+    rows = [
+        (
+            item.column[:28],
+            item.loss - NORMAL * item.error,
+            item.loss,
+            item.loss + NORMAL * item.error,
+            "finished" if item.loss > NORMAL * item.error else "stopped",
+        )
+        for item in found.importances[:_BARS]
+    ]
+    return intervals("How much the loss rises without a column", rows)
+
+
+def _dependence(column: str, found: Dependence, labels: Sequence[str]) -> Figure:
+    """Draw the mean prediction by a column's value."""
+    # Of two classes, the second one says it all.
+    lines = list(zip(*found.values, strict=True))
+    names = list(labels)
+    if len(labels) == 2:
+        lines, names = lines[1:], names[1:]
+    lines, names = lines[:_CLASSES], names[:_CLASSES]
+    across = [value if isinstance(value, float) else float(n) for n, value in enumerate(found.at)]
+    said = [value if isinstance(value, str) else number(value) for value in found.at]
+    series = [
+        Series(
+            f"line c{n}",
+            points := list(zip(across, line, strict=True)),
+            dots=[
+                (point, f"{at}: {number(point[1])}")
+                for point, at in zip(points, found.at, strict=True)
+            ],
+        )
+        for n, line in enumerate(lines)
+    ]
+    low, high = min(across), max(across)
+    pad = (high - low) * 0.04 or 0.5
+    labels_below = (
+        [(at, name[:9]) for at, name in zip(across, said, strict=True)]
+        if isinstance(found.at[0], str)
+        else [(tick, tick_label(tick)) for tick in nice_ticks(low, high, 4) if low <= tick <= high]
+    )
+    values = [value for line in lines for value in line]
+    what = f"probability of {names[0]}" if len(names) == 1 else "probability" if names else "number"
+    chart = plot(
+        column,
+        f"mean prediction by {column}",
+        series,
+        axis=column[:40],
+        x=(low - pad, high + pad),
+        labels=labels_below,
+        ticks=nice_ticks(min(values), max(values)),
+        width=WIDTH,
+    )
+    return Figure(column, chart, names if len(names) > 1 else [], f"mean predicted {what}")
+
+
+def _logged(study: Study, folder: Path, run: str) -> str:
+    """Send the page, the board and `best.yaml` to the MLflow runs of the search and its winner.
+
+    Args:
+        run: the winner's.
+
+    Returns:
+        Why MLflow did not get them, or "".
+    """
+    config = study.config
+    if "mlflow" not in config.tracking.sinks or find_spec("mlflow") is None:
+        return ""
+    output = Path(config.output).absolute()
+    places = [
+        (StudyWorkspace(output, study_name(config)), STUDY),
+        (Workspace(output, run), RUN),
+    ]
+    try:
+        for workspace, note in places:
+            tracking = open_tracking(config, workspace)
+            if run_id := recall(workspace, note):
+                with tracking_errors(tracking.uri):
+                    for name in (PAGE, BOARD, BEST):
+                        tracking.client.log_artifact(run_id, str(folder / name), "automl")
+    except SteadytrainError as error:
+        return error.message
+    return ""

@@ -1,0 +1,123 @@
+"""The step that searches: what a search is as a study, and what its end means."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from steadytrain.components.automl.board import (
+    BOARD,
+    Board,
+    board_of,
+    lines,
+    mean_loss,
+    members_of,
+)
+from steadytrain.components.automl.design import (
+    as_automl,
+    described,
+    first_configurations,
+    new_design,
+    shared_imports,
+)
+from steadytrain.components.automl.judgment import judged
+from steadytrain.components.automl.report import finish, write_search
+from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.tune import AblationConfig
+from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.stage import stage
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.launcher import jobs_for
+from steadytrain.components.tune.driver import driving, study_folder
+from steadytrain.components.tune.log import open_log
+from steadytrain.components.tune.results import WINNER, Lines
+from steadytrain.components.tune.search import search
+from steadytrain.components.tune.study import Study, logs_address, study_name, study_of
+
+
+def named(config: RunConfig) -> RunConfig:
+    """Return a configuration that is a search's, and whose run and study have one name."""
+    quality = config.automl.quality or "good"
+    return config.model_copy(
+        update={
+            "run": config.run_id,
+            "tune": config.tune.model_copy(update={"space": {}}),
+            "ablation": AblationConfig(),
+            "automl": config.automl.model_copy(update={"quality": quality}),
+        }
+    )
+
+
+def of_search(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of `tune.search.search` that make a study a search.
+
+    Args:
+        config: of the study (`as_automl`).
+    """
+    return {
+        "write": write_search,
+        "first": partial(first_configurations, config),
+        "design": new_design(study_folder(config), mean_loss, members_of),
+        "imports": shared_imports(config),
+    }
+
+
+def won(study: Study, folder: Path) -> Board:
+    """Return the board of a search that has ended.
+
+    Raises:
+        SteadytrainError: it has no winner.
+    """
+    board = board_of(study, folder)
+    if board is None or not board.weights:
+        raise SteadytrainError(
+            "the search has no winner: " + "; ".join(lines(board)[-1:]),
+            remedy=f"see {folder / BOARD}; raise automl.budget or relax automl.constraints, and "
+            "run the same command again: the search continues",
+        )
+    return board
+
+
+def run(config: RunConfig) -> Study:
+    """Run the search step. Its lines go to the step's output.
+
+    It prepares the folds itself; the preprocess step before it has checked the data.
+
+    Raises:
+        RunBusy: another driver works on the study. This step then reports nothing.
+        BadInput, DataError: see `as_automl` and `first_configurations`.
+        SteadytrainError: as for `search` and `won`.
+    """
+    config = as_automl(named(config), in_pods=jobs_for(config.compute) is not None)
+    with driving(config) as log, stage(config, "search") as current:
+        shown = Lines(_print, described(config))
+        study = search(config, log, shown, _print, **of_search(config))
+        board = won(study, study_folder(config))
+        for line in lines(board):
+            _print(line)
+        members = ", ".join(board.rows[place].configuration.name for place in board.weights)
+        current.summary = (
+            f"the best of {len(board.rows)} configurations: {members}; loss {board.corrected:.4g}"
+        )
+        return study
+
+
+def judge(config: RunConfig) -> bool:
+    """Add to the board and its page how its winner was judged, if it was. Return whether it was."""
+    folder = study_folder(config)
+    if not (folder / WINNER).is_file():
+        return False
+    workspace = Workspace.of(load(folder / WINNER))
+    if not workspace.record("gate").is_file():
+        return False
+    log = open_log(logs_address(config), study_name(config))
+    known, _ = study_of(log.read())
+    study = Study(known, log, design=new_design(folder, mean_loss, members_of))
+    if missed := finish(study, won(study, folder), folder, judged(workspace)):
+        _print(f"MLflow has no report of the search: {missed}")
+    return True
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,1 @@
+"""Tables with texts, images and other columns, each record with one class."""

@@ -1,0 +1,271 @@
+"""A model of texts, images and other columns: its network, its inputs, and predictions.
+
+A model is exported with a copy of this file, of `pixels.py` and of `table.py`, so it imports no
+steadytrain. It needs Torch, Transformers, Pillow, NumPy and safetensors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+SETTINGS, WEIGHTS = "fused.json", "model.safetensors"
+TEXT, IMAGE = "text", "image"
+"""Folders with the configurations of the encoders, and the tokenizer."""
+_AT_ONCE = 64
+
+
+class Fused(torch.nn.Module):
+    """Encoders, and a head that reads what they say together.
+
+    text, image: Transformers' models without heads; None if the data have no such column.
+    columns: of the matrix of the other columns.
+    """
+
+    def __init__(
+        self, text: Any, image: Any, *, columns: int, classes: int, width: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.text, self.image = text, image
+        if text is not None:
+            self.text_part = _part(text.config.hidden_size, width)
+        if image is not None:
+            self.image_part = _part(output_size(image.config), width)
+        if columns:
+            self.table_part = _part(columns, width)
+        count = (text is not None) + (image is not None) + bool(columns)
+        self.columns = columns
+        self.head = torch.nn.Sequential(
+            torch.nn.Dropout(dropout),
+            torch.nn.Linear(count * width, width),
+            torch.nn.GELU(),
+            torch.nn.Dropout(dropout),
+            torch.nn.Linear(width, classes),
+        )
+
+    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the logits: (records, classes). What a record does not have counts as zeros."""
+        parts = []
+        if self.text is not None:
+            mask = batch["attention_mask"]
+            states = self.text(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+            share = mask.unsqueeze(-1).to(states.dtype)
+            mean = (states * share).sum(1) / share.sum(1).clamp(min=1)
+            parts.append(self.text_part(mean) * batch["has_text"])
+        if self.image is not None:
+            found = self.image(pixel_values=batch["pixel_values"])
+            pooled = getattr(found, "pooler_output", None)
+            states = found.last_hidden_state
+            pooled = states.mean(1) if pooled is None else pooled.flatten(1)
+            parts.append(self.image_part(pooled) * batch["has_image"])
+        if self.columns:
+            parts.append(self.table_part(batch["table"]))
+        logits: torch.Tensor = self.head(torch.cat(parts, dim=1))
+        return logits
+
+
+def _part(inputs: int, width: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(inputs, width), torch.nn.LayerNorm(width), torch.nn.GELU()
+    )
+
+
+def output_size(config: Any) -> int:
+    """Return the number of values that an encoder of images returns."""
+    sizes = getattr(config, "hidden_sizes", None)
+    found = sizes[-1] if sizes else getattr(config, "hidden_size", None)
+    if not isinstance(found, int):
+        raise ValueError(f"{config.model_type} models do not say how wide their output is")
+    return found
+
+
+class Inputs:
+    """Turns records into what the network reads.
+
+    settings: the content of `SETTINGS`.
+    table, pixels: the modules of `table.py` and `pixels.py`.
+    tokenizer: None without columns of text.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], table: Any, pixels: Any, tokenizer: Any
+    ) -> None:
+        self.settings, self.pixels, self.tokenizer = settings, pixels, tokenizer
+        self.table = table
+        self.preparation = table.Preparation(settings["kinds"], settings["levels"])
+        if tokenizer is not None and tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+
+    def batch(
+        self, records: Sequence[Mapping[str, Any]], images: Sequence[Any], *, strict: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the arguments of the network.
+
+        Args:
+            images: pixels (height, width, channels) in 8 bits, or None where there is no image.
+            strict: whether a value of another kind is an error. Otherwise it counts as missing.
+        """
+        found = dict[str, torch.Tensor]()
+        if self.tokenizer is not None:
+            texts = [self.text_of(record) for record in records]
+            tokens = self.tokenizer(
+                texts,
+                truncation=True,
+                max_length=self.settings["length"],
+                padding=True,
+                return_tensors="pt",
+            )
+            found |= {name: tokens[name] for name in ("input_ids", "attention_mask")}
+            found["has_text"] = torch.tensor([[float(bool(text))] for text in texts])
+        if self.settings["image"] is not None:
+            found |= self._images(images)
+        if self.settings["kinds"]:
+            found["table"] = torch.from_numpy(self.matrix(records, strict=strict))
+        return found
+
+    def text_of(self, record: Mapping[str, Any]) -> str:
+        """Return the texts of a record, a line each."""
+        values = [record.get(name) for name in self.settings["texts"]]
+        return "\n".join(str(value) for value in values if not self.table.is_missing(value))
+
+    def matrix(self, records: Sequence[Mapping[str, Any]], *, strict: bool) -> Any:
+        """Return the other columns: standardized, with a column for each that may be missing."""
+        dense = self.preparation.one_hot(self.preparation.matrix(records, strict=strict))
+        scale = (np.array(self.settings[name]) for name in ("fill", "center", "spread"))
+        missing = np.isnan(dense[:, self.settings["gaps"]])
+        filled = self.table.standardized(dense, *scale)
+        return np.concatenate([filled, missing], axis=1).astype(np.float32)
+
+    def _images(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
+        image = self.settings["image"]
+        channels = len(image["mean"])
+        blank = np.zeros((image["size"], image["size"], channels), np.uint8)
+        stacked = np.stack([blank if one is None else one for one in images])
+        values = torch.from_numpy(stacked).permute(0, 3, 1, 2).float() / 255
+        mean, deviation = (
+            torch.tensor(image[name]).view(1, -1, 1, 1) for name in ("mean", "deviation")
+        )
+        there = torch.tensor([[float(one is not None)] for one in images])
+        return {"pixel_values": (values - mean) / deviation, "has_image": there}
+
+    def image_of(self, record: Mapping[str, Any]) -> Any:
+        """Return the pixels of a record's image, or None if it has none.
+
+        It is the content of a file (bytes), its path, or an array of whole numbers up to 255.
+        """
+        image = self.settings["image"]
+        value = None if image is None else record.get(image["column"])
+        if isinstance(value, Mapping):
+            value = value.get("bytes")
+        if value is None or (isinstance(value, str | float) and self.table.is_missing(value)):
+            return None
+        if isinstance(value, str | Path):
+            value = Path(value).read_bytes()
+        if isinstance(value, bytes | bytearray | memoryview):
+            value, _ = self.pixels.decoded(bytes(value), image["max_pixels"])
+        else:
+            value = self.pixels.from_array(value)
+        names = ("size", "color", "resize", "interpolation")
+        return self.pixels.prepared(value, *(image[name] for name in names))
+
+
+def read(folder: Path, table: Any, pixels: Any) -> tuple[Fused, Inputs]:
+    """Return an exported model and what makes its inputs.
+
+    Args:
+        table, pixels: as for `Inputs`.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    built = dict[str, Any]()
+    for name in (TEXT, IMAGE):
+        built[name] = None
+        if (folder / name / "config.json").is_file():
+            config = AutoConfig.from_pretrained(
+                folder / name, local_files_only=True, trust_remote_code=False
+            )
+            built[name] = AutoModel.from_config(config, trust_remote_code=False)
+    text = built[TEXT]
+    if getattr(text, "pooler", None) is not None:
+        text.pooler = None
+    tokenizer = None
+    if text is not None:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder / TEXT, local_files_only=True, trust_remote_code=False
+        )
+    model = Fused(text, built[IMAGE], **settings["network"])
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval(), Inputs(settings, table, pixels, tokenizer)
+
+
+class Predictor:
+    """A model with its preparation.
+
+    labels: the classes, in the order of the outputs.
+    """
+
+    def __init__(self, folder: Path | str, device: str = "cpu") -> None:
+        folder = Path(folder).absolute()
+        table, pixels = (_module(folder / name) for name in ("table.py", "pixels.py"))
+        model, self.inputs = read(folder, table, pixels)
+        self.model, self.device = model.to(device), device
+        self.labels: list[str] = self.inputs.settings["labels"]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what is predicted."""
+        return ["prediction", *(f"probability_{label}" for label in self.labels)]
+
+    def rows(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return, for each record, its `prediction`, and `probability_CLASS` for each class.
+
+        Raises:
+            ValueError: a column is absent, an image cannot be read, or a value is of another kind
+                than in training.
+        """
+        self._check(records)
+        found = list[dict[str, Any]]()
+        for start in range(0, len(records), _AT_ONCE):
+            for row in self._probabilities(records[start : start + _AT_ONCE], start):
+                answer = [self.labels[int(row.argmax())], *map(float, row)]
+                found.append(dict(zip(self.names, answer, strict=True)))
+        return found
+
+    def _probabilities(self, records: Sequence[Mapping[str, Any]], first: int) -> Any:
+        images = []
+        for place, record in enumerate(records, start=first):
+            try:
+                images.append(self.inputs.image_of(record))
+            except (ValueError, OSError) as error:
+                raise ValueError(f"the image of record {place} cannot be read: {error}") from error
+        batch = self.inputs.batch(records, images, strict=True)
+        with torch.inference_mode():
+            logits = self.model({name: value.to(self.device) for name, value in batch.items()})
+        return logits.double().softmax(-1).cpu().numpy()
+
+    def _check(self, records: Sequence[Mapping[str, Any]]) -> None:
+        settings = self.inputs.settings
+        image = [settings["image"]["column"]] if settings["image"] else []
+        for name in (*settings["texts"], *image):
+            if records and not any(name in record for record in records):
+                raise ValueError(f"the records have no column {name!r}; the model learned from it")
+
+
+def _module(path: Path) -> Any:
+    found: Any = importlib.util.spec_from_file_location(f"fused_{path.stem}", path)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def load(folder: Path | str) -> Predictor:
+    """Return an exported model."""
+    return Predictor(folder)

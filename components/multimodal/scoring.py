@@ -1,0 +1,174 @@
+"""Score a model of texts, images and tables, export and load it, and log it to MLflow."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image
+
+from steadytrain.components.images import pixels
+from steadytrain.components.images.encoder import PIXELS
+from steadytrain.components.multimodal import fused
+from steadytrain.components.multimodal.training import MultimodalClassification
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tabular import model as table
+from steadytrain.components.tabular.encoder import parsed
+from steadytrain.components.tabular.model import plain_number
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.fitting import batched
+from steadytrain.components.tasks.scoring.classification import (
+    class_scores,
+    label_indices,
+    score_class_frequencies,
+)
+from steadytrain.components.tasks.served import ServedPackager
+
+_EXAMPLES: Final = 3
+_CODE: Final = {"model.py": fused, "table.py": table, "pixels.py": pixels}
+_NEEDED: Final = ("mlflow", "numpy", "pandas", "pillow", "safetensors", "torch", "transformers")
+
+
+class MultimodalScorer:
+    """Scores predicted classes."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        model, inputs = components["model"].eval(), components["inputs"]
+        device = next(model.parameters()).device
+        values, images = parsed(records), _pixels(self.config, records)
+
+        @torch.inference_mode()
+        def answer(places: Sequence[int]) -> list[Any]:
+            some, pictures = [values[one] for one in places], [images[one] for one in places]
+            batch = inputs.batch(some, pictures, strict=False)
+            logits = model({name: value.to(device) for name, value in batch.items()})
+            return list(logits.double().log_softmax(dim=-1).cpu().numpy())
+
+        truth = label_indices(records, self.data.labels)
+        found = batched(answer, range(len(values)), self.config.evaluation.batch_size, lambda _: 1)
+        return class_scores(records, truth, np.array(found).reshape(-1, len(self.data.labels)))
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        return score_class_frequencies(self.data, records)
+
+
+def _pixels(config: RunConfig, records: pa.Table) -> list[Any]:
+    """Return the pixels of each test record, or None where it has no image."""
+    images = config.data.images
+    shape = images.size, images.size, images.channels
+    stored: list[Any] = records.column(PIXELS).to_pylist()
+    return [np.frombuffer(one, np.uint8).reshape(shape) if one else None for one in stored]
+
+
+class MultimodalPackager(ServedPackager):
+    """Exports a model with its preparation and the code for both, and logs it to MLflow."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        whole: Any = model
+        task = MultimodalClassification(self.config, self.data)
+        weights = {
+            name: one.detach().cpu().contiguous() for name, one in model.state_dict().items()
+        }
+        save_file(weights, folder / fused.WEIGHTS)
+        for name, part in ((fused.TEXT, whole.text), (fused.IMAGE, whole.image)):
+            if part is not None:
+                part.config.save_pretrained(folder / name)
+        if task.tokenizer is not None:
+            task.tokenizer.save_pretrained(folder / fused.TEXT)
+        content = {**task.settings, "network": task.network}
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        (folder / fused.SETTINGS).write_text(f"{text}\n", encoding="utf-8")
+        for name, module in _CODE.items():
+            shutil.copyfile(str(module.__file__), folder / name)
+
+    def load_exported(self, folder: Path) -> Components:
+        """Load a model, with the code of this version and not with that in the folder.
+
+        Raises:
+            BadInput: it cannot be read, or it reads other images or predicts other classes than
+                those of the data.
+        """
+        try:
+            model, inputs = fused.read(folder.absolute(), table, pixels)
+            # Older models do not name it.
+            (inputs.settings["image"] or {}).setdefault("interpolation", "bilinear")
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise BadInput(
+                f"{folder} has no model of texts and images that can be read: {error}",
+                remedy="train it again, or restore the folder",
+            ) from error
+        self.check_labels(inputs.settings["labels"])
+        self._check(inputs.settings["image"] or {})
+        return {"model": model, "inputs": inputs}
+
+    def _check(self, image: dict[str, Any]) -> None:
+        for name in ("size", "color", "resize", "interpolation"):
+            wanted = getattr(self.config.data.images, name)
+            if image.get(name, wanted) != wanted:
+                raise BadInput(
+                    f"the model reads images with data.images.{name} {image[name]!r}, and the "
+                    f"data have {wanted!r}",
+                    remedy=f"set data.images.{name} to {image[name]!r}, or register under another "
+                    "name",
+                )
+
+    def log_model(
+        self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
+    ) -> str:
+        import pandas as pd
+        from mlflow.types import ColSpec
+        from mlflow.types.schema import AnyType
+
+        settings = self.load_exported(folder)["inputs"].settings
+        first = records.slice(0, _EXAMPLES)
+        values, kinds = parsed(first), settings["kinds"]
+        example: dict[str, list[Any]] = {
+            column: [
+                plain_number(record.get(column))
+                if kinds.get(column) == "number"
+                else record.get(column)
+                for record in values
+            ]
+            for column in (*settings["texts"], *kinds)
+        }
+        # A date may be text, or a date of pandas. A column without a text has no type.
+        types = {"number": "double", "date": AnyType(), "category": AnyType()}
+        inputs = [ColSpec(AnyType(), column, required=False) for column in settings["texts"]]
+        inputs += [ColSpec(types[kind], column, required=False) for column, kind in kinds.items()]
+        if settings["image"]:
+            column = settings["image"]["column"]
+            inputs.append(ColSpec("binary", column, required=False))
+            example[column] = [
+                None if one is None else _png(one) for one in _pixels(self.config, first)
+            ]
+        return self.log_folder(
+            folder,
+            name=name,
+            inputs=inputs,
+            example=pd.DataFrame(example),
+            metadata=metadata,
+            packages=_NEEDED,
+        )
+
+
+def _png(array: Any) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(array if array.shape[2] > 1 else array[..., 0]).save(content, "PNG")
+    return content.getvalue()

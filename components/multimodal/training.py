@@ -1,0 +1,225 @@
+"""Train encoders of texts and images, and a head that reads them with the other columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from steadytrain.components.images import pixels
+from steadytrain.components.images.encoder import PIXELS
+from steadytrain.components.multimodal.encoder import read_schema
+from steadytrain.components.multimodal.fused import Fused, Inputs, output_size
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tabular import model as table
+from steadytrain.components.tabular.encoder import FEATURES, parsed
+from steadytrain.components.tasks.base import Batch, LossSum, Row
+from steadytrain.components.tasks.criterion import Criterion, class_metrics, class_sums
+from steadytrain.components.tasks.encoding.tokens import load_tokenizer
+from steadytrain.components.tasks.models import build
+from steadytrain.components.tasks.scoring.table import class_counts, read_batches
+from steadytrain.components.techniques.contrastive_texts.loss import without_pooler
+from steadytrain.components.techniques.rare_classes.weights import class_weights
+
+_BATCH_NORM: Final = (
+    "the encoder of images has batch normalization, so a smaller micro-batch, also where memory "
+    "runs out, changes what it learns; convnext and vit learn the same"
+)
+
+
+class MultimodalClassification:
+    """Predict the class of each record."""
+
+    task = "multimodal_classification"
+    metric = "loss"
+    greater_is_better = False
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+        self.schema = read_schema(data)
+
+    @cached_property
+    def criterion(self) -> Criterion:
+        training, counts = self.config.training, partial(class_counts, self.data)
+        weights = class_weights(training.class_weights, self.data.labels, counts)
+        return Criterion.of(training, weights)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer; None without columns of text."""
+        if not self.schema.texts:
+            return None
+        return load_tokenizer(self.data.path(self.data.tokenizer))
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What makes the inputs of the network, fitted on the training side."""
+        return Inputs(self.settings, table, pixels, self.tokenizer)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings of an exported model, but for `network`."""
+        schema, images = self.schema, self.config.data.images
+        preparation = table.Preparation(schema.others)
+        records = [
+            record
+            for batch in read_batches(self.data, "train", [FEATURES])
+            for record in parsed(batch)
+        ]
+        preparation.fit(records)
+        dense = preparation.one_hot(preparation.matrix(records, strict=False))
+        there = ~np.isnan(dense)
+        count = np.maximum(there.sum(axis=0), 1)
+        fill = np.where(there, dense, 0.0).sum(axis=0) / count
+        spread = np.sqrt(np.where(there, np.square(dense - fill), 0.0).sum(axis=0) / count)
+        image = None
+        if schema.images is not None:
+            image = {
+                "column": schema.image,
+                "size": images.size,
+                "color": images.color,
+                "resize": images.resize,
+                "interpolation": images.interpolation,
+                "max_pixels": images.max_pixels,
+                "mean": schema.images.mean,
+                "deviation": schema.images.deviation,
+            }
+        return {
+            "labels": self.data.labels,
+            "texts": schema.texts,
+            "length": self.data.sequence_length,
+            "image": image,
+            "kinds": preparation.kinds,
+            "levels": preparation.levels,
+            "fill": fill.tolist(),
+            "center": fill.tolist(),
+            "spread": np.where(spread > 1e-9, spread, 1.0).tolist(),
+            "gaps": np.flatnonzero(~there.all(axis=0)).tolist(),
+        }
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """The sizes of the network."""
+        fusion = self.config.model.fusion
+        return {
+            "columns": len(self.settings["fill"]) + len(self.settings["gaps"]),
+            "classes": len(self.data.labels),
+            "width": fusion.width,
+            "dropout": fusion.dropout,
+        }
+
+    def build_model(self) -> torch.nn.Module:
+        return Fused(self._text_encoder(), self._image_encoder(), **self.network)
+
+    def _text_encoder(self) -> Any:
+        from transformers import AutoModel
+
+        model = self.config.model
+        given = f"model.base = {model.base!r}" if model.base else f"model.config = {model.config}"
+        if not self.schema.texts:
+            if model.base or model.config:
+                raise BadInput(
+                    f"{given}: no column is text, so there is nothing for it to read",
+                    remedy="leave it out, or name a column in data.columns.text",
+                )
+            return None
+        if not (model.base or model.config):
+            raise BadInput(
+                f"the column {self.schema.texts[0]!r} is text, and the model has no encoder of "
+                "texts",
+                remedy="set model.base, or model.config to train one from scratch, or leave the "
+                "column out with data.features",
+            )
+        found: Any = build(AutoModel, self.config, self.data, self.tokenizer)
+        if found.main_input_name != "input_ids" or found.config.is_encoder_decoder:
+            raise BadInput(
+                f"{given}: {found.config.model_type} models do not encode a text alone",
+                remedy="use an encoder such as bert",
+            )
+        return without_pooler(found)
+
+    def _image_encoder(self) -> Any:
+        from transformers import AutoConfig, AutoModel
+
+        fields = self.config.model.fusion.image
+        if self.schema.image is None:
+            if fields:
+                raise BadInput(
+                    f"model.fusion.image = {fields}: no column has images",
+                    remedy="leave it out, or name the column in data.columns.image",
+                )
+            return None
+        if not fields:
+            raise BadInput(
+                f"the column {self.schema.image!r} has images, and the model has no encoder of "
+                "images",
+                remedy="set model.fusion.image, such as {model_type: convnext}",
+            )
+        images = self.config.data.images
+        with foreign(
+            "model.fusion.image cannot be built",
+            f"change the named field; Transformers' documentation of {fields['model_type']!r} "
+            "lists its values",
+        ):
+            known = AutoConfig.for_model(fields["model_type"]).to_dict()
+            of_data = {"image_size": images.size, "num_channels": images.channels}
+            for name in fields.keys() & of_data.keys():
+                if fields[name] != of_data[name]:
+                    raise BadInput(
+                        f"model.fusion.image.{name} = {fields[name]}: the images have "
+                        f"{of_data[name]}",
+                        remedy="leave it out, or change data.images",
+                    )
+            filled = {name: value for name, value in of_data.items() if name in known} | fields
+            model: Any = AutoModel.from_config(
+                AutoConfig.for_model(**filled), dtype=torch.float32, trust_remote_code=False
+            )
+            if model.main_input_name != "pixel_values":
+                raise BadInput(
+                    f"model.fusion.image.model_type = {fields['model_type']!r}: it reads no images",
+                    remedy="use an encoder of images such as convnext or vit",
+                )
+            output_size(model.config)
+        return model
+
+    def ready(self, model: torch.nn.Module) -> Sequence[str]:
+        normalized = any(isinstance(part, _BatchNorm) for part in model.modules())
+        return [_BATCH_NORM] * normalized
+
+    def cost(self, row: Row) -> int:
+        del row
+        return 1
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        records = [json.loads(row[FEATURES]) for row in rows]
+        images = [self.pixels_of(row[PIXELS]) for row in rows]
+        targets = torch.tensor([int(row["label"]) for row in rows])
+        return {**self.inputs.batch(records, images, strict=False), "targets": targets}
+
+    def pixels_of(self, content: bytes) -> Any:
+        """Return stored pixels as (height, width, channels); None if there is no image."""
+        images = self.config.data.images
+        if not content:
+            return None
+        shape = images.size, images.size, images.channels
+        return np.frombuffer(content, np.uint8).reshape(shape)
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["targets"])
+
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        return LossSum(self.criterion(model(batch).float(), batch["targets"]))
+
+    def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
+        return class_sums(model(batch).float(), batch["targets"])
+
+    def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return class_metrics(sums)

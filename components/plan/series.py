@@ -1,0 +1,164 @@
+"""What training on time series takes: memory, steps, and on request the time of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from steadytrain.components.series.boosting import BoostingLearner
+from steadytrain.components.series.errors import read_series
+from steadytrain.components.series.learner import StatisticalLearner
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.sizing.length import prepared, total_steps
+
+_DOUBLE, _SINGLE, _BIN = 8, 4, 1
+"""Bytes of a feature as it is made, of a weight, and of a binned feature."""
+_COPIES: Final = 4
+"""Of the weights while AdamW trains them: weights, gradients and two moments."""
+_TIMED: Final = 3
+
+
+@dataclass(frozen=True)
+class SeriesPlan:
+    """Everything that `steadytrain plan` reports of time series.
+
+    series, rows: of the training side.
+    features: numbers that a model reads to forecast; 0 if it reads the values alone.
+    parameters: weights of a network; 0 for other models.
+    memory: bytes of what is learned from and of the model in training, beside the libraries.
+    step_seconds: measured on this machine; None if that was not asked for.
+    """
+
+    framework: str
+    model: str
+    series: int
+    rows: int
+    horizon: int
+    features: int
+    parameters: int
+    memory: int
+    steps: int
+    step_seconds: float | None
+    remarks: list[str]
+
+    @property
+    def seconds(self) -> float | None:
+        """How long all steps take, without validation."""
+        return None if self.step_seconds is None else self.steps * self.step_seconds
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the plan for programs."""
+        return asdict(self) | {"seconds": self.seconds}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan for people."""
+        reads = f"{self.features:,} features" if self.features else "the values alone"
+        yield f"model    {self.model}, by {self.framework}"
+        if self.parameters:
+            yield f"weights  {self.parameters:,}"
+        yield f"series   {self.series:,} with {self.rows:,} values to learn from"
+        yield f"reads    {reads}, to forecast {self.horizon:,} times"
+        yield f"memory   {size(self.memory)}, beside the libraries"
+        yield f"steps    {self.steps:,}"
+        yield (
+            "time     not measured: --calibrate times real steps"
+            if self.seconds is None or self.step_seconds is None
+            else f"time     {duration(self.seconds)}: {duration(self.step_seconds)} for a step on "
+            "this machine, measured; validation comes on top"
+        )
+        yield from (f"  remark: {remark}" for remark in self.remarks)
+
+
+def plan_series(config: RunConfig, *, calibrate: bool = False) -> SeriesPlan:
+    """Plan a training run on time series, from its prepared data.
+
+    Args:
+        calibrate: whether to time real steps.
+
+    Raises:
+        BadInput: the data are not prepared, or the model cannot learn from them.
+    """
+    data = prepared(config)
+    if data is None:
+        raise BadInput(
+            "the series are not prepared, and their memory and time depend on them",
+            remedy="run `steadytrain step preprocess FILE` first",
+        )
+    known, training = read_series(data), config.training
+    framework, model_type = config.model.framework, str(config.model.config.get("model_type"))
+    rows, whole = data.sides["train"].rows, total_steps(training, 1, 1)
+    features = parameters = 0
+    if framework == "pytorch":
+        features, parameters, batch, seconds = _network(config, data, calibrate)
+        whole = total_steps(training, rows, training.global_batch_size)
+        memory = _COPIES * _SINGLE * parameters + batch * features * _SINGLE + rows * _DOUBLE
+    elif framework == "mlforecast":
+        trees = BoostingLearner(config, data)
+        rows, features = trees.matrix.shape
+        memory = trees.matrix.size * (_DOUBLE + _BIN)
+        seconds = _timed(trees) if calibrate else None
+    else:
+        fitted = StatisticalLearner(config, data)
+        memory, seconds = rows * _DOUBLE, _timed(fitted) if calibrate else None
+    return SeriesPlan(
+        framework=framework,
+        model=model_type,
+        series=known.count,
+        rows=rows,
+        horizon=config.data.series.horizon or 0,
+        features=features,
+        parameters=parameters,
+        memory=memory,
+        steps=whole,
+        step_seconds=seconds,
+        remarks=list(known.remarks()),
+    )
+
+
+def _timed(learner: BoostingLearner | StatisticalLearner) -> float:
+    """Return the mean seconds of a step, after the first of several, which prepares."""
+    seconds = list[float]()
+    for _ in range(_TIMED if isinstance(learner, BoostingLearner) else 1):
+        began = time.perf_counter()
+        learner.learn((), learning_rate_scale=1.0)
+        seconds.append(time.perf_counter() - began)
+    later = seconds[1:] or seconds
+    return sum(later) / len(later)
+
+
+def _network(
+    config: RunConfig, data: DataRecord, calibrate: bool
+) -> tuple[int, int, int, float | None]:
+    """Return features, weights, rows of a micro-batch, and the seconds of a step."""
+    # Imported late: torch takes seconds.
+    import torch
+
+    from steadytrain.components.series.training import Forecasting
+    from steadytrain.components.train.loop.data import Rows
+
+    task = Forecasting(config, data)
+    network = task.build_model()
+    weights = sum(weight.numel() for weight in network.parameters())
+    size = config.training.global_batch_size
+    micro = min(config.training.micro_batch_size or size, size)
+    if not calibrate:
+        return task.model.size, weights, micro, None
+    rows = Rows([data.path(name) for name in data.sides["train"].shards])
+    optimizer = torch.optim.AdamW(network.parameters())
+    seconds = list[float]()
+    for step in range(_TIMED):
+        began = time.perf_counter()
+        for first in range(0, size, micro):
+            places = [(step * size + first + place) % len(rows) for place in range(micro)]
+            batch = task.collate([rows[place] for place in places])
+            loss: Any = task.compute_loss(network, batch).total / task.weight(batch)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - began)
+    return task.model.size, weights, micro, sum(seconds[1:]) / (_TIMED - 1)

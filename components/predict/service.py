@@ -1,0 +1,430 @@
+"""A model as a web service: the same checks and answers as batch prediction, for small requests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import json
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import uvicorn
+from fastapi import FastAPI, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from steadytrain.components.predict.batching import Batching, Overloaded
+from steadytrain.components.predict.model import Input, ServedModel
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.web_server import BACKLOG, Connection, host_name
+from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
+
+TOKEN_VARIABLE: Final = "STEADYTRAIN_SERVE_TOKEN"
+_OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
+"""What probes and Prometheus ask for, which have no token."""
+_PREDICT: Final = "/predict"
+_HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may cost.
+
+    rows: records per request.
+    bytes: of a request's body.
+    record_bytes: of what the model reads of a record.
+    seconds: from a request's first byte after its headers to its answer.
+    batch_size: records per call of the model.
+    """
+
+    rows: int = 256
+    bytes: int = 1_000_000
+    record_bytes: int = 1_000_000
+    seconds: float = 30.0
+    batch_size: int = 64
+
+
+class _Refusal(Exception):
+    """Why a request has no predictions."""
+
+    def __init__(self, status: int, error: str, fix: str, **more: Any) -> None:
+        super().__init__(error)
+        self.status, self.content = status, {"error": error, "fix": fix, **more}
+
+
+class _Metrics:
+    """What Prometheus reads. No value comes from a request."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "serve_requests", "Requests for predictions.", ["status"], registry=self.registry
+        )
+        self.records = Counter("serve_records", "Records predicted.", registry=self.registry)
+        self.seconds = Histogram(
+            "serve_request_seconds", "Time of a request.", registry=self.registry
+        )
+        self.batches = Histogram(
+            "serve_batch_records",
+            "Records per call of the model.",
+            buckets=[2.0**power for power in range(11)],
+            registry=self.registry,
+        )
+        self.model_seconds = Histogram(
+            "serve_model_seconds", "Time of a call of the model.", registry=self.registry
+        )
+        self.waiting = Gauge(
+            "serve_waiting_records", "Records that wait for the model.", registry=self.registry
+        )
+
+    def batch(self, records: int, seconds: float) -> None:
+        self.batches.observe(records)
+        self.model_seconds.observe(seconds)
+
+
+def record_schema(inputs: Sequence[Input]) -> dict[str, Any]:
+    """Return the JSON schema of a record."""
+    kinds: Mapping[str, dict[str, Any]] = {
+        "number": {"type": "number"},
+        "text": {"type": "string"},
+        "bytes": {"type": "string", "contentEncoding": "base64"},
+    }
+    columns: dict[str, Any] = {}
+    for item in inputs:
+        found = dict(kinds.get(item.kind, {}))
+        if found and not item.required:
+            found["type"] = [found["type"], "null"]
+        columns[item.column] = found
+    required = [item.column for item in inputs if item.required]
+    return {"type": "object", "properties": columns, "required": required}
+
+
+class _Service:
+    """The answers to each address."""
+
+    def __init__(self, model: ServedModel, limits: Limits) -> None:
+        self.model, self.limits, self.metrics = model, limits, _Metrics()
+        self.batching = Batching(model, limits.batch_size, self.metrics.batch)
+        self.metrics.waiting.set_function(lambda: self.batching.waiting)
+        self.stopping = False
+
+    def health(self) -> Response:
+        return _json({"status": "ok"})
+
+    def ready(self) -> Response:
+        """Answer 503 while the service stops, or while the model hangs."""
+        since = self.batching.busy_since
+        if self.stopping:
+            return _json({"status": "stopping"}, 503)
+        if since is not None and time.monotonic() - since > self.limits.seconds:
+            return _json(
+                {"status": f"the model works for more than {self.limits.seconds:g} s"}, 503
+            )
+        return _json({"status": "ready", "model": self.model.address})
+
+    def schema(self) -> Response:
+        limits = self.limits
+        return _json(
+            {
+                "model": self.model.address,
+                "records": record_schema(self.model.inputs),
+                "forecasts": self.model.forecasts,
+                "limits": {
+                    "rows": limits.rows,
+                    "bytes": limits.bytes,
+                    "record_bytes": limits.record_bytes,
+                    "seconds": limits.seconds,
+                },
+            }
+        )
+
+    def show_metrics(self) -> Response:
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def predict(self, request: Request) -> Response:
+        began = time.monotonic()
+        try:
+            content = await self._predicted(request, began + self.limits.seconds)
+            answer = _json(content)
+        except _Refusal as refusal:
+            answer = _json(refusal.content, refusal.status)
+            if refusal.status in (408, 413):
+                # The rest of the body is not read.
+                answer.headers["connection"] = "close"
+            if refusal.status == 503:
+                answer.headers["retry-after"] = "1"
+        self.metrics.requests.labels(str(answer.status_code)).inc()
+        self.metrics.seconds.observe(time.monotonic() - began)
+        return answer
+
+    async def _predicted(self, request: Request, deadline: float) -> dict[str, Any]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise _Refusal(
+                415,
+                f"the body is {kind[:80] or 'of no type'}",
+                "send application/json",
+            )
+        try:
+            body = await asyncio.wait_for(self._body(request), deadline - time.monotonic())
+        except TimeoutError:
+            raise _Refusal(
+                408, f"the body did not arrive in {self.limits.seconds:g} s", "send it faster"
+            ) from None
+        rows = self._rows(body)
+        values, unread = self._values(rows)
+        try:
+            answers = await self.batching.answer(values, max(0.0, deadline - time.monotonic()))
+        except Overloaded:
+            raise _Refusal(503, "too many records wait for the model", "try again later") from None
+        except TimeoutError:
+            raise _Refusal(
+                504,
+                f"no answer within {self.limits.seconds:g} s",
+                "send fewer records, or ask whoever runs the service to raise --timeout",
+            ) from None
+        _check([(place, item) for place, item in enumerate(answers) if isinstance(item, Defect)])
+        self.metrics.records.inc(len(values))
+        return {"model": self.model.address, "predictions": answers, "unread": unread}
+
+    async def _body(self, request: Request) -> bytes:
+        most = self.limits.bytes
+        declared, body = request.headers.get("content-length", "0"), bytearray()
+        large = _Refusal(413, f"the body has more than {most:,} bytes", "send fewer records")
+        if int(declared) > most:
+            raise large
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise large
+        except ClientDisconnect:
+            raise _Refusal(400, "the connection ended within the body", "send all of it") from None
+        return bytes(body)
+
+    def _rows(self, body: bytes) -> list[Any]:
+        form = 'send {"records": [{"COLUMN": VALUE, ...}, ...]}; /schema shows the columns'
+        try:
+            content = STRICT_JSON.decode(body.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _Refusal(400, f"the body is not JSON: {str(error)[:200]}", form) from None
+        if isinstance(content, Defect):
+            raise _Refusal(400, content.detail, form)
+        if not isinstance(content, dict) or content.keys() != {"records"}:
+            raise _Refusal(400, "the body is not an object with the one field records", form)
+        rows = content["records"]
+        if not isinstance(rows, list) or not rows:
+            raise _Refusal(400, "records is not a list with at least one record", form)
+        if len(rows) > self.limits.rows:
+            raise _Refusal(
+                413,
+                f"{len(rows):,} records, more than {self.limits.rows:,}",
+                "send several requests, or use steadytrain predict for a whole file",
+            )
+        return rows
+
+    def _values(self, rows: Sequence[Any]) -> tuple[list[Any], list[str]]:
+        """Return what the model takes of the records, and the columns that it does not read.
+
+        Raises:
+            _Refusal: the model cannot take some of them, or a column is in none.
+        """
+        read = {item.column for item in self.model.inputs}
+        seen, unread = set[str](), set[str]()
+        values, refused = list[Any](), list[tuple[int, Defect]]()
+        for place, row in enumerate(rows):
+            try:
+                if isinstance(row, Defect):
+                    raise row
+                if not isinstance(row, dict):
+                    raise Defect("wrong_type", f"the record is {type(row).__name__}, not an object")
+                seen.update(row.keys() & read)
+                unread.update(row.keys() - read)
+                values.append(self.model.checked(self._with_files(row), self.limits.record_bytes))
+            except Defect as defect:
+                refused.append((place, defect))
+        _check(refused)
+        column, problem = self.model.without_column(seen, unread)
+        if problem:
+            raise _Refusal(422, problem, f"add {column}, null if it is unknown")
+        return values, sorted(unread)
+
+    def _with_files(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a record whose files are bytes.
+
+        Raises:
+            Defect: one is not base64.
+        """
+        files = [item.column for item in self.model.inputs if item.kind == "bytes"]
+        found = dict(row)
+        for column in files:
+            if isinstance(found.get(column), str):
+                try:
+                    found[column] = base64.b64decode(found[column], validate=True)
+                except (binascii.Error, ValueError):
+                    raise Defect(
+                        "wrong_type", f"{column} is not a file's content in base64"
+                    ) from None
+        return found
+
+
+def _check(refused: Sequence[tuple[int, Defect]]) -> None:
+    """Raise _Refusal if there are records without a prediction, with the reason of each."""
+    if refused:
+        place, first = refused[0]
+        raise _Refusal(
+            422,
+            f"{len(refused):,} records cannot be predicted; record {place}: {first.detail}",
+            "fix or leave out the records in `refused`, which counts from 0",
+            refused=[
+                {"record": place, "reason": defect.reason, "detail": defect.detail}
+                for place, defect in refused
+            ],
+        )
+
+
+def _json(content: Mapping[str, Any], status: int = 200) -> Response:
+    # In ASCII: a text from a request may hold half a surrogate pair.
+    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
+
+
+def application(
+    model: ServedModel,
+    limits: Limits,
+    *,
+    hosts: Sequence[str] = (),
+    token: str = "",
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """Return the web application of a model.
+
+    Args:
+        hosts: accepted names in the Host header, without a port; empty accepts every name.
+        token: what a caller gives as a bearer; "" asks for none.
+        origins: of the web pages whose scripts may call the service.
+    """
+    service = _Service(model, limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        working = asyncio.create_task(service.batching.run())
+        try:
+            yield
+        finally:
+            working.cancel()
+
+    # No pages of documentation: their scripts come from other hosts.
+    app = FastAPI(title=model.address, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.state.service = service
+    app.get("/health")(service.health)
+    app.get("/ready")(service.ready)
+    app.get("/schema")(service.schema)
+    app.get("/metrics")(service.show_metrics)
+    body = {
+        "type": "object",
+        "required": ["records"],
+        "properties": {
+            "records": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": limits.rows,
+                "items": record_schema(model.inputs),
+            }
+        },
+    }
+    described = {"requestBody": {"content": {"application/json": {"schema": body}}}}
+    app.post(_PREDICT, openapi_extra=described)(service.predict)
+
+    @app.exception_handler(HTTPException)
+    async def _(_: Request, error: HTTPException) -> Response:
+        text = f"{error.detail}: {', '.join(('/schema', _PREDICT, *_OPEN_PATHS))}"
+        return _json({"error": text, "fix": "GET /schema shows what to send"}, error.status_code)
+
+    @app.middleware("http")
+    async def _(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        answer = _turned_away(request, hosts, token) or await go_on(request)
+        answer.headers.update(_HEADERS)
+        return answer
+
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    return app
+
+
+def _turned_away(request: Request, hosts: Sequence[str], token: str) -> Response | None:
+    """Return the answer to a request of one who may not ask; None if anyone may."""
+    if hosts and host_name(request.headers.get("host", "")) not in hosts:
+        text = "the Host header has a name that the service does not answer to"
+        return _json({"error": text, "fix": f"call it as {hosts[0]}"}, 421)
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    known = kind.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode())
+    if token and request.scope["path"] not in _OPEN_PATHS and not known:
+        fix = f"send the header authorization: Bearer TOKEN, as {TOKEN_VARIABLE} has it"
+        answer = _json({"error": "the token is missing or wrong", "fix": fix}, 401)
+        answer.headers["www-authenticate"] = "Bearer"
+        return answer
+    return None
+
+
+def check_origin(origin: str) -> None:
+    """Reject what a browser never sends as an origin.
+
+    Raises:
+        BadInput: it is not SCHEME://HOST or SCHEME://HOST:PORT.
+    """
+    try:
+        parts = urlsplit(origin)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or f"{parts.scheme}://{parts.netloc}" != origin or "@" in origin:
+        raise BadInput(
+            f"--cors-origin {origin}: it is not the origin of a web page",
+            remedy="give scheme, host and port as the browser shows them, such as "
+            "https://app.example.com, without a path",
+        )
+
+
+def serve(app: FastAPI, listener: socket.socket, limits: Limits) -> None:
+    """Serve until SIGINT or SIGTERM. What has arrived by then is answered."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        backlog=BACKLOG,
+        access_log=False,
+        # Every invalid request is a warning, and anyone may send them.
+        log_level="error",
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(limits.seconds),
+    )
+    _Server(config, app).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Is no longer ready once it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._service: _Service = app.state.service
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._service.stopping = True
+        super().handle_exit(sig, frame)

@@ -1,0 +1,1 @@
+"""Time series: values of one or many series over time, and their future."""

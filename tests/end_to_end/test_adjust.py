@@ -1,0 +1,261 @@
+"""A learning rate that a person changes while a run trains."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steadytrain.components.report.explain import explain
+from steadytrain.components.report.facts import gather
+from steadytrain.components.report.report_page import render
+from steadytrain.components.shared.events.types import (
+    Adjusted,
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    TrainingStep,
+    Warned,
+)
+from steadytrain.components.train.recovery.adjust import checked, submit
+from steadytrain.components.train.recovery.ledger import Ledger
+
+from support.adjusted import Asks
+from support.forked import ForkedLauncher, train
+from support.s3 import CREDENTIALS, make_bucket, moto_server
+from support.training import Bench, events_of, weights_digest
+from support.whole_runs import RECIPE, KillsOnce
+
+TESTS = Path(__file__).parents[1]
+CONSTANT = {**RECIPE, "lr_scheduler_type": "constant", "learning_rate": 4e-3}
+LONG = {**CONSTANT, "max_steps": 300, "eval_steps": 100, "save_steps": 100}
+"""Long enough that the supervisor's request reaches the ranks before the end."""
+HALF, AFTER = 2e-3, 6
+
+
+@pytest.fixture
+def bench(tmp_path, data):
+    def make(run, *, training=CONSTANT, ranks=1, **sections):
+        compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
+        recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0, "lease_seconds": 8}
+        sections = {"training": training, "compute": compute, "recovery": recovery} | sections
+        return Bench.make(tmp_path / "output", data, run=run, **sections)
+
+    return make
+
+
+def request(run, *, rate=HALF, at_step=AFTER):
+    run.workspace.create()
+    wanted = checked(run.config, {"training.learning_rate": rate}, at_step=at_step)
+    assert submit(run.workspace, wanted)
+
+
+def rates(run):
+    return {event.step: event.learning_rate for event in events_of(run.workspace, TrainingStep)}
+
+
+@pytest.fixture
+def expected(bench):
+    """Return the weights of a run whose schedule itself halves its constant rate once."""
+
+    def weights(after=AFTER, training=CONSTANT):
+        # A second drop would be more than one change.
+        assert 2 * after >= training["max_steps"]
+        drops = {"step_size": after, "gamma": 0.5}
+        schedule = {"lr_scheduler_type": "step_decay", "warmup_steps": 0}
+        whole = bench("whole", training=training | schedule | {"lr_scheduler_kwargs": drops})
+        assert train(whole).succeeded
+        return weights_digest(whole.workspace)
+
+    return weights
+
+
+@pytest.mark.core
+def test_change_counts_after_its_step(bench, expected):
+    run, plain = bench("run", training=LONG), bench("plain", training=LONG)
+    asks = Asks(run, HALF, step=2, at_step=200)
+    outcome = train(run, sinks=[asks])
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    (event,) = Ledger(run.workspace).history().adjusted
+    # A slow supervisor lets the ranks pass the step that was asked for.
+    resumed = events_of(run.workspace, AttemptStarted)[1].resumed_from_step
+    after = max(200, resumed)
+    assert (event.step, event.before, event.after) == (after, 4e-3, HALF)
+    assert rates(run) == {step: 4e-3 if step <= after else HALF for step in range(1, 301)}
+    assert weights_digest(run.workspace) == expected(after, LONG)
+    assert train(plain).succeeded
+    assert weights_digest(plain.workspace) != weights_digest(run.workspace)
+    assert not run.workspace.adjust.exists()
+    (first, _) = events_of(run.workspace, AttemptEnded)
+    assert (first.outcome, first.failure_class) == ("stopped", "")
+    said = f"training.learning_rate 0.004 -> 0.002 after step {after}"
+    assert said in "\n".join(explain(run.workspace))
+    assert said in "; ".join(f"{item.reason}" for item in outcome.decisions)
+    assert said.replace(">", "&gt;") in render(gather(run.workspace))
+
+
+def test_change_as_soon_as_possible_counts_from_the_saved_checkpoint(bench):
+    run = bench("run", training=LONG)
+    outcome = train(run, sinks=[Asks(run, HALF, step=3)])
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2)
+    (change,) = events_of(run.workspace, Adjusted) or Ledger(run.workspace).history().adjusted
+    begun = events_of(run.workspace, AttemptStarted)
+    assert begun[1].resumed_from_step == change.step >= 3
+    assert change.step in {event.step for event in events_of(run.workspace, CheckpointSaved)}
+    # The same change in a run that nothing disturbs.
+    again = bench("again", training=LONG)
+    request(again, at_step=change.step)
+    assert train(again).attempts == 1
+    assert rates(again) == rates(run)
+    assert weights_digest(again.workspace) == weights_digest(run.workspace)
+
+
+def test_schedule_keeps_its_shape(bench):
+    training = {**RECIPE, "lr_scheduler_type": "cosine", "warmup_steps": 2}
+    run, plain = bench("run", training=training), bench("plain", training=training)
+    request(run, rate=1e-3)
+    assert train(run).succeeded
+    assert train(plain).succeeded
+    usual = rates(plain)
+    assert len(set(usual.values())) > 8
+    for step, rate in rates(run).items():
+        assert rate == pytest.approx(usual[step] * (1 if step <= AFTER else 1e-3 / 5e-3), rel=1e-12)
+
+
+@pytest.mark.parametrize("moment", ["record", "discard", "spec"])
+def test_supervisor_is_killed_at_the_boundary(bench, expected, monkeypatch, moment):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    run = bench("run")
+    request(run)
+    run.workspace.config.write_text(run.config.to_yaml())
+    run.data.save(run.workspace.record("preprocess"))
+    command = [sys.executable, "-m", "support.adjusted", str(run.workspace.config), moment]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run.workspace.adjust.exists() == (moment != "spec")
+
+    assert train(run).succeeded
+
+    assert len(Ledger(run.workspace).history().adjusted) == 1
+    assert not run.workspace.adjust.exists()
+    assert rates(run)[AFTER + 1] == HALF
+    assert weights_digest(run.workspace) == expected()
+
+
+def test_rank_is_killed_after_the_change(bench, expected):
+    """It returns to a checkpoint from before the change, and repeats those steps as they were."""
+    run, launcher = bench("run"), ForkedLauncher()
+    request(run)
+    killer = KillsOnce(launcher, step=4)
+    assert train(run, launcher=launcher, sinks=[killer]).attempts == 2
+    assert rates(run) == {step: 4e-3 if step <= AFTER else HALF for step in range(1, 13)}
+    assert weights_digest(run.workspace) == expected()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_ranks_change(bench, strategy):
+    compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1, "strategy": strategy}
+    live, whole = (bench(name, training=LONG, compute=compute) for name in ("live", "whole"))
+    assert train(live, sinks=[Asks(live, HALF, step=2, at_step=200)]).attempts == 2
+    (change,) = Ledger(live.workspace).history().adjusted
+    request(whole, at_step=change.step)
+    assert train(whole).attempts == 1
+    assert rates(live)[change.step + 1] == HALF
+    assert weights_digest(live.workspace) == weights_digest(whole.workspace)
+
+
+def test_later_change_replaces_an_earlier_one(bench):
+    run = bench("run")
+    for rate, until in ((HALF, 4), (1e-3, 8)):
+        assert train(run, until=until).outcome == "pruned"
+        request(run, rate=rate, at_step=0)
+    assert train(run).succeeded
+    first, second = Ledger(run.workspace).history().adjusted
+    assert (first.step, first.after, second.step, second.before, second.after) == (
+        *(4, HALF),
+        *(8, HALF, 1e-3),
+    )
+    wanted = {step: 1e-3 if step > 8 else HALF if step > 4 else 4e-3 for step in range(1, 13)}
+    assert rates(run) == wanted
+
+
+def test_checkpoints_on_s3(bench, expected, monkeypatch):
+    with moto_server() as port:
+        make_bucket(port, "bucket")
+        there = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}", **CREDENTIALS}
+        for name, value in there.items():
+            monkeypatch.setenv(name, value)
+        recovery = {"backoff_seconds": 0, "checkpoints": "s3://bucket/runs"}
+        run = bench("run", recovery=recovery)
+        assert train(run, launcher=ForkedLauncher(**there), until=4).outcome == "pruned"
+        request(run)
+        assert train(run, launcher=ForkedLauncher(**there)).succeeded
+    assert rates(run)[AFTER + 1] == HALF
+    assert weights_digest(run.workspace) == expected()
+
+
+def test_file_that_is_no_request_stops_nothing(bench):
+    run = bench("run")
+    run.workspace.create()
+    content = {"request": "a", "field": "training.seed", "value": 7}
+    run.workspace.adjust.write_text(json.dumps({"schema_version": 1, **content}))
+    outcome = train(run)
+    assert (outcome.outcome, outcome.attempts) == ("finished", 1)
+    assert not Ledger(run.workspace).history().adjusted
+    (warned,) = [
+        item.message for item in events_of(run.workspace, Warned) if "ignored" in item.message
+    ]
+    assert "training.seed cannot be adjusted" in warned
+    assert [path.name for path in run.workspace.folder.glob("adjust.json*")] == [
+        "adjust.json.damaged-1"
+    ]
+
+
+def test_request_after_the_last_step_is_reported(bench):
+    run = bench("run")
+    outcome = train(run, sinks=[Asks(run, HALF, step=12)])
+    assert outcome.outcome == "finished"
+    made = Ledger(run.workspace).history().adjusted
+    late = [item.message for item in events_of(run.workspace, Warned) if "too late" in item.message]
+    # The ranks may still be exporting when the request comes; both ways end it.
+    assert len(made) + len(late) == 1
+    assert not run.workspace.adjust.exists()
+
+
+def test_command(bench, steadytrain):
+    """Each answer of the command, for a run that is stopped in the middle."""
+    run = bench("run")
+
+    def adjust(*arguments, status=0):
+        done = steadytrain("adjust", *arguments, "-o", steadytrain.output)
+        assert done.code == status, done
+        return done.out + done.err
+
+    half = ("run", "--set", "training.learning_rate=2e-3")
+    assert "not in" in adjust(*half, status=2)
+    train(run, until=8, sinks=[])
+    assert "would change: training.learning_rate 0.004 -> 0.002" in adjust(*half, "--dry-run")
+    assert not run.workspace.adjust.exists()
+    assert "requested: training.learning_rate 0.004 -> 0.002, when you continue" in adjust(*half)
+    assert "requested already" in adjust(*half)
+    other = adjust("run", "--set", "training.learning_rate=1e-3", status=2)
+    assert "has not applied an earlier request yet: training.learning_rate=2e-3" in other
+    assert "took back" in adjust("run", "--cancel")
+    assert "no request" in adjust("run", "--cancel")
+    seed = adjust("run", "--set", "training.seed=7", status=2)
+    assert "training.seed cannot be adjusted: it affects what is learned, scores" in seed
+    saves = adjust("run", "--set", "training.save_steps=7", status=2)
+    assert "training.save_steps cannot be adjusted: ranks read it only when they start" in saves
+    assert "0 < " not in adjust("run", "--set", "training.learning_rate=-1", status=2)
+    assert "12 steps" in adjust(*half, "--at-step", "12", status=2)
+    assert "is 0.004 already" in adjust("run", "--set", "training.learning_rate=4e-3")
+    adjust(*half)
+    assert train(run).succeeded
+    assert rates(run)[9] == HALF
+    assert "has finished training" in adjust(
+        "run", "--set", "training.learning_rate=1e-3", status=2
+    )

@@ -1,0 +1,90 @@
+"""A network of Keras from a CSV file to a registered model: killed, resumed, and served elsewhere.
+
+`make test-all` runs it with JAX and, in an environment that has it, with TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.heartbeat import Beat
+
+from support.command import finish, wait_for
+from support.tables import shipped, write_csv
+from support.training import events_of
+
+BACKEND = "tensorflow" if importlib.util.find_spec("tensorflow") else "jax"
+SERVE = """
+import json, sys
+
+class NumpyAlone:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("steadytrain", "keras", "jax", "tensorflow", "torch"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, NumpyAlone())
+import mlflow, pandas
+mlflow.set_tracking_uri(sys.argv[1])
+frame = pandas.read_csv(sys.argv[3]).drop(columns="target")
+print(json.dumps(mlflow.pyfunc.load_model(sys.argv[2]).predict(frame)["prediction"].tolist()))
+"""
+
+
+@pytest.mark.slow
+def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
+    steadytrain, tmp_path
+):
+    frame = shipped("breast_cancer")
+    frame["size"] = (frame["mean radius"] > 14).map({True: "large", False: "small"})
+    source = write_csv(tmp_path, frame)
+
+    def start(run, *overrides):
+        fields = (f"data.source=[{source}]", "data.target=target", f"run={run}")
+        model = (f"model.framework={BACKEND}", "model.config={model_type: mlp, width: 64}")
+        steps = ("training.max_steps=60", "training.early_stopping_patience=15")
+        weights = "training.class_weights={kind: balanced}"
+        return steadytrain.start("tabular", *fields, *model, *steps, weights, *overrides)
+
+    killed = start("killed", "training.save_steps=1")
+    workspace = Workspace(steadytrain.output, "killed")
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
+    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    finish(killed)
+    finish(start("quiet"))
+    records = [
+        TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
+        for run in ("killed", "quiet")
+    ]
+    assert [record.attempts for record in records] == [2, 1]
+    assert records[0].weights_digest == records[1].weights_digest
+    evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    assert evaluation.metrics["accuracy"].value > 0.9 > evaluation.baselines["accuracy"]
+    registered = RegistrationRecord.load(workspace.record("promote"))
+    store = f"sqlite:///{steadytrain.output / 'mlflow.db'}"
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, store, registered.model_uri, str(source)],
+        env=steadytrain.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    served = json.loads(done.stdout.splitlines()[-1])
+    assert (frame["target"] == served).mean() > 0.95
+    out = tmp_path / "predictions.parquet"
+    address = f"{registered.model_name}@champion"
+    done = steadytrain("predict", address, source, "--out", out, "--output", steadytrain.output)
+    assert done.code == 0, done.err
+    assert pq.read_table(out)["prediction"].to_pylist() == served

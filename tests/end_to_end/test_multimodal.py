@@ -1,0 +1,89 @@
+"""A table with texts and images to a registered model: killed, resumed, gated, served elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.components.shared.events.types import CheckpointSaved
+from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.heartbeat import Beat
+
+from support.command import finish, wait_for
+from support.mixed import MIXED, write_mixed
+from support.training import events_of
+
+SERVE = """
+import json, sys
+
+class WithoutSteadytrain:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "steadytrain":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, WithoutSteadytrain())
+import mlflow, numpy, pandas
+from pathlib import Path
+
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+table = Path(sys.argv[3])
+frame = pandas.read_csv(table)
+frame["picture"] = [(table.parent / name).read_bytes() for name in frame["picture"]]
+found = model.predict(frame.drop(columns="kind"))
+print(json.dumps({"prediction": found["prediction"].tolist(), "target": frame["kind"].tolist()}))
+"""
+
+
+@pytest.mark.slow
+def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(steadytrain, tmp_path):
+    table = write_mixed(tmp_path / "data", 600)
+
+    def start(run, *overrides):
+        fields = (f"data.source=[{table}]", f"run={run}", *MIXED, *overrides)
+        return steadytrain.start("multimodal", *fields)
+
+    # With the same settings, the second run would reuse the weights of the first.
+    killed = start("killed", "training.save_steps=10")
+    workspace = Workspace(steadytrain.output, "killed")
+    wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
+    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    finish(killed, 900)
+    finish(start("quiet"), 900)
+    records = [
+        TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
+        for run in ("killed", "quiet")
+    ]
+    assert [record.attempts for record in records] == [2, 1]
+    assert (Workspace(steadytrain.output, "quiet").attempts / "0001").is_dir()
+    assert records[0].weights_digest == records[1].weights_digest
+    evaluation = EvaluationRecord.load(workspace.record("evaluate"))
+    assert evaluation.metrics["accuracy"].value > 0.8 > evaluation.baselines["accuracy"]
+    registered = RegistrationRecord.load(workspace.record("promote"))
+    assert registered.champion
+    address = f"{registered.model_name}@champion"
+    scored = steadytrain("predict", address, table, "--output", steadytrain.output)
+    assert scored.code == 0, scored.err
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", SERVE, f"sqlite:///{steadytrain.output / 'mlflow.db'}"),
+            *(registered.model_uri, str(table)),
+        ],
+        env=steadytrain.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    hits = [a == b for a, b in zip(found["prediction"], found["target"], strict=True)]
+    assert sum(hits) / len(hits) > 0.85
+    rows = [json.loads(line) for line in scored.out.splitlines()]
+    assert [row["prediction"] for row in rows] == found["prediction"]

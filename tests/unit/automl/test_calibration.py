@@ -1,0 +1,162 @@
+"""Probabilities and decisions are calibrated on other records than those that score them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.naive_bayes import GaussianNB
+
+from steadytrain.components.automl.calibration import (
+    Calibration,
+    fitted,
+    promised,
+    temperature,
+    thresholds,
+)
+from steadytrain.components.automl.ensemble import OutOfFold
+
+
+def naive_bayes(data, folds=5):
+    """Return out-of-fold predictions of a model that is far too sure."""
+    inputs, truth = data(return_X_y=True)
+    split = StratifiedKFold(folds, shuffle=True, random_state=0)
+    chances = cross_val_predict(GaussianNB(), inputs, truth, cv=split, method="predict_proba")
+    fold = np.zeros(len(truth), int)
+    for number, (_, rows) in enumerate(split.split(inputs, truth)):
+        fold[rows] = number
+    rows = np.arange(len(truth))
+    chances = np.maximum(chances, 1e-15)
+    own = chances[None, rows, truth]
+    return OutOfFold(own, None, rows, fold, [chances.astype(np.float32)], truth)
+
+
+class Known:
+    """A classifier whose log-probabilities are its inputs."""
+
+    _estimator_type = "classifier"
+
+    def __init__(self, classes):
+        self.classes_ = np.arange(classes)
+
+    def __sklearn_tags__(self):
+        return GaussianNB().__sklearn_tags__()
+
+    def fit(self, inputs, truth):
+        return self
+
+    def decision_function(self, inputs):
+        return inputs if inputs.shape[1] > 2 else inputs[:, 1] - inputs[:, 0]
+
+    def predict_proba(self, inputs):
+        return np.exp(inputs)
+
+    def predict(self, inputs):
+        return inputs.argmax(axis=1)
+
+
+@pytest.mark.parametrize("data", [load_digits, load_breast_cancer])
+def test_temperature_is_scikit_learns(data):
+    found = naive_bayes(data)
+    chances = found.chances[0].astype(float)
+    logs = np.log(np.maximum(chances, 1e-15))
+    theirs = CalibratedClassifierCV(
+        FrozenEstimator(Known(chances.shape[1])), method="temperature", ensemble=False, cv=2
+    ).fit(logs, found.classes)
+    ours = Calibration(temperature(chances, found.classes, found.units)).chances(chances)
+    assert log_loss(found.classes, ours) == pytest.approx(
+        log_loss(found.classes, theirs.predict_proba(logs)), abs=1e-4
+    )
+    assert log_loss(found.classes, ours) < -np.log(found.predicted[0]).mean() - 0.02
+
+
+def test_probabilities_that_are_right_stay_as_they_are():
+    random = np.random.default_rng(0)
+    chances = random.dirichlet([1.0, 1.0, 1.0], 600)
+    truth = (random.uniform(size=(600, 1)) > chances.cumsum(axis=1)).sum(axis=1)
+    assert temperature(chances, truth, np.arange(600)) == 1
+
+
+def metric_of(decision):
+    if decision == "balanced_accuracy":
+        return balanced_accuracy_score
+    return lambda truth, decided: f1_score(truth, decided, average="macro")
+
+
+@pytest.mark.parametrize("decision", ["balanced_accuracy", "macro_f1"])
+def test_threshold_of_two_classes_is_the_best_of_all(decision):
+    random, metric = np.random.default_rng(1), metric_of(decision)
+    truth = (random.uniform(size=300) < 0.1).astype(int)
+    score = np.clip(random.normal(0.1 + 0.25 * truth, 0.15), 0.01, 0.99).round(2)
+    chances = np.stack([1 - score, score], axis=1)
+    decided = Calibration(1.0, thresholds(chances, truth, decision)).decided(chances)
+    every = [metric(truth, score > at) for at in np.unique([0, *score, 1])]
+    assert metric(truth, decided) == pytest.approx(max(every))
+    assert metric(truth, decided) > metric(truth, score > 0.5) + 0.05
+
+
+@pytest.mark.parametrize("decision", ["balanced_accuracy", "macro_f1"])
+def test_weights_of_three_classes_find_what_a_grid_finds(decision):
+    random, metric = np.random.default_rng(2), metric_of(decision)
+    truth = random.choice(3, 400, p=[0.8, 0.15, 0.05])
+    logs = random.normal(0, 1, (400, 3)) + np.log([0.8, 0.15, 0.05]) + 1.5 * np.eye(3)[truth]
+    chances = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)
+    weights = thresholds(chances, truth, decision)
+    grid = np.exp(np.linspace(-1, 5, 40))
+    best = max(
+        metric(truth, (chances * [1, one, two]).argmax(axis=1)) for one in grid for two in grid
+    )
+    ours = metric(truth, (chances * weights).argmax(axis=1))
+    assert ours > metric(truth, chances.argmax(axis=1))
+    assert ours > best - 0.01
+
+
+@pytest.mark.parametrize("decision", ["likeliest", "balanced_accuracy", "macro_f1"])
+def test_promise_is_of_calibrations_that_the_fold_did_not_fit(decision):
+    found = naive_bayes(load_breast_cancer)
+    promise = promised(found, [], decision)
+    for fold in range(5):
+        inside = np.flatnonzero(found.fold == fold)
+        outside = found.only(np.flatnonzero(found.fold != fold))
+        calibration = fitted(outside, {0: 1}, decision)
+        chances = calibration.chances(found.chances[0][inside].astype(float))
+        truth = found.classes[inside]
+        expected = -np.log(chances[np.arange(len(inside)), truth])
+        assert promise.losses[inside] == pytest.approx(expected)
+        assert promise.decided[inside].tolist() == calibration.decided(chances).tolist()
+    assert promise.losses.mean() < promise.uncalibrated.mean()
+    # Another truth of a fold changes what others promise, but not what it is decided as.
+    other = found.classes.copy()
+    other[found.fold == 0] = 1 - other[found.fold == 0]
+    changed = promised(
+        OutOfFold(found.predicted, None, found.units, found.fold, found.chances, other),
+        [],
+        decision,
+    )
+    assert changed.decided[found.fold == 0].tolist() == promise.decided[found.fold == 0].tolist()
+
+
+def test_decisions_among_coin_flips_promise_no_more_than_chance():
+    random, gains = np.random.default_rng(0), []
+    for _ in range(150):
+        truth = random.integers(0, 2, 100)
+        score = random.uniform(0.3, 0.7, 100)
+        chances = np.stack([1 - score, score], axis=1).astype(np.float32)
+        own = chances[None, np.arange(100), truth].astype(float)
+        found = OutOfFold(own, None, np.arange(100), np.arange(100) % 5, [chances], truth)
+        calibration = fitted(found, {0: 1}, "balanced_accuracy")
+        seen = calibration.decided(calibration.chances(chances.astype(float)))
+        gains.append(
+            (
+                balanced_accuracy_score(truth, seen) - 0.5,
+                balanced_accuracy_score(truth, promised(found, [], "balanced_accuracy").decided)
+                - 0.5,
+            )
+        )
+    optimistic, honest = np.mean(gains, axis=0)
+    assert optimistic > 0.04
+    assert abs(honest) < 0.02

@@ -1,0 +1,107 @@
+"""What a search of forecasts has of its own: its portfolio, its loss, and its task."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from steadytrain.components.automl.board import _out_of_fold
+from steadytrain.components.automl.design import as_automl
+from steadytrain.components.automl.ensemble import chosen
+from steadytrain.components.automl.portfolio import DEFAULT, families, portfolio
+from steadytrain.components.series.artifact import measured_series
+from steadytrain.components.series.learner import StatisticalLearner
+from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.tune import AutoMLConstraints
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines.searches import searched
+
+from support.series import FIRMS, firms, prepared
+
+FIELDS = {"data.series.time": "year", "data.series.column": "firm", "data.series.horizon": 2}
+
+
+def of_firms(**series):
+    given = {"column": "firm", "time": "year", "horizon": 2, **series}
+    return DataConfig(task="forecasting", source=["t.csv"], target="invest", series=given)
+
+
+def test_each_task_has_the_families_that_are_for_it():
+    series, skipped = portfolio(AutoMLConstraints(), of_firms())
+    assert [item.name for item in series] == [
+        "seasonal naive",
+        "Theta",
+        DEFAULT,
+        "ETS",
+        "LightGBM, few leaves",
+        "ARIMA",
+        "network",
+    ]
+    assert not skipped
+    tables, _ = portfolio(AutoMLConstraints())
+    assert not {item.family for item in series} & {item.family for item in tables}
+    only, left_out = portfolio(AutoMLConstraints(interpretable=True), of_firms())
+    assert [item.name for item in only] == ["seasonal naive"]
+    assert len(left_out) == 6
+    known, without = portfolio(AutoMLConstraints(), of_firms(covariates=["price"]))
+    assert [item.name for item in known] == [DEFAULT, "LightGBM, few leaves", "network"]
+    assert {*without.values()} == {"it learns from no data.series.covariates"}
+    for item in series:
+        fields = item.fields(families()[item.family])
+        assert (fields["training.early_stopping_patience"] is None) == (
+            fields["training.max_steps"] == 1 or item.name == DEFAULT
+        )
+
+
+def scores(predicted, truth, scale):
+    """Return the scores of forecasts, in the columns that the board reads."""
+    apart = np.abs(np.array(predicted) - truth)
+    return pa.table(
+        {
+            "id": [str(n) for n in range(len(truth))],
+            "group": ["a", "a", "b", "b"],
+            "fold": [0, 1, 0, 1],
+            "target": truth,
+            "predicted": np.array(predicted, np.float64),
+            "absolute_error": apart,
+            "scaled_error": apart / scale,
+        }
+    )
+
+
+def test_forecasts_are_compared_by_their_scaled_errors():
+    truth, scale = np.array([1.0, 2.0, 300.0, 400.0]), np.array([1.0, 1.0, 100.0, 100.0])
+    # The first is exact where the scale is small, which another one shows.
+    near, far = [1.0, 2.0, 380.0, 480.0], [3.0, 4.0, 310.0, 410.0]
+    found = _out_of_fold([scores(near, truth, scale), scores(far, truth, scale)])
+    assert found.scale.tolist() == scale.tolist()
+    losses = found.losses(found.predicted).mean(axis=1)
+    assert losses == pytest.approx([0.4, 1.05])
+    assert chosen(found, rounds=1) == {0: 1}
+    half = found.only(np.array([0, 2]))
+    assert half.losses(half.predicted[1]).tolist() == pytest.approx([2.0, 0.1])
+
+
+def test_series_are_a_task_that_needs_no_shares(tmp_path):
+    firms().to_csv(tmp_path / "table.csv", index=False)
+    given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
+    config, remarks = searched("", {**given, "output": str(tmp_path / "output")})
+    assert (config.data.task, remarks) == ("forecasting", [])
+    search = as_automl(config)
+    assert (search.cross_validation.folds, search.cross_validation.repeats) == (3, 1)
+    assert search.tune.budget.trials == 21
+    repeated, _ = searched("", {**given, "automl.repeats": 2})
+    with pytest.raises(BadInput, match="follow each other in time"):
+        as_automl(repeated)
+
+
+@pytest.mark.slow
+def test_an_exported_model_is_measured(tmp_path):
+    config, data = prepared(tmp_path, firms(), *FIRMS, "model.config={model_type: seasonal_naive}")
+    (tmp_path / "model").mkdir()
+    StatisticalLearner(config, data).export(tmp_path / "model")
+    found = measured_series(tmp_path / "model", data)
+    size = sum(path.stat().st_size for path in (tmp_path / "model").iterdir())
+    assert found.size_mb == pytest.approx(size / 1e6, abs=1e-4)
+    assert 0 < found.latency_p50_ms <= found.latency_p99_ms

@@ -1,0 +1,43 @@
+"""What a search predicts follows from the target's values, or is an error."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from steadytrain.components.automl.task import task_of
+from steadytrain.components.shared.errors import DataError
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Return a function that returns the task for values of the target."""
+
+    def found(values):
+        path = tmp_path / "table.csv"
+        pd.DataFrame({"x": range(len(values)), "y": values}).to_csv(path, index=False)
+        return task_of({"source": [str(path)], "target": "y"})[0]
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([row // 60 for row in range(3000)], "tabular_regression"),
+        ([1 + row % 5 / 2 for row in range(300)], "tabular_regression"),
+        (["unknown", *(row * 1.5 for row in range(300))], "tabular_regression"),
+        ([row % 20 for row in range(300)], "tabular_classification"),
+        ([("1.0", "2.0")[row % 2] for row in range(300)], "tabular_classification"),
+        ([("a", "b", "7")[row % 3] for row in range(300)], "tabular_classification"),
+        ([row % 2 == 0 for row in range(300)], "tabular_classification"),
+    ],
+)
+def test_task_follows_from_the_values_of_the_target(task, values, expected):
+    assert task(values) == expected
+
+
+@pytest.mark.parametrize("form", ["1,{:03d}", "the text with number {}"])
+def test_different_values_that_are_not_numbers_are_an_error(task, form):
+    with pytest.raises(DataError, match="300 of 300 values are different"):
+        task([form.format(row) for row in range(300)])

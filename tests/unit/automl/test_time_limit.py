@@ -1,0 +1,197 @@
+"""Which units of a search begin when its wall time is limited, driven with a clock of our own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from steadytrain.components.automl.design import SearchDesign, as_automl
+from steadytrain.components.automl.portfolio import families, portfolio
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.agent.memory import host_memory
+from steadytrain.components.tune import study as studies
+from steadytrain.components.tune.driver import drive
+from steadytrain.components.tune.log import MemoryLog
+from steadytrain.components.tune.study import Study
+from steadytrain.components.tune.trials.base import TrialState, Validation
+
+from support.synthetic_trials import Quiet
+
+FOLDS, SLOW = 4, "extra trees"
+BESIDE = 2.0
+
+
+class Machine:
+    """Units that take as long as `seconds` says, on a clock that only they move."""
+
+    def __init__(self, monkeypatch, seconds, parallel=1):
+        self.now, self.parallel, self.seconds = 1000.0, parallel, seconds
+        self.began, self.stopped, self.memories = {}, [], {}
+        monkeypatch.setattr(studies.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(studies.time, "time", lambda: 0.0)
+
+    def train(self, number, config, until):
+        self.began.setdefault(number, self.now)
+
+    def state(self, number):
+        if number not in self.began:
+            return TrialState("new")
+        self.now += 0.1
+        if self.now - self.began[number] < self.seconds(number // FOLDS):
+            return TrialState("running", 1)
+        curve = (Validation(1, {"loss": 1.0}),)
+        return TrialState("finished", 1, curve, self.now - self.began[number])
+
+    def memory(self, number):
+        return self.memories.get(number, 0)
+
+    def stop(self, number, **_):
+        self.stopped.append(number)
+
+    def discard(self, number): ...
+
+    def attach(self):
+        return frozenset()
+
+    def close(self, **_): ...
+
+
+LIMITS = ["automl.quality=fast", "data.source=[none.csv]", "data.target=y"]
+
+
+def search_with(*settings):
+    return as_automl(load("tabular", [*LIMITS, *settings]))
+
+
+def names_of(config):
+    return [item.name for item in portfolio(config.automl.constraints)[0][:8]]
+
+
+def driven(config, log, machine, members=(1,)):
+    def design(known, history):
+        return SearchDesign(known, history, lambda _: None, lambda: members)
+
+    first = [item.as_plain() for item in portfolio(config.automl.constraints)[0][:8]]
+    study = Study(config, log, first=lambda: first, design=design)
+    drive(study, machine, Quiet(), lambda: None, poll_seconds=0)
+    return study
+
+
+def whole(study):
+    """Return the configurations that all folds were trained of, by name."""
+    names, trials = names_of(study.config), study.history.trials
+    return [
+        name
+        for place, name in enumerate(names)
+        if [it.status for it in trials[place * FOLDS :][:FOLDS]] == ["finished"] * FOLDS
+    ]
+
+
+def predictable(config):
+    """Return what a unit of each configuration takes, as its family's costs predict."""
+    known = [item.family for item in portfolio(config.automl.constraints)[0]]
+    return lambda place: BESIDE + 0.1 * families()[known[place]].seconds
+
+
+def test_search_without_a_limit_starts_everything(monkeypatch):
+    config = search_with("automl.budget.parallel=1")
+    study = driven(config, MemoryLog(), Machine(monkeypatch, predictable(config)))
+    assert whole(study) == names_of(config)
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.parametrize("seconds", [80, 120, 200])
+def test_no_unit_begins_that_does_not_end_and_the_winner_has_its_time(
+    monkeypatch, parallel, seconds
+):
+    config = search_with(
+        f"automl.budget.hours={seconds / 3600}", f"automl.budget.parallel={parallel}"
+    )
+    machine = Machine(monkeypatch, predictable(config), parallel)
+    study = driven(config, MemoryLog(), machine)
+    trials = study.history.trials
+    assert not study.running
+    assert {trial.status for trial in trials} <= {"finished", "skipped"}
+    assert any(trial.status == "skipped" for trial in trials) == (len(whole(study)) < 8)
+    winner = 0.1 * families()["linear"].seconds * FOLDS / (FOLDS - 1) + 14 * BESIDE
+    assert study.elapsed + winner < seconds * 1.02
+    for trial in trials:
+        if trial.status == "skipped":
+            assert trial.reason.startswith("not started: time (its folds take about")
+
+
+def test_expensive_configuration_is_left_out_and_cheaper_ones_after_it_are_trained(monkeypatch):
+    config = search_with("automl.budget.hours=0.05", "automl.budget.parallel=1")
+    usual = predictable(config)
+    slow = names_of(config).index("CatBoost")
+    machine = Machine(monkeypatch, lambda place: 40.0 if place == slow else usual(place))
+    study = driven(config, MemoryLog(), machine)
+    found = study.history.trials[slow * FOLDS :][:FOLDS]
+    assert [trial.status for trial in found] == ["finished", *["skipped"] * 3]
+    assert whole(study)[-1] in names_of(config)[slow + 1 :]
+
+
+def test_larger_limit_continues_with_what_was_left_out(monkeypatch):
+    small = search_with("automl.budget.hours=0.025", "automl.budget.parallel=1")
+    large = search_with("automl.budget.hours=1", "automl.budget.parallel=1")
+    log = MemoryLog()
+    first = driven(small, log, Machine(monkeypatch, predictable(small)))
+    assert whole(first) != names_of(small)
+    before = len(log.records)
+    again = driven(small, log, Machine(monkeypatch, predictable(small)))
+    assert len(log.records) == before
+    assert whole(again) == whole(first)
+    machine = Machine(monkeypatch, predictable(large))
+    study = driven(large, log, machine)
+    assert whole(study) == names_of(large)
+    known = {trial.number for trial in first.history.trials if trial.status == "finished"}
+    assert not known & machine.began.keys()
+
+
+def test_unit_that_takes_far_longer_than_predicted_is_killed_and_its_other_folds_do_not_begin(
+    monkeypatch,
+):
+    config = search_with("automl.budget.parallel=1")
+    usual, slow = predictable(config), names_of(config).index(SLOW)
+    machine = Machine(monkeypatch, lambda place: 1e9 if place == slow else usual(place))
+    study = driven(config, MemoryLog(), machine)
+    first, *others = study.history.trials[slow * FOLDS :][:FOLDS]
+    assert (first.status, first.failure) == ("failed", "hang")
+    assert first.error.startswith("killed after 10 min")
+    assert machine.stopped == [first.number]
+    assert [(trial.status, trial.reason) for trial in others] == [("skipped", "fold 0 failed")] * 3
+    assert whole(study) == [name for name in names_of(config) if name != SLOW]
+
+
+def test_unit_that_takes_too_much_memory_is_killed_and_its_other_folds_do_not_begin(monkeypatch):
+    config = search_with("automl.budget.parallel=1", "automl.constraints.memory_gb=2")
+    hungry = names_of(config).index(SLOW)
+    machine = Machine(monkeypatch, predictable(config))
+    machine.memories = {hungry * FOLDS: 2_100_000_000, 0: 1_900_000_000}
+    study = driven(config, MemoryLog(), machine)
+    first, *others = study.history.trials[hungry * FOLDS :][:FOLDS]
+    assert (first.status, first.failure) == ("failed", "host_oom")
+    assert first.error == "killed with 2.1 GB of memory: it may take 2 GB"
+    assert machine.stopped == [first.number]
+    assert [(trial.status, trial.reason) for trial in others] == [("skipped", "fold 0 failed")] * 3
+    assert whole(study) == [name for name in names_of(config) if name != SLOW]
+
+
+def test_units_share_the_machine_or_have_the_memory_of_their_pods(monkeypatch):
+    for parallel in (1, 3):
+        config = search_with(f"automl.budget.parallel={parallel}")
+        history = SimpleNamespace(queued=[], trials=[], running={})
+        design = SearchDesign(config, history, lambda _: None)
+        assert design.most_memory == pytest.approx(0.9 * host_memory() / parallel)
+    with pytest.raises(BadInput, match=r"automl\.constraints\.memory_gb = 3"):
+        as_automl(load("tabular", [*LIMITS, "automl.constraints.memory_gb=3"]), in_pods=True)
+
+
+def test_unit_may_take_what_the_configuration_allows(monkeypatch):
+    config = search_with("automl.budget.parallel=1", "automl.budget.unit_minutes=0.1")
+    machine = Machine(monkeypatch, lambda place: 7.0 if place == 2 else 5.0)
+    study = driven(config, MemoryLog(), machine)
+    assert [it.number for it in study.history.trials if it.status == "failed"] == [2 * FOLDS]
+    assert "it may take 6 s (automl.budget.unit_minutes)" in study.history.trials[8].error

@@ -1,0 +1,136 @@
+"""Plans of networks that learn from images: their memory is that of real steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from steadytrain.components.images.training import ImageClassification
+from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.plan.networks import Trial, plan_network
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.hardware import find_gpu, this_cpu
+from steadytrain.pipelines.cli import app
+
+from support.pictures import digits, image_config, prepared, write_folders
+
+MODELS = {
+    "vit": "{model_type: vit, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 3, "
+    "num_attention_heads: 2, patch_size: 4}",
+    "convnext": "{model_type: convnext, patch_size: 2, num_stages: 2, hidden_sizes: [16, 32], "
+    "depths: [1, 2]}",
+    "resnet": "{model_type: resnet, embedding_size: 16, hidden_sizes: [32, 64], depths: [1, 1]}",
+    "timm resnet": "{model_type: timm_wrapper, architecture: resnet10t}",
+    "timm vit": "{model_type: timm_wrapper, architecture: vit_tiny_patch16_224, "
+    "model_args: {patch_size: 4, embed_dim: 64, depth: 3, num_heads: 2}}",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return the folder and the prepared data of 200 digits of 32 pixels."""
+    images, labels = (part[:200] for part in digits())
+    source = write_folders(tmp_path_factory.mktemp("plan") / "images", images, labels)
+    return source, prepared(source, "data.images.size=32")[1]
+
+
+def configured(source, *overrides):
+    return image_config(source, "data.images.size=32", *overrides)
+
+
+def measured(config, data, records):
+    """Return the most bytes of live tensors in the second of two real steps."""
+    torch.manual_seed(0)
+    live = LiveTensors(lambda *_: "all")
+    with live:
+        task = ImageClassification(config, data)
+        model = task.build_model().train()
+        for tensor in (*model.parameters(), *model.buffers()):
+            live.see(tensor, "all")
+        batch = Trial(config, data).batch(records)
+        for tensor in batch.values():
+            live.see(tensor, "all")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        for _ in range(2):
+            live.begin()
+            task.compute_loss(model, batch).total.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return live.peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("records", [2, 16])
+def test_memory_is_that_of_real_steps(made, kind, records):
+    source, data = made
+    config = configured(source, f"model.config={MODELS[kind]}")
+    planned = Trial(config, data).peak(records, half=False).total
+    real = measured(config, data, records)
+    assert planned == pytest.approx(real, rel=0.01)
+
+
+@pytest.mark.slow
+def test_micro_batch_is_the_largest_that_fits(made):
+    source, data = made
+    config = configured(source, f"model.config={MODELS['vit']}", "training.global_batch_size=64")
+    device = this_cpu(config)
+    trial = Trial(config, data)
+    whole = trial.on(device)
+    assert whole.works
+    assert (whole.micro_batch, whole.accumulation) == (64, 1)
+    less = (whole.memory * 0.7 / 0.95) / 1e9
+    half = trial.on(device.model_copy(update={"memory_gb": less}))
+    assert half.works
+    assert half.micro_batch * half.accumulation == 64
+    assert half.micro_batch < 64
+    none = trial.on(device.model_copy(update={"memory_gb": 1e-3}))
+    assert not none.works
+    assert none.micro_batch == 1
+    assert any("does not fit" in line for line in none.lines())
+
+
+def test_flops_are_those_of_the_matrices(made):
+    source, data = made
+    config = configured(source, f"model.config={MODELS['vit']}")
+    found = Trial(config, data).peak(8, half=False).flops / 8
+    tokens, width, hidden = 65, 64, 128
+    layer = 2 * tokens * (4 * width * width + 2 * width * hidden) + 4 * tokens**2 * width
+    patches, head = 2 * 64 * 16 * width, 2 * width * 10
+    # Attention recomputes its products in the backward pass; pixels get no gradient.
+    assert found == pytest.approx(3 * (3 * layer + head) + 2 * patches, rel=0.1)
+
+
+def test_plan_without_prepared_data_says_what_to_do(made, tmp_path):
+    source, _ = made
+    config = configured(source, f"output={tmp_path}", "run=new")
+    with pytest.raises(BadInput, match="needs the prepared data") as caught:
+        plan_network(config, [find_gpu("h100")], None)
+    assert "steadytrain step preprocess" in caught.value.remedy
+
+
+@pytest.mark.slow
+def test_command_shows_the_plan_and_times_real_steps(made):
+    source, _ = made
+    fields = [
+        f"data.source=[{source}]",
+        f"output={source.parent / 'output'}",
+        "run=images",
+        "data.images.size=32",
+        "compute.device=cpu",
+        f"model.config={MODELS['vit']}",
+    ]
+    sets = [part for field in fields for part in ("--set", field)]
+    done = CliRunner().invoke(app, ["plan", "images", *sets, "--calibrate", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["works"]
+    assert found["speed_from"] == "4 steps on this machine"
+    assert 0 < found["hours"]["low"] <= found["hours"]["high"]
+    done = CliRunner().invoke(app, ["plan", "images", *sets, "--write", "x"])
+    assert done.exit_code != 0
+    assert "--write" in str(done.exception) + done.output

@@ -1,0 +1,83 @@
+"""Rows and tokens before the data are prepared, against what the preprocess step finds."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steadytrain.components.plan import sample as sampling
+from steadytrain.components.plan.sample import sample
+from steadytrain.components.preprocess.step import run as preprocess
+from steadytrain.components.shared.config import load
+from steadytrain.components.sizing.length import length_of
+
+
+def texts(count):
+    drawn = random.Random(5)
+    words = ["".join(drawn.choices("abcdefgh", k=drawn.randint(2, 9))) for _ in range(900)]
+    return [" ".join(drawn.choices(words, k=drawn.randint(5, 90))) for _ in range(count)]
+
+
+def made(tmp_path, preset, source, **fields):
+    given = {"data.source": [str(source)], "output": str(tmp_path / "output"), **fields}
+    plain = {"data.format": "auto", "data.columns.slice": None}
+    return load(preset, {**plain, "data.near_duplicate_threshold": None, **given})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["causal-lm", "sequence-classification"])
+def test_all_records_of_a_small_data_set_are_counted_exactly(tmp_path, preset):
+    path = tmp_path / "texts.jsonl"
+    rows = [{"text": text, "label": "ab"[n % 2]} for n, text in enumerate(texts(600))]
+    # Copies of a record and a defect do not count.
+    path.write_text("\n".join(map(json.dumps, [*rows, *rows[:50], {"text": None}])))
+    fields = {"data.columns.text": "text", "data.columns.label": "label"}
+    config = made(tmp_path, preset, path, **fields, **{"data.max_bad_share": 0.1})
+    found, side = sample(config), preprocess(config).sides["train"]
+    assert "counted from all 651 records" in found.source
+    assert found.rows == pytest.approx(side.rows, abs=1)
+    assert found.rows * found.tokens == pytest.approx(side.tokens, rel=0.005)
+
+
+@pytest.mark.slow
+def test_large_data_set_is_estimated_from_its_first_records(tmp_path, monkeypatch):
+    path = tmp_path / "texts.parquet"
+    pq.write_table(pa.table({"text": texts(8000)}), path)
+    monkeypatch.setattr(sampling, "_READ_BYTES", path.stat().st_size // 8)
+    config = made(tmp_path, "causal-lm", path)
+    found, side = sample(config), preprocess(config).sides["train"]
+    assert found.source.startswith("an estimate from the first 1,")
+    assert found.rows == pytest.approx(side.rows, rel=0.04)
+    assert found.rows * found.tokens == pytest.approx(side.tokens, rel=0.04)
+
+
+def test_tokenizer_that_is_not_here_is_replaced_by_a_stated_rule(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts(300)))
+    config = made(tmp_path, "causal-lm", path, **{"model.tokenizer": "hub:nobody/nothing"})
+    found = sample(config)
+    assert "with 4 characters for a token" in found.source
+    characters = sum(map(len, texts(300)))
+    assert found.rows * found.tokens == pytest.approx(0.9 * characters / 4, rel=0.1)
+
+
+def test_length_counts_epochs_and_says_why_nothing_was_counted(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts(300)))
+    more = {"training.max_steps": -1, "training.num_train_epochs": 3}
+    config = made(tmp_path, "causal-lm", path, **more)
+    found = sample(config)
+    length = length_of(config, 4, found)
+    assert length.steps == -(-3 * found.rows // 4)
+    assert length.tokens == length.steps * 4 * found.tokens
+    fixed = length_of(made(tmp_path, "causal-lm", path, **{"training.max_steps": 7}), 4, found)
+    assert (fixed.steps, fixed.tokens) == (7, 7 * 4 * found.tokens)
+    assert fixed.source.startswith("training.max_steps; tokens are counted from all 300 records")
+    absent = made(tmp_path, "causal-lm", tmp_path / "absent.jsonl", **more)
+    length = length_of(absent, 4, sample(absent))
+    assert length.steps is None
+    assert "no file found there; run `steadytrain step preprocess FILE`" in length.source

@@ -1,0 +1,59 @@
+"""Plans of time series: memory, steps and measured time of each framework."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from steadytrain.components.plan.series import plan_series
+from steadytrain.components.series.training import Forecasting
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.pipelines.cli import app
+
+from support.series import FIRMS, firms, prepared, series_config
+
+pytestmark = pytest.mark.slow
+NETWORK = ["model.framework=pytorch", "model.config={model_type: mlp, width: 16, blocks: 1}"]
+
+
+def test_plan_of_boosted_trees_is_that_of_their_features(tmp_path):
+    boosted = ["model.framework=mlforecast", "model.config={model_type: lightgbm, lags: [1, 2]}"]
+    config, _ = prepared(tmp_path, firms(), *FIRMS, *boosted, "training.max_steps=7")
+    found = plan_series(config, calibrate=True)
+    # Of 14 years, 13 differences; two lags, a mean and a deviation.
+    assert (found.rows, found.features) == (11 * 13, 4)
+    assert found.memory == 11 * 13 * 4 * 9
+    assert (found.series, found.steps, found.parameters) == (11, 7, 0)
+    assert found.step_seconds > 0
+    assert found.seconds == pytest.approx(7 * found.step_seconds)
+    assert any(line.startswith("time ") and "measured" in line for line in found.lines())
+
+
+def test_plan_of_a_network_counts_its_weights(tmp_path):
+    fields = [*NETWORK, "training.global_batch_size=32", "training.micro_batch_size=8"]
+    config, data = prepared(tmp_path, firms(), *FIRMS, *fields, "training.max_steps=5")
+    found = plan_series(config)
+    network = Forecasting(config, data).build_model()
+    weights = sum(weight.numel() for weight in network.parameters())
+    # Values and whether they are there, of 24 years; each layer has a bias.
+    assert found.features == 48
+    assert found.parameters == weights == 48 * 16 + 16 + 2 * (16 * 16 + 16) + 16 * 9 + 9
+    assert found.memory == 16 * weights + 8 * 48 * 4 + 11 * 14 * 8
+    assert (found.steps, found.seconds) == (5, None)
+    assert plan_series(config, calibrate=True).seconds > 0
+
+
+def test_plan_needs_prepared_series_and_refuses_what_it_does_not_read(tmp_path):
+    source = tmp_path / "table.csv"
+    with pytest.raises(BadInput, match="not prepared"):
+        plan_series(series_config(source, *FIRMS))
+    config, _ = prepared(tmp_path, firms(), *FIRMS, "model.config={model_type: auto_ets}")
+    assert plan_series(config).memory == 11 * 14 * 8
+    fields = [f"data.source=[{source}]", *FIRMS, "model.config={model_type: auto_ets}"]
+    sets = [part for item in fields for part in ("--set", item)]
+    command = ["plan", "series", "--output", config.output, "--run", "series", *sets]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    assert "11 with 154 values" in shown.output
+    refused = CliRunner().invoke(app, [*command, "--gpu=h100"])
+    assert "--gpu: a plan for forecasting does not have it" in str(refused.exception)

