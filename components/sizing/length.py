@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.config.schedules import schedule_spec, validations_to_act
@@ -13,7 +13,9 @@ from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import load_task
-from steadytrain.components.techniques.mixture.plan import MixturePlan, repeated
+
+if TYPE_CHECKING:
+    from steadytrain.components.techniques.mixture.plan import MixturePlan
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,12 @@ def mixture_of(training: TrainingConfig, side: SideRecord) -> MixturePlan | None
                 f"({source.documents:,} documents)",
                 remedy="give it more data, or leave it out",
             )
-    return MixturePlan(side.sources, training.mixture) if side.sources else None
+    if not side.sources:
+        return None
+    # It imports numpy, which authoring a pipeline must not need.
+    from steadytrain.components.techniques.mixture.plan import MixturePlan
+
+    return MixturePlan(side.sources, training.mixture)
 
 
 def steps_of(training: TrainingConfig, side: SideRecord, batch: int | None = None) -> int:
@@ -144,7 +151,7 @@ def of_mixture(training: TrainingConfig, side: SideRecord, steps: int) -> Iterat
     mixture = mixture_of(training, side)
     if mixture is None:
         return
-    yield from repeated(mixture, steps * training.global_batch_size)
+    yield from mixture.repeated(steps * training.global_batch_size)
     meant = total_steps(training, mixture.epoch())
     if steps < meant:
         rows, name = mixture.limit()

@@ -90,12 +90,11 @@ class MixturePlan:
             for part, one in enumerate(self.sources)
         ]
 
-
-def repeated(plan: MixturePlan, places: int) -> list[str]:
-    """Return a sentence for each data set that is gone through more than once."""
-    return [
-        f"training.mixture: the part {one.name!r} has {source.rows:,} rows and is used up, so that "
-        f"they are repeated: {one.passes:.2f} passes in {places:,} rows"
-        for one, source in zip(plan.drawn(places), plan.sources, strict=True)
-        if one.passes > 1
-    ]
+    def repeated(self, places: int) -> list[str]:
+        """Return a sentence for each data set that is gone through more than once."""
+        return [
+            f"training.mixture: the part {one.name!r} has {source.rows:,} rows and is used up, so "
+            f"that they are repeated: {one.passes:.2f} passes in {places:,} rows"
+            for one, source in zip(self.drawn(places), self.sources, strict=True)
+            if one.passes > 1
+        ]
