@@ -175,8 +175,8 @@ class SearchDesign(Suggester):
     def skipped(self, number: int, params: Params, elapsed: float) -> str:  # noqa: ARG002
         return self._time.skipped(number, elapsed)
 
-    def overdue(self, trial: Trial, elapsed: float) -> str:
-        return self._time.overdue(trial, elapsed)
+    def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:
+        return self._time.overdue(trial, elapsed, since_prepared)
 
     @property
     def most_memory(self) -> float:

@@ -83,8 +83,15 @@ class TimeLimit:
             return False
         return elapsed >= self.seconds - self._reserve(self._walls())
 
-    def overdue(self, trial: Trial, elapsed: float) -> str:
-        """Return why a running unit is to be killed; "" if it is not."""
+    def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:
+        """Return why a running unit is to be killed; "" if it is not.
+
+        `automl.budget.unit_minutes` counts from when the unit has its data and a process. Before
+        that, it waits for the data, as long as a preparation that does not hang takes.
+
+        Args:
+            since_prepared: see `TrialState`.
+        """
         walls, taken = self._walls(), elapsed - trial.began
         limit, why = self._unit_seconds, "automl.budget.unit_minutes"
         if limit is None:
@@ -94,6 +101,12 @@ class TimeLimit:
             expected = self._unit(trial.number // self._folds, walls)
             limit, why = max(_LEAST_SECONDS, _OVERRUN * expected), f"{_OVERRUN:g} times as long"
             why += f" as predicted, and at least {duration(_LEAST_SECONDS)}"
+        elif since_prepared is None:
+            limit = max(_LEAST_SECONDS, _OVERRUN * limit)
+            why = f"{_OVERRUN:g} times {why} to prepare its data, and at least "
+            why += duration(_LEAST_SECONDS)
+        else:
+            taken = min(taken, since_prepared)
         if taken <= limit:
             return ""
         return f"killed after {duration(taken)}: it may take {duration(limit)} ({why})"

@@ -149,7 +149,7 @@ def _collect(study: Study, trials: Trials, watcher: Watcher) -> tuple[float, boo
             unreported += max(0.0, state.seconds - trial.seconds)
             if state.condition in ("new", "paused"):
                 _train(study, trials, number)
-            elif killed := _to_kill(study, trials, trial):
+            elif killed := _to_kill(study, trials, trial, state):
                 failure, reason, within = killed
                 trials.stop(number, within=within)
                 study.fail(number, failure, reason, seconds=state.seconds)
@@ -159,12 +159,14 @@ def _collect(study: Study, trials: Trials, watcher: Watcher) -> tuple[float, boo
     return unreported, reported
 
 
-def _to_kill(study: Study, trials: Trials, trial: Trial) -> tuple[FailureClass, str, float] | None:
+def _to_kill(
+    study: Study, trials: Trials, trial: Trial, state: TrialState
+) -> tuple[FailureClass, str, float] | None:
     """Return the class and the reason if a running trial is to be killed, and how soon."""
     if study.limits_memory and (reason := study.oversized(trials.memory(trial.number))):
         # While it saves a checkpoint, it would take more.
         return FailureClass.HOST_OOM, reason, 0.0
-    if reason := study.overdue(trial):
+    if reason := study.overdue(trial, state.since_prepared):
         return FailureClass.HANG, reason, _HURRY_SECONDS
     return None
 

@@ -81,8 +81,13 @@ class Suggester(Protocol):
         """
         return ""
 
-    def overdue(self, trial: Trial, elapsed: float) -> str:  # noqa: ARG002
-        """Return why a running trial is to be killed; "" if it is not."""
+    def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:  # noqa: ARG002
+        """Return why a running trial is to be killed; "" if it is not.
+
+        Args:
+            elapsed: as for `skipped`.
+            since_prepared: see `TrialState`.
+        """
         return ""
 
     @property

@@ -170,9 +170,9 @@ class Study:
         """Whether a limit on wall time ends the study."""
         return self._suggester.out_of_time(self.elapsed)
 
-    def overdue(self, trial: Trial) -> str:
-        """Return why a running trial is to be killed; "" if it is not."""
-        return self._suggester.overdue(trial, self.elapsed)
+    def overdue(self, trial: Trial, since_prepared: float | None) -> str:
+        """Return why a running trial is to be killed; "" if it is not (`Suggester.overdue`)."""
+        return self._suggester.overdue(trial, self.elapsed, since_prepared)
 
     def oversized(self, memory: int) -> str:
         """Return why a running trial is to be killed; "" if it is not.

@@ -397,9 +397,10 @@ class AutoMLBudget(Section):
         None,
         gt=0,
         le=1e6,
-        description="Minutes of wall time after which a unit is killed and counts as failed. None "
-        "means 10 times what the units before it let expect, and at least 10 minutes; on a "
-        "cluster, no limit.",
+        description="Minutes of wall time after which a unit is killed and counts as failed. They "
+        "count from when its data are prepared; that may take 10 times as long, and at least 10 "
+        "minutes. None means 10 times what the units before it let expect, and at least 10 "
+        "minutes; on a cluster, no limit.",
     )
     parallel: int | None = Field(
         None,

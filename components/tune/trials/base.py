@@ -46,6 +46,8 @@ class TrialState:
     error: the failure's message, or "".
     fallbacks: OOM fallbacks that were applied, by name.
     latency_ms: milliseconds of the exported model for one sequence; None if they were not measured.
+    since_prepared: of a running trial, seconds since it first had its data and a process; None
+        before that.
     """
 
     condition: Condition
@@ -56,6 +58,7 @@ class TrialState:
     error: str = ""
     fallbacks: tuple[str, ...] = ()
     latency_ms: float | None = None
+    since_prepared: float | None = None
 
     def at(self, until: int) -> TrialState:
         """Return the state in which a trial paused at a step that it has passed; else its state.

@@ -38,6 +38,7 @@ class Curve:
         self._seconds, self._began, self._latest = 0.0, 0.0, 0.0
         # The same as `_began`, by the monotonic clock.
         self._since = 0.0
+        self._prepared: float | None = None
 
     def state(self, *, running: bool) -> TrialState:
         """Return the trial's state.
@@ -57,6 +58,7 @@ class Curve:
             error=self._error if failed else "",
             fallbacks=tuple(self._fallbacks),
             latency_ms=self._latency_ms,
+            since_prepared=time.time() - self._prepared if running and self._prepared else None,
         )
 
     @singledispatchmethod
@@ -64,7 +66,8 @@ class Curve:
         """Add an event. Those of other kinds change nothing."""
 
     @add.register
-    def _(self, _: SupervisorStarted) -> None:
+    def _(self, event: SupervisorStarted) -> None:
+        self._prepared = self._prepared or event.time
         # Whoever starts a failed trial again wants another try.
         if self._condition != "new":
             self._condition = "paused"

@@ -26,8 +26,10 @@ BESIDE = 2.0
 class Machine:
     """Units that take as long as `seconds` says, on a clock that only they move."""
 
-    def __init__(self, monkeypatch, seconds, parallel=1):
+    def __init__(self, monkeypatch, seconds, parallel=1, preparing=0.0):
         self.now, self.parallel, self.seconds = 1000.0, parallel, seconds
+        # How long the data of the first unit take.
+        self.preparing = preparing
         self.began, self.stopped, self.memories = {}, [], {}
         monkeypatch.setattr(studies.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(studies.time, "time", lambda: 0.0)
@@ -39,8 +41,9 @@ class Machine:
         if number not in self.began:
             return TrialState("new")
         self.now += 0.1
-        if self.now - self.began[number] < self.seconds(number // FOLDS):
-            return TrialState("running", 1)
+        taken = self.now - self.began[number] - (self.preparing if number == 0 else 0.0)
+        if taken < self.seconds(number // FOLDS):
+            return TrialState("running", 1, since_prepared=taken if taken >= 0 else None)
         curve = (Validation(1, {"loss": 1.0}),)
         return TrialState("finished", 1, curve, self.now - self.began[number])
 
@@ -195,3 +198,24 @@ def test_unit_may_take_what_the_configuration_allows(monkeypatch):
     study = driven(config, MemoryLog(), machine)
     assert [it.number for it in study.history.trials if it.status == "failed"] == [2 * FOLDS]
     assert "it may take 6 s (automl.budget.unit_minutes)" in study.history.trials[8].error
+
+
+def test_minutes_of_a_unit_count_from_when_its_data_are_prepared(monkeypatch):
+    config = search_with("automl.budget.parallel=1", "automl.budget.unit_minutes=0.1")
+    study = driven(config, MemoryLog(), Machine(monkeypatch, lambda _: 5.0, preparing=500.0))
+    assert whole(study) == names_of(config)
+    machine = Machine(monkeypatch, lambda place: 7.0 if place == 0 else 5.0, preparing=500.0)
+    late = driven(config, MemoryLog(), machine)
+    assert machine.stopped == [0]
+    assert late.history.trials[0].error.startswith("killed after 6.1 s: it may take 6 s")
+
+
+def test_preparation_that_hangs_ends_too(monkeypatch):
+    for minutes, expected in ((0.1, "10 min"), (2, "20 min")):
+        config = search_with("automl.budget.parallel=1", f"automl.budget.unit_minutes={minutes}")
+        machine = Machine(monkeypatch, lambda _: 5.0, preparing=1e9)
+        study = driven(config, MemoryLog(), machine)
+        assert machine.stopped == [0]
+        first = study.history.trials[0]
+        assert (first.status, first.failure) == ("failed", "hang")
+        assert f"it may take {expected} (10 times automl.budget.unit_minutes to" in first.error

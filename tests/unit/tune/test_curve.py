@@ -191,3 +191,13 @@ def test_clock_that_is_set_costs_no_time(monkeypatch):
     assert curve.state(running=True).seconds < 60
     curve.add(AttemptEnded(time=now + day, attempt=1, outcome="pruned", step=4, seconds=7.0))
     assert curve.state(running=False).seconds == 7.0
+
+
+def test_seconds_since_the_data_were_prepared_count_from_the_first_supervisor():
+    curve, now = Curve(), time.time()
+    assert curve.state(running=True).since_prepared is None
+    curve.add(took_over(now - 30))
+    curve.add(started(now - 20))
+    curve.add(took_over(now - 10))
+    assert curve.state(running=True).since_prepared == pytest.approx(30, abs=2)
+    assert curve.state(running=False).since_prepared is None
