@@ -84,12 +84,17 @@ class Rows:
 
 @dataclass
 class Table:
-    """Rows of a columnar file. `first` is the number of the first row, starting at 1."""
+    """Rows of a columnar file.
+
+    first: the number of the first row, starting at 1.
+    detected: as for `Rows`.
+    """
 
     source: str
     first: int
     batch: pa.RecordBatch
     size: int = 0
+    detected: str = ""
     given: DeclaredSide = "train"
 
     def rows(self) -> Iterator[Row]:

@@ -293,8 +293,9 @@ def _read_csv(file: SourceFile, scratch: Path, data: DataConfig) -> Iterator[Chu
     with file.open(scratch) as stream:
         text, encoding = _text(stream, data.csv.encoding)
         rows = DelimitedRows(file.name, text, data.csv)
-        detected = " and ".join(filter(None, (rows.dialect.detected, encoding)))
-        yield from _grouped(file, stream, rows, detected)
+        yield from _grouped(
+            file, stream, rows, lambda: " and ".join(filter(None, (rows.detected, encoding)))
+        )
 
 
 def _text(stream: Stream, encoding: str | None) -> tuple[io.TextIOWrapper, str]:
@@ -319,21 +320,21 @@ def _grouped(
     file: SourceFile,
     stream: Stream,
     rows: Iterable[tuple[int, Mapping[str, Any] | Defect]],
-    detected: str = "",
+    detected: Callable[[], str] = str,
 ) -> Iterator[Chunk]:
     """Group rows into chunks as the file's position advances.
 
     Args:
-        detected: as for `Rows`. The first chunk says it.
+        detected: returns what `Rows` says of it. The first chunk does.
     """
     seen, content = 0, []
     for row in rows:
         content.append(row)
         here = stream.raw.tell()
         if here - seen >= CHUNK_BYTES or len(content) >= CHUNK_ROWS:
-            yield Rows(file.name, content, here - seen, detected)
-            seen, content, detected = here, [], ""
-    yield Rows(file.name, content, file.size - seen, detected)
+            yield Rows(file.name, content, here - seen, detected())
+            seen, content, detected = here, [], str
+    yield Rows(file.name, content, file.size - seen, detected())
 
 
 _WHOLE: Final = {"source": Files, BYTES: WholeFiles}

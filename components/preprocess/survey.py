@@ -106,7 +106,8 @@ def survey(
     )
     for what, count in reading.detected.items():
         files = "1 file is" if count == 1 else f"{count:,} files are"
-        warn(f"{files} read with {what}; if that is wrong, set the fields of data.csv")
+        fix = "if that is wrong, fix the header or set the fields of data.csv"
+        warn(f"{files} read with {what}; {fix}")
     for layout, count in reading.layouts.items():
         records = "1 record is" if count == 1 else f"{count:,} records are"
         warn(f"{records} read as {layout}; if that is wrong, name their columns in data.columns")

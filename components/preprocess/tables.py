@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from steadytrain.components.preprocess.chunks import CHUNK_BYTES, Chunk, Rows, Table
 from steadytrain.components.preprocess.local_files import open_regular
+from steadytrain.components.shared.class_names import listed
 from steadytrain.components.shared.config.data import CsvConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -38,28 +39,38 @@ def tables(source: str, batches: Iterable[Any], row_bytes: float = 0.0) -> Itera
     first = 1
     with readable(source):
         for batch in batches:
-            require_distinct(source, batch.schema.names)
+            names, detected = named(source, batch.schema.names)
+            if detected:
+                metadata = batch.schema.metadata
+                batch = batch.rename_columns(names).replace_schema_metadata(metadata)
             batch.validate(full=True)
             for start in range(0, batch.num_rows, _ROWS):
                 for part in _small(_decoded(source, batch.slice(start, _ROWS))):
-                    yield _chunk(source, first, part, int(part.num_rows * row_bytes))
+                    chunk = _chunk(source, first, part, int(part.num_rows * row_bytes))
+                    chunk.detected = detected if first == 1 else ""
+                    yield chunk
                     first += part.num_rows
 
 
-def require_distinct(source: str, names: Sequence[str]) -> None:
-    """Reject duplicate column names: otherwise, the last column would silently win.
+def named(source: str, names: Sequence[str]) -> tuple[list[str], str]:
+    """Name the columns that have no name after their positions, from 1.
 
-    Empty names may repeat, because no column without a name is used.
+    Returns:
+        All names, and as for `Rows.detected` which ones are such.
 
     Raises:
-        DataError: a name occurs twice.
+        DataError: a name occurs twice: the last column would silently win.
     """
-    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    found = [name or f"column {place}" for place, name in enumerate(names, start=1)]
+    twice = next((name for name, count in Counter(found).items() if count > 1), None)
     if twice is not None:
         raise DataError(
             f"{source}: the column {twice[:80]!r} appears twice",
             remedy="rename one of them, or leave the file out (data.exclude)",
         )
+    unnamed = [new for new, name in zip(found, names, strict=True) if not name]
+    what = "a column without a name" if len(unnamed) == 1 else "columns without names"
+    return found, f"{what}, called {listed([*map(repr, unnamed)])}" if unnamed else ""
 
 
 @contextlib.contextmanager
@@ -177,7 +188,7 @@ def _small(batch: Any) -> Iterator[Any]:
     yield from _small(batch.slice(half))
 
 
-def _chunk(source: str, first: int, part: Any, size: int) -> Chunk:
+def _chunk(source: str, first: int, part: Any, size: int) -> Rows | Table:
     if part.nbytes > ROW_LIMIT:
         defect = Defect("too_long", f"a row of more than {ROW_LIMIT} bytes")
         return Rows(source, [(first, defect)], size)
@@ -256,13 +267,15 @@ class Dialect:
 class DelimitedRows:
     """The rows of a file, each with the number of its first line.
 
-    detected: as in `Dialect`, once the first row was read.
+    detected: what was found out about the file, as in `Dialect`; with the columns without a name,
+        once the first row was read.
     """
 
     def __init__(self, name: str, text: io.TextIOBase, settings: CsvConfig) -> None:
         csv.field_size_limit(LINE_LIMIT)
         self.name, self.lines = name, _Lines(text)
         self.dialect = Dialect.of(self.lines.first(), settings)
+        self.detected = self.dialect.detected
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any] | Defect]]:
         header, names = list[str](), list[str]()
@@ -292,8 +305,9 @@ class DelimitedRows:
             elif not values or not (header or any(map(str.strip, values))):
                 continue
             elif not header:
-                names, header = values, [name.strip() for name in values]
-                require_distinct(self.name, header)
+                names = values
+                header, unnamed = named(self.name, [name.strip() for name in values])
+                self.detected = " and ".join(filter(None, (self.detected, unnamed)))
             elif len(values) != len(header) or values == names:
                 where = f" in lines {first} to {self.lines.number}" if len(held) > 1 else ""
                 detail = f"{len(values)} fields{where} where the header names {len(header)}"

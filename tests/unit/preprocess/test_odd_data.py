@@ -133,8 +133,51 @@ def test_duplicate_column_is_an_error(tmp_path: Path) -> None:
     for name in ("a.csv", "a.parquet", "a.arrow"):
         with pytest.raises(DataError, match=f"{name}: the column 'text' appears twice"):
             rows(tmp_path / name, tmp_path)
-    (tmp_path / "b.csv").write_text("text,,\na,,\n")
-    assert rows(tmp_path / "b.csv", tmp_path) == [{"text": "a", "": ""}]
+
+
+def test_column_without_a_name_is_named_by_its_position_and_reported(
+    tmp_path: Path, configure: Any
+) -> None:
+    names, values = ["", "text", " ", ""], ["1", "a", "x", "y"]
+    expected = {"column 1": "1", "text": "a", "column 3": "x", "column 4": "y"}
+    (tmp_path / "a.csv").write_text(",".join(names) + "\n" + ",".join(values) + "\n")
+    (tmp_path / "a.tsv").write_text("\t".join(names) + "\n" + "\t".join(values) + "\n")
+    columns = {"": [1, 2], "text": ["a", "b"]}
+    batch = pa.record_batch([*columns.values(), [3, 4]], names=[*columns, ""])
+    pq.write_table(pa.Table.from_batches([batch]), tmp_path / "a.parquet")
+    with pa.ipc.new_file(tmp_path / "a.arrow", batch.schema) as out:
+        out.write_batch(batch)
+    for name in ("a.csv", "a.tsv"):
+        assert rows(tmp_path / name, tmp_path) == [expected]
+    for name in ("a.parquet", "a.arrow"):
+        assert rows(tmp_path / name, tmp_path) == [
+            {"column 1": 1, "text": "a", "column 3": 3},
+            {"column 1": 2, "text": "b", "column 3": 4},
+        ]
+    (tmp_path / "b.csv").write_text("column 2,\na,b\n")
+    with pytest.raises(DataError, match=r"b\.csv: the column 'column 2' appears twice"):
+        rows(tmp_path / "b.csv", tmp_path)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = [f"{number},{sentence(number)},x,y\n" for number in range(60)]
+    (folder / "a.csv").write_text(",".join(names) + "\n" + "".join(lines))
+    batch = pa.record_batch([[sentence(n) for n in range(60, 90)], ["z"] * 30], names=["text", ""])
+    pq.write_table(pa.Table.from_batches([batch]), folder / "b.parquet")
+    config = configure(folder)
+    card = json.loads(run(config).path("card.json").read_text())
+    assert card["detected"] == {
+        "columns without names, called 'column 1', 'column 3', 'column 4'": 1,
+        "a column without a name, called 'column 2'": 1,
+    }
+    (told, *_) = [
+        event.message
+        for event in read_events(Workspace.of(config).events)
+        if isinstance(event, Warned) and "'column 1'" in event.message
+    ]
+    assert told == (
+        "1 file is read with columns without names, called 'column 1', 'column 3', 'column 4'; "
+        "if that is wrong, fix the header or set the fields of data.csv"
+    )
 
 
 def test_labels_that_look_alike_are_reported(tmp_path: Path, configure: Any) -> None:
