@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 from unicodedata import is_normalized
@@ -49,6 +50,7 @@ from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.tasks.encoding.labeled_text import has_numbers
 
 _COLUMNS_SHOWN = 50
+FEATURES: Final = "data.features"
 
 
 @dataclass(frozen=True)
@@ -375,21 +377,42 @@ def _check_columns(
                 )
                 for columns in shown
             )
-            named = {fields[column]: None for each in shown for column in each if column in fields}
-            own = "data.target or data.series" if data.task in SERIES else "data.target"
-            where = "data.task_options" if data.task_options else " or ".join(named) or own
+            named = {
+                column: fields[column] for each in shown for column in each if column in fields
+            }
+            where = " or ".join(dict.fromkeys(named.values())) or "data.task_options"
+            close = [
+                f"write {readable(near)!r} instead of {column!r} in {field}"
+                for column, field in named.items()
+                if (near := _nearest(column, existing))
+            ]
             raise DataError(
                 f"no record{of} has the column {columns_text}; the existing columns are "
                 f"{', '.join(map(readable, sorted(existing)))}",
-                remedy=f"name one of these columns in {where}",
+                remedy=", or ".join([*close, f"name one of these columns in {where}"])
+                + f", or leave it out of {FEATURES}" * (FEATURES in named.values()),
             )
+
+
+def _nearest(column: str, existing: Iterable[str]) -> str:
+    """Return the column with the most similar name, whatever its case; "" if none is similar."""
+    names = {name.casefold(): name for name in sorted(existing)}
+    return names[found[0]] if (found := get_close_matches(column.casefold(), names, n=1)) else ""
 
 
 def _fields(name: str, part: DataConfig, difficulty: str | None) -> dict[str, str]:
     """Return the field that names each column."""
     place = f"data.parts.{name}.columns" if name else "data.columns"
     found = {value: f"{place}.{field}" for field, value in part.columns if value}
-    return found | ({difficulty: "training.curriculum.column"} if difficulty else {})
+    own: dict[str | None, str] = {
+        **dict.fromkeys(part.features, FEATURES),
+        part.target: "data.target",
+        difficulty: "training.curriculum.column",
+    }
+    if part.task in SERIES:
+        own |= dict.fromkeys(part.series.covariates, "data.series.covariates")
+        own |= {part.series.time: "data.series.time", part.series.column: "data.series.column"}
+    return found | {column: field for column, field in own.items() if column}
 
 
 def check_labels(labels: Sized, data: DataConfig) -> None:

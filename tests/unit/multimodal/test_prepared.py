@@ -97,6 +97,12 @@ def test_one_kind_alone_is_refused_with_its_own_task(table, features, message):
     assert "tabular_classification" in caught.value.remedy
 
 
+def test_fix_for_a_feature_that_the_table_does_not_have_names_the_nearest(table):
+    with pytest.raises(DataError, match=r"has the column 'Hight' \(data\.features\)") as caught:
+        preprocess(mixed_config(table, "data.features=[note, Hight]"))
+    assert caught.value.remedy.startswith("write 'height' instead of 'Hight' in data.features")
+
+
 def test_short_text_is_text_where_it_is_named(table):
     data = preprocess(mixed_config(table, "data.columns.text=color"))
     assert read_schema(data).texts == ["color", "note"]

@@ -126,6 +126,38 @@ def test_table_that_teaches_nothing_is_refused(tmp_path, records, overrides, mes
         prepared(tmp_path, records, *overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message", "remedy"),
+    [
+        (
+            ["data.features=[Agee, x]"],
+            "no record has the column 'Agee' (data.features); the existing columns are age, target",
+            "write 'age' instead of 'Agee' in data.features, or name one of these columns in "
+            "data.features, or leave it out of data.features",
+        ),
+        (
+            ["data.features=[age, zzz]"],
+            "no record has the column 'zzz' (data.features)",
+            "name one of these columns in data.features, or leave it out of data.features",
+        ),
+        (
+            ["data.target=targett"],
+            "no record has the column 'targett' (data.target)",
+            "write 'target' instead of 'targett' in data.target, or name one of these columns in "
+            "data.target",
+        ),
+    ],
+)
+def test_fix_for_a_column_that_the_data_do_not_have_names_field_and_nearest_column(
+    tmp_path, overrides, message, remedy
+):
+    records = [{"age": row % 7, "x": row % 5, "target": row % 2} for row in range(100)]
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, records, *overrides)
+    assert message in caught.value.message
+    assert caught.value.remedy.partition(";")[0] == remedy
+
+
 def test_target_is_required():
     with pytest.raises(ConfigError, match=r"data\.target"):
         load("tabular", ["data.target=null"])
