@@ -7,18 +7,30 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.nodes import MOST_GPUS
 from steadytrain.pipelines import options
-from steadytrain.pipelines.options import DataSource, Json, Overrides, Run, RunOutput, with_options
+from steadytrain.pipelines.options import (
+    LARGEST_GB,
+    DataSource,
+    Json,
+    Overrides,
+    Run,
+    RunOutput,
+    at_most,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.shared.config.load import Override
     from steadytrain.pipelines.config_help import Entry, Explained
     from steadytrain.pipelines.sources import Selection
 
@@ -146,11 +158,46 @@ def init(
             "preset's."
         ),
     ] = "",
+    gpu_type: Annotated[
+        str,
+        typer.Option(
+            help="GPU to train on, such as t4, v100, a100, h100 or rtx4050; `any` lets the plan "
+            "choose by --goal, and `none` is for this machine's own device. It decides about "
+            "precision, adapter and optimizer in the file. Default: ask; with --yes, left open."
+        ),
+    ] = "",
+    gpu_count: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_GPUS,
+            help="One or several GPUs; above 8, in nodes of 8. It sets compute.nodes and "
+            "compute.nproc_per_node. Default: ask; with --yes, the preset's.",
+        ),
+    ] = 0,
+    gpu_memory_gb: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            callback=at_most(LARGEST_GB),
+            help="Memory of each GPU, such as 40 for an A100 of 40 GB. Default: ask; with --yes, "
+            "that of --gpu-type in the plan's table.",
+        ),
+    ] = 0,
+    goal: Annotated[
+        Literal["", "fastest", "best", "balanced"],
+        typer.Option(
+            help="training.goal, which chooses GPU and method: fastest prefers speed and LoRA, "
+            "best all weights, balanced hours times USD. Default: ask; with --yes, none.",
+            show_default=False,
+        ),
+    ] = "",
     overrides: Overrides = [],  # noqa: B006  typer copies it
     run: Run = None,
     output: RunOutput = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing: take the preset's model.")
+        bool,
+        typer.Option("--yes", "-y", help="Ask nothing: take the options, and the preset's model."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     env: Annotated[
@@ -167,9 +214,13 @@ def init(
 
     It looks at the first records to find the task, takes the task's preset, and leaves everything
     else at its default. Each field has a comment with its meaning and the reason for its value. On
-    a terminal, it asks for what you leave out.
+    a terminal, it asks for data, model, GPUs and goal, and shows after each answer what it changes:
+    the fields of the file, and the plan's method, memory, hours and cost. Any option about GPUs or
+    the goal answers these questions instead; without a terminal, nothing is asked.
 
     For example: `steadytrain init my.yaml --data tickets.jsonl --yes`
+
+    For two GPUs: `steadytrain init --data tickets.jsonl --gpu-type a100 --gpu-count 2 --yes`
     """
     asks = not yes and not as_json and sys.stdin.isatty()
     if os.path.lexists(file) and not force:
@@ -188,23 +239,36 @@ def init(
         raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
     from steadytrain.components.shared.workspace import Workspace
     from steadytrain.pipelines.env_files import write_env_files
+    from steadytrain.pipelines.questionnaire import Answers, Questionnaire, ask
 
-    chosen, reason = _choose(
-        data, model, with_options(overrides, run=run, output=output), asks=asks
-    )
+    given = with_options(overrides, run=run, output=output)
+    choose, reason = _chooser(data, model, given, asks=asks)
+    hardware = Questionnaire(choose, given)
+    answers = Answers(gpu_type.lower(), gpu_count, gpu_memory_gb, goal)
+    if answers:
+        hardware.take_each(answers)
+        asks = False
+    elif asks:
+        answers = ask(hardware)
+    chosen = hardware.selection
     Workspace.of(chosen.config)  # rejects an output that cannot be a folder
-    _write(file, _text(chosen, reason))
+    _write(file, _text(chosen, {"data.task": reason, **hardware.reasons}))
     beside = write_env_files(file.parent) if env else []
     name = shlex.quote(str(file))
-    following = [f"steadytrain {command} {name}" for command in ("validate", "plan", "run")]
+    kind = answers.kind()
+    plan = f"plan {name} --gpu {kind.name}" if kind else f"plan {name}"
+    following = [f"steadytrain {rest}" for rest in (f"validate {name}", plan, f"run {name}")]
     following = [*_installs(chosen.config), *following]
     if as_json:
         task, base = chosen.config.data.task, chosen.config.model.base
         told = {"file": str(file), "task": task, "model": base, "run": chosen.config.run_id}
-        options.show({**told, "reason": reason, "beside": beside, "next": following})
+        changes = [asdict(change) for change in hardware.changes]
+        more = {"reason": reason, "changes": changes, "beside": beside, "next": following}
+        options.show(told | more)
         return
     lines = [
         chosen.remarks[0],
+        *([] if asks else [line for change in hardware.changes for line in change.lines()]),
         f"wrote {file}",
         *beside,
         "next:",
@@ -213,10 +277,10 @@ def init(
     typer.echo("\n".join(lines))
 
 
-def _choose(
-    data: str, model: str, overrides: list[str | tuple[str, Any]], *, asks: bool
-) -> tuple[Selection, str]:
-    """Return the configuration for data and a model, and the reason for the task."""
+def _chooser(
+    data: str, model: str, overrides: list[Override], *, asks: bool
+) -> tuple[Callable[[Sequence[Override]], Selection], str]:
+    """Return a function from further settings to the configuration, and the reason for the task."""
     from steadytrain.components.shared.config import load
     from steadytrain.pipelines.sources import PRESETS, find_task, for_task
 
@@ -228,7 +292,8 @@ def _choose(
             f"Model to start from (folder, hub:NAME, s3://, or {SCRATCH})",
             default=preset.model.base or SCRATCH,
         )
-    return for_task(data, task, reason, [*_model(model, preset, task), *overrides]), reason
+    basis = [*_model(model, preset, task), *overrides]
+    return lambda further: for_task(data, task, reason, [*basis, *further]), reason
 
 
 def _model(model: str, preset: RunConfig, task: str) -> list[tuple[str, Any]]:
@@ -256,23 +321,27 @@ def _installs(config: RunConfig) -> Iterator[str]:
         yield f"pip install {project_of(package)}"
 
 
-def _text(chosen: Selection, reason: str) -> str:
+def _text(chosen: Selection, reasons: Mapping[str, str]) -> str:
     from steadytrain.pipelines.config_help import template
 
     heading = (
         "Written by `steadytrain init`. `steadytrain validate FILE --explain FIELD` explains a "
         "field, and `steadytrain schema` lists those that are not here.",
     )
-    return template(list(_entries(chosen, reason)), heading)
+    return template(list(_entries(chosen, reasons)), heading)
 
 
-def _entries(chosen: Selection, reason: str) -> Iterator[Entry]:
-    """Yield the fields that matter for any run, and those that differ from their default."""
+def _entries(chosen: Selection, known: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield the fields that matter for any run, and those that differ from their default.
+
+    Args:
+        known: reasons by field.
+    """
     from steadytrain.components.shared.config import RunConfig
     from steadytrain.components.shared.config.fields import describe
     from steadytrain.pipelines.config_help import Entry
 
-    reasons = {"name": "from the name of the data", "data.task": reason}
+    reasons = {"name": "from the name of the data", **known}
     full = chosen.config.model_dump(mode="json")
     changed = chosen.config.model_dump(mode="json", exclude_defaults=True)
     for top in RunConfig.model_fields:

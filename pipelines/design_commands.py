@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.nodes import MOST_GPUS, nodes_for
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     LARGEST_GB,
@@ -37,8 +38,6 @@ _MODEL_TYPES: Final = {
     "multimodal": "multimodal_classification",
 }
 """The task that a general name stands for."""
-_IN_A_NODE: Final = 8
-_MOST_GPUS: Final = 128
 
 
 def design(
@@ -74,7 +73,7 @@ def design(
         int,
         typer.Option(
             min=0,
-            max=_MOST_GPUS,
+            max=MOST_GPUS,
             help="Number of GPUs; above 8, in nodes of 8. Default: compute's.",
         ),
     ] = 0,
@@ -122,7 +121,7 @@ def design(
     check_extra("data", "steadytrain design")
     from steadytrain.pipelines.early_checks import check_plugins
 
-    nodes, per_node = _split(gpu_count)
+    nodes, per_node = nodes_for(gpu_count)
     given: list[Override] = [*overrides]
     if framework:
         given.append(("model.framework", framework))
@@ -151,23 +150,6 @@ def design(
 
 _BOOSTED: Final = ("xgboost", "lightgbm", "catboost")
 """Frameworks with one kind of model, of the same name."""
-
-
-def _split(gpus: int) -> tuple[int, int]:
-    """Return nodes and GPUs of each.
-
-    Raises:
-        BadInput: they do not fill nodes of 8.
-    """
-    if gpus <= _IN_A_NODE:
-        return (1, gpus) if gpus else (0, 0)
-    if gpus % _IN_A_NODE:
-        raise BadInput(
-            f"--gpu-count {gpus}: above {_IN_A_NODE}, GPUs are in nodes of {_IN_A_NODE}",
-            remedy=f"give a multiple of {_IN_A_NODE}, or set compute.nodes and "
-            "compute.nproc_per_node",
-        )
-    return gpus // _IN_A_NODE, _IN_A_NODE
 
 
 def _open(source: str, task: str, overrides: Sequence[Override]) -> Selection:

@@ -110,8 +110,10 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     field = next((name for name in ("data.task", *_ONLY) if given.get(name)), "data.task")
     task = given.get("data.task") or _ONLY.get(field)
     if task is None:
-        # The preset only completes the configuration, so that `data` is checked as a whole.
-        data = load("causal-lm", [*_basis(source, "causal_lm"), *override_items(overrides)]).data
+        # The preset only completes the configuration, so that `data` is checked as a whole. Other
+        # fields are for the task's own preset.
+        stated = [item for item in given.items() if item[0].partition(".")[0] == "data"]
+        data = load("causal-lm", [*_basis(source, "causal_lm"), *stated]).data
         return task_of(inspect(data), data)
     if task not in PRESETS:
         raise BadInput(

@@ -16,6 +16,7 @@ from steadytrain.components.sizing.decisions import efficiency
 from steadytrain.components.sizing.fit import Choice, choose, with_method, works
 from steadytrain.components.sizing.length import length_of, prepared
 from steadytrain.components.sizing.machine import Workload
+from steadytrain.components.sizing.nodes import IN_A_NODE, MOST_GPUS
 from steadytrain.components.sizing.strategy import Adapter, options, requested_options
 from steadytrain.components.sizing.time_cost import (
     Span,
@@ -227,10 +228,6 @@ def methods(job: Workload) -> list[Method]:
     return found
 
 
-_IN_A_NODE: Final = 8
-_MOST_GPUS: Final = 128
-
-
 @dataclass(frozen=True)
 class Size:
     """A number of GPUs of one kind, and how they would do.
@@ -285,10 +282,10 @@ def policy(job: Workload, sizes: Sequence[Size]) -> str:
 def _sizes(job: Workload) -> list[tuple[int, int]]:
     """Return nodes and GPUs of each, the fewest GPUs first."""
     nodes, per_node = job.machine.nodes, job.machine.per_node
-    full = per_node if nodes > 1 else max(_IN_A_NODE, per_node)
-    powers = [2**power for power in range(_MOST_GPUS.bit_length())]
+    full = per_node if nodes > 1 else max(IN_A_NODE, per_node)
+    powers = [2**power for power in range(MOST_GPUS.bit_length())]
     found = {(nodes, per_node), *((1, count) for count in powers if count <= full)}
-    found |= {(count, full) for count in powers if count * full <= _MOST_GPUS}
+    found |= {(count, full) for count in powers if count * full <= MOST_GPUS}
     return sorted(found, key=lambda size: (size[0] * size[1], size))
 
 

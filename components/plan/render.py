@@ -81,6 +81,20 @@ def render(plan: Plan) -> str:
     return "\n\n".join(filter(None, ("\n".join(part(plan)) for part in parts)))
 
 
+def summary(plan: Plan) -> str:
+    """Return hardware, what is trained and how, memory, hours and cost in one line."""
+    job, offer = plan.job, plan.offer
+    total, capacity = plan.choice.memory.total / 1e9, plan.choice.capacity / 1e9
+    method = [] if offer.how.startswith(offer.method) else [offer.method]
+    parts = [f"{job.machine.ranks} x {job.machine.gpu.name}", *method, offer.how]
+    parts.append(f"{total:.1f} of {capacity:g} GB")
+    parts += [f"{_span(offer.hours)} hours", f"{_span(offer.usd)} USD"]
+    if plan.works:
+        return ", ".join(parts)
+    nearest = f"; nearest: {'; '.join(plan.remedies)}" if plan.remedies else ""
+    return f"DOES NOT WORK: {'; '.join(plan.problems)}{nearest} ({', '.join(parts)})"
+
+
 def _head(plan: Plan) -> Iterator[str]:
     job = plan.job
     trained = "" if plan.trained == job.shape.parameters else f", {count(plan.trained)} trained"

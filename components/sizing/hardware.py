@@ -169,6 +169,33 @@ def known_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu | None:
     return None
 
 
+def kind_of(name: str, memory_gb: float = 0) -> Gpu:
+    """Find a GPU of the table by its name and the memory of each; 0 means the name's usual one.
+
+    Args:
+        name: "" if only the memory is known.
+
+    Raises:
+        BadInput: the table has no such GPU, or several.
+    """
+    table = all_gpus()
+    named = find_gpu(name) if name else None
+    if named and memory_gb in (0, named.memory_gb):
+        return named
+    family = named.name.partition("-")[0] if named else ""
+    same = [gpu for gpu in table if not family or gpu.name.partition("-")[0] == family]
+    found = [gpu for gpu in same if gpu.memory_gb == memory_gb]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{gpu.name} ({gpu.memory_gb:g} GB)" for gpu in found or same)
+    amount = "several" if found else "no"
+    raise BadInput(
+        f"{name or 'a GPU'} with {memory_gb:g} GB: the plan's table has {amount} such GPU"
+        + ("s" if found else ""),
+        remedy=f"name one of {known}",
+    )
+
+
 def priced(prices: Path, gpus: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
     """Return the table with prices only from a file; prices that it leaves out are unknown.
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +18,7 @@ from steadytrain.pipelines.sources import open_source
 
 from support.odd import call
 
+PRESET_MODEL = load("chat").model.base
 ROWS = {
     "chat.jsonl": {"prompt": "How?", "completion": "So."},
     "classes.jsonl": {"text": "how to reset it", "label": "help"},
@@ -90,20 +95,131 @@ def test_missing_data_is_reported_without_a_terminal(data):
     assert (done.code, "--data" in done.err) == (2, True)
 
 
-def test_terminal_prompts_for_data_and_model(data, monkeypatch):
-    answers = iter(["text.jsonl", "hub:org/model"])
-    asked = []
+MODEL = "hub:meta-llama/Llama-3.1-8B"
 
-    def answer(question, **rest):
-        asked.append((question, rest.get("default")))
-        return next(answers)
+
+def answered(monkeypatch, *answers):
+    """Answer the questions of a terminal, and return these with their defaults."""
+    rest, asked = iter(answers), []
+
+    def answer(question, **options):
+        asked.append((question, options.get("default")))
+        return next(rest)
 
     monkeypatch.setattr(config_commands.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(config_commands.typer, "prompt", answer)
-    done = call("init", "my.yaml", folder=data)
+    return asked
+
+
+def test_terminal_prompts_for_data_model_hardware_and_goal(data, monkeypatch):
+    asked = answered(
+        *(monkeypatch, "chat.jsonl", MODEL, "warp-drive", "a100", "41", "40", "12", "2", "fastest")
+    )
+    done = call("init", "my.yaml", "--set", "data.sequence_length=512", folder=data)
+    assert done.code == 0, done
+    assert [default for _, default in asked[:3]] == [None, PRESET_MODEL, "none"]
+    assert [default for _, default in asked[4:]] == ["80", "80", "1", "1", "balanced"]
+    for part in ("GPU 'warp-drive'", "A100-40 (40 GB), A100-80 (80 GB)", "in nodes of 8"):
+        assert part in done.err
+    config = load("my.yaml")
+    assert config.model.base == MODEL
+    assert (config.compute.device, config.compute.nproc_per_node) == ("cuda", 2)
+    assert config.training.goal == "fastest"
+    assert "steadytrain plan my.yaml --gpu A100-40" in done.out
+
+
+def test_no_gpu_leaves_the_machine_and_asks_for_the_goal_alone(data, monkeypatch):
+    asked = answered(monkeypatch, "text.jsonl", "scratch", "none", "balanced")
+    assert call("init", "my.yaml", folder=data).code == 0
+    assert len(asked) == 4
+    config = load("my.yaml")
+    assert (config.compute.device, config.compute.nproc_per_node) == ("auto", 1)
+    assert config.training.goal == "balanced"
+
+
+def test_options_write_what_the_plan_decides_for_the_gpu(data):
+    """The same as `plan`, for what a run does not choose itself."""
+    words = ("--data", "chat.jsonl", "--model", MODEL, "--set", "data.sequence_length=512")
+    words = (*words, "--gpu-type", "rtx4050", "--gpu-count", "2", "--yes", "--json")
+    told = json.loads(call("init", "my.yaml", *words, folder=data).out)
+    config = load("my.yaml")
+    asked = ("--gpu", "rtx4050", "--gpus-per-node", "2", "--formula", "--json")
+    basis = ("--set", "data.sequence_length=512", "--set", f"model.base={MODEL}")
+    basis = (*basis, "--set", "training.learning_rate=null")
+    plan = json.loads(call("plan", "chat.jsonl", *asked, *basis, folder=data).out)
+    decided = {item["field"]: item["value"] for item in plan["decisions"]}
+    assert decided["model.adapter.kind"] == config.model.adapter.kind == "qlora"
+    assert decided["training.optim"] == config.training.optim == "paged_adamw_8bit"
+    assert decided["training.bf16"] is config.training.bf16 is True
+    assert config.training.micro_batch_size is None
+    first, second = told["changes"]
+    assert (first["answer"], second["answer"]) == ("--gpu-type rtx4050", "--gpu-count 2")
+    assert first["fields"]["model.adapter.kind"] == ["none", "qlora"]
+    assert second["fields"] == {"compute.nproc_per_node": [1, 2]}
+    assert first["after"] == second["before"] != second["after"]
+    assert second["after"].startswith("2 x RTX4050, qlora")
+    assert "Here: for 2 x RTX4050" in (data / "my.yaml").read_text()
+
+
+def test_what_is_set_is_not_replaced_by_the_plan(data):
+    words = ("--set", "training.bf16=false", "--set", "training.learning_rate=0.003")
+    words = ("--model", MODEL, "--gpu-type", "rtx4050", "--yes", *words)
+    assert call("init", "my.yaml", "--data", "chat.jsonl", *words, folder=data).code == 0
+    training = load("my.yaml").training
+    assert (training.bf16, training.learning_rate) == (False, 0.003)
+
+
+def test_hardware_without_a_plan_says_why(data):
+    words = ("--data", "text.jsonl", "--model", "hub:org/model", "--gpu-count", "16", "--yes")
+    done = call("init", "my.yaml", *words, folder=data)
     assert done.code == 0
-    assert [default for _, default in asked] == [None, "scratch"]
-    assert load("my.yaml").model.base == "hub:org/model"
+    assert re.search(r"plan +none: .*org/model", done.out), done.out
+    compute = load("my.yaml").compute
+    assert (compute.nodes, compute.nproc_per_node, compute.device) == (2, 8, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--gpu-type", "warp-drive"), "no GPU of that name"),
+        (("--gpu-memory-gb", "24"), "has several such GPUs"),
+        (("--gpu-type", "h100", "--gpu-memory-gb", "81"), "H100 (80 GB)"),
+        (("--gpu-type", "none", "--gpu-count", "2"), "there are no GPUs to count"),
+        (("--gpu-count", "12"), "in nodes of 8"),
+    ],
+)
+def test_answers_that_cannot_be_used_are_refused(data, words, part):
+    done = call("init", "my.yaml", "--data", "text.jsonl", "--yes", *words, folder=data)
+    assert done.code == 2
+    assert part in done.err
+    assert not (data / "my.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_pseudo_terminal_asks_and_shows_what_each_answer_changes(data):
+    command = [sys.executable, "-m", "steadytrain.pipelines", "init", "my.yaml", "--data"]
+    command += ["chat.jsonl", "--set", "data.sequence_length=512"]
+    master, slave = pty.openpty()
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=data) as process:
+        os.close(slave)
+        os.write(master, f"{MODEL}\nrtx4050\n\n2\n\n".encode())
+        seen = b""
+        # The end of a pseudo-terminal is an error on Linux.
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 4096):
+                seen += part
+        assert process.wait(60) == 0, seen
+    os.close(master)
+    text = seen.decode()
+    for line in (
+        "compute.nproc_per_node: 1 -> 2",
+        "model.adapter.kind: none -> qlora",
+        "training.goal: None -> balanced",
+        "plan  2 x RTX4050, qlora",
+        "was   1 x RTX4050, qlora",
+    ):
+        assert line in text
+    assert load("my.yaml").compute.nproc_per_node == 2
 
 
 def test_file_that_cannot_be_written_is_an_error(data):

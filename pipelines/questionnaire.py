@@ -1,0 +1,290 @@
+"""What `init` asks about hardware and goal, and what each answer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import typer
+
+from steadytrain.components.plan.plan import Plan, plan_training
+from steadytrain.components.plan.render import summary
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.load import Override, override_items
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.hardware import Gpu, all_gpus, device_name, kind_of, known_gpu
+from steadytrain.components.sizing.nodes import MOST_GPUS, nodes_for
+from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
+
+if TYPE_CHECKING:
+    from steadytrain.pipelines.sources import Selection
+
+_Answer = TypeVar("_Answer")
+NONE: Final = "none"
+"""The answer for this machine's own device."""
+_GOALS: Final = ("balanced", "fastest", "best")
+_LEARNED: Final = ("model.adapter.", "training.bf16", "training.fp16", "training.optim")
+"""Decisions for a GPU that a run does not make itself, as they affect what the model learns."""
+
+
+@dataclass
+class Answers:
+    """What a user says about the machine to train on, and what for.
+
+    gpu: a name of the table, `any`, `none` for this machine's device, or "" for no answer.
+    count: of all GPUs; 0 for no answer. memory_gb: of each; 0 means the table's.
+    """
+
+    gpu: str = ""
+    count: int = 0
+    memory_gb: float = 0
+    goal: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.gpu or self.count or self.memory_gb or self.goal)
+
+    def kind(self) -> Gpu | None:
+        """Return the kind of GPU; None if it is left open.
+
+        Raises:
+            BadInput: the table has no such GPU.
+        """
+        name = "" if self.gpu in (ANY, NONE) else self.gpu
+        return kind_of(name, self.memory_gb) if name or self.memory_gb else None
+
+    def settings(self) -> list[Override]:
+        """Return what the answers set in the configuration.
+
+        Raises:
+            BadInput: they contradict each other.
+        """
+        if self.gpu == NONE and (self.count or self.memory_gb):
+            raise BadInput(
+                f"--gpu-type {NONE} with a number or memory of GPUs: there are no GPUs to count",
+                remedy="name the GPU, or leave the others out",
+            )
+        found: list[Override] = []
+        if self.count:
+            nodes, per_node = nodes_for(self.count)
+            found += [("compute.nodes", nodes), ("compute.nproc_per_node", per_node)]
+        if self.count or self.memory_gb or self.gpu not in ("", NONE):
+            found.append(("compute.device", "cuda"))
+        if self.goal:
+            found.append(("training.goal", self.goal))
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an answer changes.
+
+    answer: the option that stands for it, with its value.
+    fields: values before and after, by field of the configuration.
+    before, after: the plan in a line, or why there is none.
+    """
+
+    answer: str
+    fields: dict[str, tuple[Any, Any]]
+    before: str
+    after: str
+
+    def lines(self) -> Iterator[str]:
+        """Yield the change for people."""
+        yield self.answer
+        rows = [f"{name}: {old} -> {new}" for name, (old, new) in self.fields.items()]
+        yield from (f"  file  {row}" for row in rows or ["unchanged"])
+        yield f"  plan  {self.after}"
+        if self.after == self.before:
+            yield "        unchanged"
+        elif self.before:
+            yield f"  was   {self.before}"
+
+
+@dataclass(frozen=True)
+class _State:
+    config: RunConfig
+    reasons: dict[str, str] = field(default_factory=dict)
+    plan: str = ""
+
+
+class Questionnaire:
+    """Turns answers into a configuration, and remembers what each of them changed."""
+
+    def __init__(
+        self, choose: Callable[[Sequence[Override]], Selection], given: Sequence[Override]
+    ) -> None:
+        """Begin without answers.
+
+        Args:
+            choose: returns the configuration with overrides.
+            given: what the user sets otherwise, which no plan replaces.
+        """
+        self._choose = choose
+        self._given = {name for name, _ in override_items(given)}
+        self.changes: list[Change] = []
+        self.selection = choose([])
+        self._state = _State(self.selection.config)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Reasons for values, by field."""
+        return self._state.reasons
+
+    def take_each(self, answers: Answers) -> None:
+        """Apply all answers, one after another, so that each shows what it changes.
+
+        Raises:
+            BadInput: they contradict each other or the configuration.
+        """
+        so_far = Answers()
+        in_order = {
+            "gpu": ("--gpu-type", answers.gpu),
+            "memory_gb": ("--gpu-memory-gb", answers.memory_gb),
+            "count": ("--gpu-count", answers.count),
+            "goal": ("--goal", answers.goal),
+        }
+        answers.settings()
+        for name, (option, value) in in_order.items():
+            if value:
+                setattr(so_far, name, value)
+                shown = f"{value:g}" if isinstance(value, float) else value
+                self.take(f"{option} {shown}", so_far)
+
+    def take(self, answer: str, answers: Answers) -> Change:
+        """Apply the answers so far, of which `answer` is the newest.
+
+        Raises:
+            BadInput: they contradict each other or the configuration.
+        """
+        before, asked = self._state, answers.settings()
+        kind, plan, why = answers.kind(), None, ""
+        self.selection = self._choose(asked)
+        try:
+            plan = _planned(self.selection.config, answers, kind)
+            decided = dict(self._decided(plan))
+            if "model.adapter.kind" in decided and "training.learning_rate" not in self._given:
+                # The preset's rate is for its own method.
+                asked = [*asked, ("training.learning_rate", None)]
+                plan = _planned(self._choose(asked).config, answers, kind)
+                decided = dict(self._decided(plan))
+        except BadInput as error:
+            decided, why = {}, f"none: {error}"
+        values = [(name, value) for name, (value, _) in decided.items()]
+        self.selection = self._choose([*asked, *values])
+        reasons = {name: reason for name, (_, reason) in decided.items()}
+        text = summary(plan) if plan else why
+        self._state = _State(self.selection.config, reasons, text)
+        fields = _differing(before.config, self.selection.config)
+        change = Change(answer, fields, before.plan, text)
+        self.changes.append(change)
+        return change
+
+    def _decided(self, plan: Plan) -> Iterator[tuple[str, tuple[Any, str]]]:
+        """Yield the plan's values that a run would not find itself, by field, with the reason."""
+        if not plan.job.machine.gpu.cuda or not plan.works:
+            return
+        for one in plan.decisions:
+            same = one.value == _value(plan.job.config, one.field)
+            if one.field.startswith(_LEARNED) and not (one.yours or one.value is None or same):
+                yield one.field, (one.value, f"for {plan.job.machine}: {one.reason}")
+
+
+def ask(questionnaire: Questionnaire) -> Answers:
+    """Ask for hardware and goal on the terminal, and show what each answer changes."""
+    answers = Answers()
+    own = known_gpu(device_name(questionnaire.selection.config.compute))
+    names = ", ".join(gpu.name for gpu in all_gpus())
+
+    def take(option: str, value: object) -> None:
+        change = questionnaire.take(f"{option} {value}", answers)
+        typer.echo("\n".join(change.lines()))
+
+    answers.gpu = _asked(
+        f"GPU to train on ({names}; {ANY} lets the plan choose; {NONE} is this machine's "
+        f"{'GPU' if own else 'CPU'})",
+        own.name if own else NONE,
+        _known,
+    )
+    take("--gpu-type", answers.gpu)
+    if answers.gpu != NONE:
+        if kind := answers.kind():
+            answers.memory_gb = _asked(
+                f"GB of memory of each {kind.name}",
+                f"{kind.memory_gb:g}",
+                lambda text: kind_of(answers.gpu, float(text)).memory_gb,
+            )
+            take("--gpu-memory-gb", f"{answers.memory_gb:g}")
+        answers.count = _asked(
+            f"One or several GPUs: how many (1 to 8, or nodes of 8 up to {MOST_GPUS})",
+            "1",
+            _counted,
+        )
+        take("--gpu-count", answers.count)
+    answers.goal = _asked(f"Goal ({', '.join(_GOALS)})", _GOALS[0], _goal)
+    take("--goal", answers.goal)
+    return answers
+
+
+def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
+    """Ask until the answer can be read."""
+    while True:
+        try:
+            return read(typer.prompt(question, default=default).strip())
+        except (BadInput, ValueError) as error:
+            typer.echo(f"  {error}", err=True)
+
+
+def _known(text: str) -> str:
+    if text.lower() in (ANY, NONE):
+        return text.lower()
+    return kind_of(text).name
+
+
+def _counted(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MOST_GPUS:
+        raise BadInput(f"{count} GPUs", remedy=f"give a number from 1 to {MOST_GPUS}")
+    nodes_for(count)
+    return count
+
+
+def _goal(text: str) -> str:
+    if text not in _GOALS:
+        raise BadInput(f"goal {text!r}", remedy=f"one of {', '.join(_GOALS)}")
+    return text
+
+
+def _planned(config: RunConfig, answers: Answers, kind: Gpu | None) -> Plan:
+    """Return the plan by formula for the hardware of the answers."""
+    name = kind.name if kind else "" if answers.gpu == NONE else ANY
+    gpus, wanted, hosts = choose_hardware(
+        config, all_gpus(), name, cluster=False, own=False, host_memory_gb=0
+    )
+    return plan_training(config, gpus, wanted, hosts)
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _differing(before: RunConfig, after: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the fields that differ, with both values."""
+    pairs = (_flat(one.model_dump(mode="json")) for one in (before, after))
+    old, new = map(dict, pairs)
+    return {
+        name: (old.get(name), new.get(name))
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    }
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
