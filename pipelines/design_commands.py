@@ -198,8 +198,7 @@ def _designed(
         source_bytes,
         training_pods,
     )
-    from steadytrain.components.shared.config.fusion import MULTIMODAL
-    from steadytrain.components.shared.config.images import IMAGES
+    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL
     from steadytrain.components.tasks.base import load_task
     from steadytrain.pipelines.design import pipeline_config
     from steadytrain.pipelines.plan_commands import priced_table

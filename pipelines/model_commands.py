@@ -276,7 +276,7 @@ def _data_to_read(
     sources: Sequence[str], model: ServedModel, overrides: Sequence[str]
 ) -> DataConfig:
     """Return how to read records: with the limits of training, unless overridden."""
-    from steadytrain.components.shared.config.data import SUFFIXES
+    from steadytrain.components.shared.config.data_sections import SUFFIXES
     from steadytrain.components.shared.config.load import load, override_items
 
     for field, value in override_items(overrides):

@@ -125,9 +125,7 @@ def check_reads_texts(config: RunConfig, tokens_per_second: float) -> None:
     Raises:
         BadInput: the task's model does not read texts.
     """
-    from steadytrain.components.shared.config.fusion import MULTIMODAL
-    from steadytrain.components.shared.config.images import IMAGES
-    from steadytrain.components.shared.config.series import SERIES
+    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL, SERIES
     from steadytrain.components.tasks.base import load_task
 
     task = config.data.task

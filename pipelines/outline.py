@@ -13,7 +13,7 @@ from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.tracking.connect import resolve_uri, shown

@@ -141,9 +141,7 @@ def plan(
     from steadytrain.components.plan.design import cost_estimate, given_by, storage_of_plan
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.plan.render import render
-    from steadytrain.components.shared.config.fusion import MULTIMODAL
-    from steadytrain.components.shared.config.images import IMAGES
-    from steadytrain.components.shared.config.series import SERIES
+    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL, SERIES
     from steadytrain.components.sizing.time_cost import by_table
     from steadytrain.components.tasks.base import load_task
     from steadytrain.pipelines.early_checks import check_plugins

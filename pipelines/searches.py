@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.shared.config import RunConfig, from_mapping, load
-from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.config.document import assign
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES, TABLES
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.pipelines.pod_names import Pipeline
 from steadytrain.pipelines.sources import name_for

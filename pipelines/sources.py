@@ -14,9 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig, load, preset_names
-from steadytrain.components.shared.config.data import MULTI_LABEL, SUFFIXES
+from steadytrain.components.shared.config.data_sections import SUFFIXES
 from steadytrain.components.shared.config.document import stated_fields
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
+from steadytrain.components.shared.config.task_names import MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
 
 PRESETS: Final = {

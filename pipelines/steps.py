@@ -119,7 +119,7 @@ def _tune(config: RunConfig) -> Written:
 
 
 def _search(config: RunConfig) -> Written:
-    from steadytrain.components.automl.board import BOARD
+    from steadytrain.components.automl.results import BOARD
     from steadytrain.components.automl.step import named, run
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.results import BEST

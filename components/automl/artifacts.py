@@ -10,7 +10,7 @@ from typing import Any
 
 from kfp import dsl
 
-from steadytrain.components.automl.board import BOARD
+from steadytrain.components.automl.results import BOARD
 from steadytrain.components.automl.step import judge, named, run
 from steadytrain.components.shared.config import from_parameters, load
 from steadytrain.components.train.launch.own_pod import with_task

@@ -25,7 +25,7 @@ from steadytrain.components.automl.portfolio import (
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.preprocess.inspection import has_records
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES
 from steadytrain.components.shared.config.tune import FOLDS, REPEATS, AblationConfig, Quality
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, StorageError

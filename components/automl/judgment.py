@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from steadytrain.components.automl.board import BOARD
+from steadytrain.components.automl.results import BOARD
 from steadytrain.components.series.artifact import measured_series
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import (
     DataRecord,

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, Dimension
-from steadytrain.components.shared.config.data import TABLES
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES, TABLES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 
 RATE: Final = "learning_rate"

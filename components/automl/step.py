@@ -6,14 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from steadytrain.components.automl.board import (
-    BOARD,
-    Board,
-    board_of,
-    lines,
-    mean_loss,
-    members_of,
-)
+from steadytrain.components.automl.board import Board, board_of, mean_loss, members_of
+from steadytrain.components.automl.board_text import lines
 from steadytrain.components.automl.design import (
     as_automl,
     described,
@@ -23,6 +17,7 @@ from steadytrain.components.automl.design import (
 )
 from steadytrain.components.automl.judgment import judged
 from steadytrain.components.automl.report import finish, write_search
+from steadytrain.components.automl.results import BOARD
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.tune import AblationConfig
 from steadytrain.components.shared.errors import SteadytrainError

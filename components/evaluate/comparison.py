@@ -23,9 +23,8 @@ from steadytrain.components.evaluate.paired import read_answers, spans
 from steadytrain.components.evaluate.scores import Pair, Resampled, Rival, Scores, mean
 from steadytrain.components.evaluate.scoring import Report, score, test_digest, to_compute_device
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.data import MULTI_TASK
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import MULTI_TASK, SERIES
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, with_causes
 from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.shared.lm_tasks import LmTasks

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.images.pixels import Unreadable, decoded, prepared
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.images import ImagesConfig
+from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.base import (

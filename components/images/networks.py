@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from PIL import Image
 
-from steadytrain.components.shared.config.images import ImagesConfig
+from steadytrain.components.shared.config.data_sections import ImagesConfig
 from steadytrain.components.shared.errors import BadInput
 
 PROCESSOR: Final = "preprocessor_config.json"

@@ -27,10 +27,9 @@ from steadytrain.components.plan.problems import problems, remarks, remedies
 from steadytrain.components.plan.sample import sample
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import Decision
-from steadytrain.components.shared.config.fusion import MULTIMODAL
-from steadytrain.components.shared.config.images import IMAGES
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO
+from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
 from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed, for_goal

@@ -24,7 +24,7 @@ from steadytrain.components.preprocess.split import SIDES
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, set_aside, survey
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES
 from steadytrain.components.shared.config.tune import CrossValidationConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError

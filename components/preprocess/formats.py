@@ -39,7 +39,7 @@ from steadytrain.components.preprocess.isolated import IsolatedProcess
 from steadytrain.components.preprocess.sources import SourceFile, Stream
 from steadytrain.components.preprocess.tables import COLUMNAR, LINE_LIMIT, DelimitedRows
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import SUFFIXES
+from steadytrain.components.shared.config.data_sections import SUFFIXES
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
 

@@ -27,7 +27,7 @@ from steadytrain.components.preprocess.validate import (
 )
 from steadytrain.components.shared.class_names import counting, listed
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import MULTI_LABEL
+from steadytrain.components.shared.config.task_names import MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size

@@ -41,7 +41,7 @@ from steadytrain.components.preprocess.validate import (
 )
 from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tasks.base import open_encoder

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from steadytrain.components.preprocess.chunks import CHUNK_BYTES, Chunk, Rows, Table
 from steadytrain.components.preprocess.local_files import open_regular
 from steadytrain.components.shared.class_names import listed
-from steadytrain.components.shared.config.data import CsvConfig
+from steadytrain.components.shared.config.data_sections import CsvConfig
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tasks.encoding.fields import Defect
 

@@ -12,12 +12,16 @@ from operator import attrgetter
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
-from steadytrain.components.shared.config.data import MULTI_LABEL, TABLES
 from steadytrain.components.shared.config.document import assign, shortened
-from steadytrain.components.shared.config.fusion import MULTIMODAL, FusionConfig
-from steadytrain.components.shared.config.images import IMAGES
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.model import FusionConfig
 from steadytrain.components.shared.config.space import samples
+from steadytrain.components.shared.config.task_names import (
+    IMAGES,
+    MULTI_LABEL,
+    MULTIMODAL,
+    SERIES,
+    TABLES,
+)
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import ConfigError, Problem
 from steadytrain.components.shared.plugins import METRICS, TRAINERS, is_ours

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.config.data import MULTI_LABEL
+from steadytrain.components.shared.config.task_names import MULTI_LABEL
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.packaging import ADAPTERS, MODEL_CONFIG

@@ -6,7 +6,8 @@ from steadytrain.components.shared.config.compute import (
     SpotConfig,
     VolumeConfig,
 )
-from steadytrain.components.shared.config.data import Columns, DataConfig
+from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.data_sections import Columns
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
     GateConfig,

@@ -14,13 +14,14 @@ from typing import Final, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.compute import ComputeConfig
-from steadytrain.components.shared.config.data import TABLES, DataConfig
+from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.evaluation import EvaluationConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
 from steadytrain.components.shared.config.operations import RecoveryConfig
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
+from steadytrain.components.shared.config.task_names import TABLES
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.techniques.settings import (
     PYTORCH_ONLY,

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.fusion import MULTIMODAL
-from steadytrain.components.shared.config.images import IMAGES, ImagesConfig
-from steadytrain.components.shared.config.series import SERIES, SeriesConfig
-from steadytrain.components.shared.effects import Effect, IfSet, Use
+from steadytrain.components.shared.config.data_sections import (
+    IN_RULES,
+    Columns,
+    CsvConfig,
+    DataFormat,
+    ImagesConfig,
+    Labels,
+    PartConfig,
+    PartName,
+    SeriesConfig,
+    Source,
+)
+from steadytrain.components.shared.config.task_names import (
+    ANSWERING,
+    IMAGES,
+    MIXED,
+    MULTI_LABEL,
+    MULTI_TASK,
+    MULTIMODAL,
+    SERIES,
+    TABLES,
+)
+from steadytrain.components.shared.effects import Effect, IfSet
 from steadytrain.components.shared.section import (
     Address,
     PlainJson,
@@ -21,40 +39,6 @@ from steadytrain.components.shared.section import (
     check_plugins,
     is_local,
 )
-
-DataFormat = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "source", "arrow"]
-
-SUFFIXES: Final[Mapping[str, DataFormat]] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".txt": "text",
-    ".arrow": "arrow",
-}
-"""The format of a file by its suffix."""
-
-MULTI_LABEL: Final = "multi_label_classification"
-"""The task whose records have any number of labels."""
-
-TABLES: Final = ("tabular_classification", "tabular_regression")
-"""The tasks that learn from the columns of a table."""
-
-MULTI_TASK: Final = "multi_task"
-"""The task that learns several data sets, each with its own head."""
-
-MIXED: Final = ("causal_lm", "supervised_finetuning")
-"""The tasks that learn a mixture of several data sets (`training.mixture`)."""
-
-ANSWERING: Final = (
-    "supervised_finetuning",
-    "preference",
-    "unpaired_preference",
-    "text_embedding",
-)
-"""The tasks whose records are a prompt and what answers it."""
 
 _WITH_PAIRS: Final = ("sequence_classification", "sequence_regression", MULTI_LABEL)
 """The tasks that read two texts together."""
@@ -68,170 +52,6 @@ _LONG: Final[Mapping[str, tuple[LongRecords, ...]]] = {
 """By task: what it can do with a record that is longer than a row."""
 
 TrainOn = Literal["assistant", "last_turn", "all"]
-
-IN_RULES: Final = IfSet(but=Use.GATE)
-"""Marks the fields that decisions of the gate counted before runs did."""
-
-PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-Source = Annotated[list[Address], Field(min_length=1)]
-
-
-def _distinct(labels: list[str]) -> list[str]:
-    if len(labels) < 2:
-        raise ValueError(f"{labels} gives no choice: name at least two labels")
-    for label, count in Counter(labels).items():
-        if not label.strip():
-            raise ValueError("a label is empty: leave it out")
-        if count > 1:
-            raise ValueError(f"the label {label!r} is listed {count} times: list it once")
-    return labels
-
-
-Labels = Annotated[list[str], AfterValidator(_distinct)]
-
-
-class Columns(Section):
-    """Which input column holds what. Only the columns that the task needs are read."""
-
-    text: str = Field("text", description="Column with the text to learn from or to classify.")
-    text_pair: Annotated[str | None, IN_RULES] = Field(
-        None,
-        description="For sequence_classification, sequence_regression and "
-        "multi_label_classification: column with a second text, such as the hypothesis for a "
-        "premise. The tokenizer encodes both as a pair. None means that there is one text.",
-    )
-    image: Annotated[str | None, IfSet()] = Field(
-        None,
-        description="For image_classification: column of a table with the name of an image's file, "
-        "relative to the folder of the table, or with the content of the file. None means that the "
-        "files of data.source are the images, and that their folders are the classes. For "
-        "multimodal_classification, None means the column that has images.",
-    )
-    messages: str = Field(
-        "messages", description="Column with a conversation: a list of {role, content}."
-    )
-    tools: str = Field(
-        "tools",
-        description="Column with the tools that a conversation may call: a list of JSON schemas. "
-        "It may be absent.",
-    )
-    prompt: str = Field(
-        "prompt",
-        description="Column with the text before the completion, which does not count in the loss. "
-        "For text_embedding: the first text of a pair, such as a question.",
-    )
-    completion: str = Field(
-        "completion",
-        description="Column with the answer that the model learns. For text_embedding: the text "
-        "that belongs to the prompt.",
-    )
-    input: Annotated[str | None, IN_RULES] = Field(
-        None,
-        description="For supervised_finetuning: column with text that follows the prompt on a new "
-        "line, such as the context of a question. None means that there is none, or `input` if "
-        "the prompt is `instruction`, as in Alpaca.",
-    )
-    chosen: str = Field(
-        "chosen", description="Column with the preferred answer, as text or as messages."
-    )
-    rejected: str = Field("rejected", description="Column with the other answer.")
-    label: str = Field(
-        "label",
-        description="Column with the class of the text. For multi_label_classification: a list of "
-        "its labels, which may be empty. For sequence_regression: the number to predict. For "
-        "unpaired_preference: whether the completion is good, true or false.",
-    )
-    group: str | None = Field(
-        None,
-        description="Column with a group name of any length. Records of the same group go to the "
-        "same side of the split. None means no groups, or one for each prompt "
-        "(data.group_by_prompt).",
-    )
-    slice: str | None = Field(
-        None,
-        description="Column whose values define slices. Metrics are also reported for each slice. "
-        "None means no slices.",
-    )
-    weight: Annotated[str | None, IfSet()] = Field(
-        None,
-        description="For tables: column with what each record of the training side counts in the "
-        "loss, a number above 0. None means that all count the same.",
-    )
-
-
-class CsvConfig(Section):
-    """How files with the format csv are written."""
-
-    delimiter: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1,
-        description="Character between two fields. None means the one of comma, tab, semicolon and "
-        "vertical bar that gives the header the most fields.",
-    )
-    quotechar: str = Field(
-        '"',
-        max_length=1,
-        description="Character around a field that contains delimiters or line ends. Empty means "
-        "that no field is quoted.",
-    )
-    escapechar: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1,
-        description="Character that takes the meaning from the next one. None means that a quote "
-        "in a quoted field is doubled.",
-    )
-    encoding: str | None = Field(
-        None,
-        description="Encoding of the text, such as latin-1. None means UTF-8, or UTF-16 if the "
-        "file begins with its mark.",
-    )
-
-    @field_validator("delimiter", "quotechar", "escapechar")
-    @classmethod
-    def _no_line_end(cls, mark: str | None) -> str | None:
-        if mark in ("\n", "\r", "\0"):
-            raise ValueError("a line end cannot have another meaning: give another character")
-        return mark
-
-    @field_validator("encoding")
-    @classmethod
-    def _known(cls, name: str | None) -> str | None:
-        try:
-            if name is not None:
-                "".encode(name)
-        except (LookupError, ValueError) as error:
-            raise ValueError(
-                f"{name!r} is not the name of a text encoding: utf-8, latin-1 and cp1252 are some"
-            ) from error
-        return name
-
-    @model_validator(mode="after")
-    def _distinct_marks(self) -> CsvConfig:
-        given = [mark for mark in (self.delimiter, self.quotechar, self.escapechar) if mark]
-        if len(set(given)) < len(given):
-            raise at_odds(
-                "data.csv.delimiter",
-                repr(self.delimiter),
-                f"delimiter, quotechar and escapechar are {', '.join(map(repr, given))}",
-                "give each its own character",
-            )
-        return self
-
-
-class PartConfig(Section):
-    """One of several data sets that a model learns together."""
-
-    source: Annotated[Source, Effect.SOURCE] = Field(
-        ..., description="Where the part's data are, as for data.source."
-    )
-    format: DataFormat = Field("auto", description="Format of the files, as for data.format.")
-    csv: CsvConfig = CsvConfig()
-    columns: Columns = Columns()
-    labels: Labels | None = Field(
-        None, description="Labels that may occur. None means the labels in the training data."
-    )
 
 
 def _source_or_parts(schema: dict[str, Any]) -> None:

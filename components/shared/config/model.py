@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.fusion import FusionConfig
 from steadytrain.components.shared.effects import Effect, IfSet
 from steadytrain.components.shared.section import (
     PlainJson,
@@ -25,6 +24,37 @@ from steadytrain.components.techniques.dropout import (
 )
 
 Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class FusionConfig(Section):
+    """The encoder of images, and the head that reads the outputs of all encoders.
+
+    The encoder of texts is `model.base`, or `model.config` from scratch.
+    """
+
+    image: PlainJson = Field(
+        default={},
+        description="Transformers configuration of the encoder of images, including model_type. "
+        "It is trained from scratch; its image size and channels are those of data.images.",
+    )
+    width: int = Field(
+        128,
+        ge=4,
+        le=8192,
+        description="Values that the head reads of each encoder, and its hidden units.",
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout in the head.")
+
+    @model_validator(mode="after")
+    def _image_has_a_type(self) -> FusionConfig:
+        if self.image and "model_type" not in self.image:
+            raise at_odds(
+                "model.fusion.image",
+                self.image,
+                "it has no model_type",
+                "give it one, such as convnext or vit",
+            )
+        return self
 
 
 class AdapterConfig(Section):

@@ -12,7 +12,7 @@ from steadytrain.components.shared import plugins
 from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
-from steadytrain.components.shared.config.data import MIXED, MULTI_LABEL, MULTI_TASK, DataConfig
+from steadytrain.components.shared.config.data import DataConfig
 from steadytrain.components.shared.config.document import dump, saved_text
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -33,7 +33,7 @@ from steadytrain.components.shared.config.optimizers import (
     optimizer_spec,
 )
 from steadytrain.components.shared.config.schedules import schedule_spec
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import MIXED, MULTI_LABEL, MULTI_TASK, SERIES
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import (
     AblationConfig,

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from steadytrain.components.shared.events.types import COPY, Event, Warned, from_json, to_json
+from steadytrain.components.shared.events.json_lines import COPY, from_json, to_json
+from steadytrain.components.shared.events.types import Event, Warned
 from steadytrain.components.shared.quantities import LATEST
 from steadytrain.components.shared.storage.local import open_regular, set_aside
 

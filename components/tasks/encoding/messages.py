@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from typing import Any, Final
 
-from steadytrain.components.shared.config.data import Columns
+from steadytrain.components.shared.config.data_sections import Columns
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect, text_of
 
 Message = dict[str, Any]

@@ -27,7 +27,7 @@ from steadytrain.components.shared.append_log import (
 )
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import Event, JsonLines, read_events
-from steadytrain.components.shared.events.types import COPY, from_json, to_json
+from steadytrain.components.shared.events.json_lines import COPY, from_json, to_json
 from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.retry import REJECTED_SECONDS, retry_storage
 from steadytrain.components.shared.workspace import Workspace

@@ -21,9 +21,8 @@ from typing import Final
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.data import TABLES
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import SERIES, TABLES
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import StepFailed, Warned

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from steadytrain.components.automl.board import _out_of_fold
 from steadytrain.components.automl.design import as_automl
 from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.portfolio import DEFAULT, families, portfolio
+from steadytrain.components.automl.unit_scores import out_of_fold
 from steadytrain.components.series.artifact import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import DataConfig
@@ -74,7 +74,7 @@ def test_forecasts_are_compared_by_their_scaled_errors():
     truth, scale = np.array([1.0, 2.0, 300.0, 400.0]), np.array([1.0, 1.0, 100.0, 100.0])
     # The first is exact where the scale is small, which another one shows.
     near, far = [1.0, 2.0, 380.0, 480.0], [3.0, 4.0, 310.0, 410.0]
-    found = _out_of_fold([scores(near, truth, scale), scores(far, truth, scale)])
+    found = out_of_fold([scores(near, truth, scale), scores(far, truth, scale)])
     assert found.scale.tolist() == scale.tolist()
     losses = found.losses(found.predicted).mean(axis=1)
     assert losses == pytest.approx([0.4, 1.05])

@@ -20,8 +20,8 @@ from steadytrain.components.shared.events import (
 from steadytrain.components.shared.events import (
     stream as stream_module,
 )
+from steadytrain.components.shared.events.json_lines import from_json, to_json
 from steadytrain.components.shared.events.types import (
-    LATEST,
     DecisionMade,
     Event,
     StepFailed,
@@ -29,9 +29,8 @@ from steadytrain.components.shared.events.types import (
     TrainingDiverged,
     TrainingStep,
     Warned,
-    from_json,
-    to_json,
 )
+from steadytrain.components.shared.quantities import LATEST
 
 from support.disks import small_file_system
 

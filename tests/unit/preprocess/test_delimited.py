@@ -14,7 +14,7 @@ from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import CsvConfig
+from steadytrain.components.shared.config.data_sections import CsvConfig
 from steadytrain.components.tasks.encoding.fields import Defect
 
 

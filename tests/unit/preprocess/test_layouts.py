@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import ColumnUse
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import Columns
+from steadytrain.components.shared.config.data_sections import Columns
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import StepFinished, Warned
 from steadytrain.components.shared.workspace import Workspace

@@ -13,7 +13,7 @@ from steadytrain.components.memory.model import label_count
 from steadytrain.components.preprocess.data_card import show
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig, from_mapping
-from steadytrain.components.shared.config.data import Columns
+from steadytrain.components.shared.config.data_sections import Columns
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.tasks.base import open_encoder
 from steadytrain.components.tasks.checks import check_task

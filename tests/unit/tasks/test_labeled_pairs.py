@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, pipelin
 
 from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.data import Columns
+from steadytrain.components.shared.config.data_sections import Columns
 from steadytrain.components.tasks.encoding.base import Content, Fitted
 from steadytrain.components.tasks.encoding.labeled_text import LabeledTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer

@@ -8,9 +8,7 @@ import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, from_mapping
-from steadytrain.components.shared.config.data import MULTI_TASK, TABLES
-from steadytrain.components.shared.config.fusion import MULTIMODAL
-from steadytrain.components.shared.config.series import SERIES
+from steadytrain.components.shared.config.task_names import MULTI_TASK, MULTIMODAL, SERIES, TABLES
 from steadytrain.components.shared.digest import DATA_CODE, JUDGING_CODE, TRAINING_CODE
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.base import (

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.events.types import from_json, to_json
+from steadytrain.components.shared.events.json_lines import from_json, to_json
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.sizing.learned import Learned
 from steadytrain.components.train.recovery.history import History

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from steadytrain.components.shared.events.types import TrainingStep, Validated, to_json
+from steadytrain.components.shared.events.json_lines import to_json
+from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.pipelines.view.reader import BRIEF, FULL, Detail, EventLog
 
 SMALL = Detail(whole=4_000, blocks=10, block=1_000, tail=2_000, most=1_000)

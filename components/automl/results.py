@@ -1,0 +1,139 @@
+"""What a search writes: the board as a record, and the configuration of the winner."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.automl.board import Board, Row, board_of, shares
+from steadytrain.components.automl.portfolio import families
+from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config.space import changed
+from steadytrain.components.shared.config.task_names import SERIES
+from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.tune.results import BEST
+from steadytrain.components.tune.study import Study, study_name
+
+BOARD: Final = "board.json"
+
+
+def best_config(study: Study, board: Board) -> RunConfig:
+    """Return the configuration that trains the winner on everything but the test side.
+
+    Its members train as many steps as in the search: the mean over the folds.
+    """
+    known, members = families(), list[dict[str, Any]]()
+    if study.config.data.task in SERIES:
+        winner = board.rows[next(iter(board.weights))].configuration
+        judged = {"gate.compared": len(board.rows), "gate.promised": board.corrected}
+        fields = {**winner.fields(known[winner.family]), **judged}
+        return from_mapping(changed(study.config, fields))
+    for place, weight in board.weights.items():
+        row = board.rows[place]
+        fields = row.configuration.fields(known[row.configuration.family])
+        members.append(
+            {
+                "weight": weight,
+                "framework": fields["model.framework"],
+                "config": fields["model.config"],
+                "max_steps": round(statistics.fmean(row.steps)),
+                "learning_rate": fields["training.learning_rate"],
+            }
+        )
+    return from_mapping(
+        changed(
+            study.config,
+            {
+                "model.framework": "ensemble",
+                "model.config": {
+                    "model_type": "ensemble",
+                    "members": members,
+                    **_calibrated(board),
+                },
+                "training.max_steps": len(members),
+                "training.learning_rate": None,
+                "training.early_stopping_patience": None,
+                "training.load_best_model_at_end": False,
+                "gate.compared": len(board.rows),
+                "gate.promised": board.corrected,
+            },
+        )
+    )
+
+
+def _calibrated(board: Board) -> dict[str, Any]:
+    """Return the settings of an ensemble that are the winner's calibration."""
+    found, settings = board.calibration, dict[str, Any]()
+    if found.temperature != 1:
+        settings["temperature"] = found.temperature
+    if found.decision:
+        settings["decision"] = dict(zip(board.labels, found.decision, strict=True))
+    return settings
+
+
+def summary(study: Study, board: Board | None) -> dict[str, Any]:
+    """Return what a search found and spent, for programs."""
+    history = study.history
+    finished = sum(trial.status == "finished" for trial in history.trials)
+    return {
+        "study": study_name(study.config),
+        "quality": study.config.automl.quality,
+        "folds": study.config.cross_validation.folds,
+        "repeats": study.config.cross_validation.repeats,
+        "metric": "squared_error" if study.config.data.task == "tabular_regression" else "loss",
+        "best_params": None if board is None else shares(board),
+        "best_score": None if board is None or not board.weights else board.score,
+        "corrected_score": None if board is None or not board.weights else board.corrected,
+        "uncalibrated_score": None if board is None or not board.weights else board.uncalibrated,
+        "calibration": {} if board is None else _calibrated(board),
+        "decision": _decision(study, board),
+        "compared": 0 if board is None else len(board.rows),
+        "better_than_default_lightgbm": None
+        if board is None or board.better is None
+        else {**board.better.model_dump(), "by_more_than_chance": board.better.low > 0},
+        "configurations": [] if board is None else [_plain(row) for row in board.rows],
+        "importance": {}
+        if board is None or board.explanation is None
+        else {item.column: item.loss for item in board.explanation.importances},
+        "skipped": {} if board is None else dict(board.skipped),
+        "trials": len(history.trials),
+        "trials_completed": finished,
+        "trials_failed": history.failed,
+        "trials_not_started": sum(trial.status == "skipped" for trial in history.trials),
+        "seconds": round(history.seconds, 3),
+        "wall_seconds": history.elapsed,
+        "usd": study.usd(study.hours),
+    }
+
+
+def _decision(study: Study, board: Board | None) -> dict[str, Any] | None:
+    if board is None or not board.decided:
+        return None
+    likeliest, decided = board.decided
+    return {"metric": study.config.automl.decision, "likeliest": likeliest, "decided": decided}
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return {
+        **row.configuration.as_plain(),
+        "score": row.score,
+        "spread": row.spread,
+        "metrics": dict(row.metrics),
+        "steps": list(row.steps),
+        "fit_seconds": round(row.seconds, 3),
+        "latency_p50_ms": row.latency_ms,
+        "latency_p99_ms": row.slowest_ms,
+        "size_mb": row.size_mb,
+        "missed": row.missed,
+    }
+
+
+def write_board(study: Study, folder: Path) -> Board | None:
+    """Write `board.json` and, if there is a winner, `best.yaml`; return what the search found."""
+    board, place = board_of(study, folder), LocalStorage(folder)
+    if board is not None and board.weights:
+        place.write(BEST, best_config(study, board).to_yaml().encode())
+    place.write(BOARD, f"{json.dumps(summary(study, board), indent=2)}\n".encode())
+    return board

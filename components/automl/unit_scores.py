@@ -1,0 +1,143 @@
+"""The scores that units leave: they are checked, joined over the folds and combined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from steadytrain.components.automl.ensemble import OutOfFold
+from steadytrain.components.automl.portfolio import Configuration, families
+from steadytrain.components.evaluate.bootstrap import FloatArray, units_of
+from steadytrain.components.shared.artifact import Artifact
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tabular.explained import Explained
+from steadytrain.components.tune.history import Trial
+from steadytrain.components.tune.trials.folder import ARTIFACT, EXPLAINED, LABELS, TrialFolder
+
+SCALED: Final = "scaled_error"
+"""A column that only the scores of forecasts have. Their loss is the mean of it (MASE)."""
+
+
+def unit_scores(folder: Path, trial: Trial) -> pa.Table:
+    """Return what a unit left.
+
+    Raises:
+        BadInput: it is missing or damaged, or an earlier version of steadytrain wrote it.
+    """
+    place = TrialFolder(folder, trial.number)
+    path = place.scores
+    if trial.scored and (why := place.damage(trial.scored)):
+        raise BadInput(
+            f"the scores of a unit are damaged: {why}",
+            remedy="run the same command again: the unit is trained again",
+        )
+    try:
+        found = pq.read_table(path)
+        kept = found.schema.metadata or {}
+        json.loads(kept[LABELS])
+        Artifact.model_validate_json(kept[ARTIFACT])
+        if SCALED not in found.column_names:
+            Explained.model_validate_json(kept[EXPLAINED])
+    except KeyError as error:
+        raise _unusable(path, f"lack {error.args[0].decode()!r}") from error
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise _unusable(path, f"cannot be read ({str(error).partition(chr(10))[0]})") from error
+    return found
+
+
+def _unusable(path: Path, why: str) -> BadInput:
+    return BadInput(
+        f"the scores of a unit {why}: {path}. They are damaged, or another version of steadytrain "
+        "wrote them",
+        remedy="restore the file from a backup, or search again under another name (--run)",
+    )
+
+
+def why_incomplete(trials: Sequence[Trial], folds: int) -> str:
+    """Return why a configuration has no row."""
+    for trial in trials:
+        if trial.status == "failed":
+            return f"failed ({trial.failure}): {trial.error.partition(chr(10))[0][:300]}"
+    for trial in trials:
+        if trial.status == "skipped":
+            return trial.reason
+    done = sum(trial.status == "finished" for trial in trials)
+    return "" if done == folds else f"the budget ended it after {done} of {folds} folds"
+
+
+def best_step(trial: Trial, item: Configuration) -> int:
+    """Return the step of a trial's exported model: the best one if it stops early."""
+    if not item.fields(families()[item.family])["training.early_stopping_patience"]:
+        return trial.curve[-1][0]
+    return min(trial.curve, key=lambda pair: (pair[1]["loss"], pair[0]))[0]
+
+
+def losses_of(table: pa.Table) -> FloatArray:
+    """Return the losses of records: in nats, or squared errors."""
+    own = "probabilities", SCALED
+    name = "loss" if any(name in table.column_names for name in own) else "squared_error"
+    found: FloatArray = table.column(name).to_numpy()
+    return found
+
+
+def joined_folds(parts: Sequence[pa.Table]) -> pa.Table:
+    """Return the scores of all folds, by record, and of a record by fold, with the fold of each."""
+    numbered = [
+        part.append_column("fold", pa.array(np.full(part.num_rows, fold)))
+        for fold, part in enumerate(parts)
+    ]
+    return pa.concat_tables(item.replace_schema_metadata() for item in numbered).sort_by(
+        [("id", "ascending"), ("fold", "ascending")]
+    )
+
+
+def out_of_fold(tables: Sequence[pa.Table]) -> OutOfFold:
+    """Return what configurations predict for records that they did not learn from.
+
+    Args:
+        tables: the joined scores of each configuration.
+    """
+    first = tables[0]
+    # A record without a group is a unit of its own, in all divisions.
+    ids, groups = first.column("id").to_pylist(), first.column("group").to_pylist()
+    known = [group or f"\0{record}" for group, record in zip(groups, ids, strict=True)]
+    units, fold = units_of(known), first.column("fold").to_numpy()
+    if "probabilities" not in first.column_names:
+        numbers = np.stack([table.column("predicted").to_numpy() for table in tables])
+        truth, scale = first.column("target").to_numpy(), _scale(tables)
+        return OutOfFold(numbers, truth, units, fold, scale=scale)
+    rows = np.arange(first.num_rows)
+    truth = first.column("label").to_numpy()
+    chances = [_chances(table) for table in tables]
+    own = np.stack([each[rows, truth] for each in chances]).astype(np.float64)
+    return OutOfFold(own, None, units, fold, chances, truth.astype(np.int64))
+
+
+def _scale(tables: Sequence[pa.Table]) -> FloatArray | None:
+    """Return what the absolute errors of forecasts are divided by; None for other numbers.
+
+    An exact forecast does not show it, but another configuration's does.
+    """
+    if SCALED not in tables[0].column_names:
+        return None
+    found = np.zeros(tables[0].num_rows)
+    for table in tables:
+        errors, scaled = (table.column(name).to_numpy() for name in ("absolute_error", SCALED))
+        np.divide(errors, scaled, out=found, where=(found == 0) & (scaled > 0))
+    found[found == 0] = 1.0
+    return found
+
+
+def _chances(table: pa.Table) -> NDArray[np.float32]:
+    """Return the probabilities of joined scores: (rows, classes)."""
+    lists: Any = table.column("probabilities").combine_chunks()
+    flat = lists.flatten().to_numpy()
+    found: NDArray[np.float32] = flat.reshape(table.num_rows, -1)
+    return found
