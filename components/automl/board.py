@@ -202,6 +202,7 @@ def board_of(study: Study, folder: Path) -> Board | None:
             weights,
             found,
             rows_of(tables[0]),
+            calibration,
         ),
         _first_numbers(mixed, found, study.config.cross_validation.folds),
         None if found.scale is None else tables[next(iter(weights))],

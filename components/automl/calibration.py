@@ -45,9 +45,9 @@ class Calibration:
     decision: tuple[float, ...] = ()
 
     def chances(self, mixed: FloatArray) -> FloatArray:
-        """Return calibrated probabilities: (rows, classes)."""
+        """Return calibrated probabilities, of the same shape: (..., classes)."""
         raised = np.maximum(mixed, _LEAST) ** (1 / self.temperature)
-        found: FloatArray = raised / raised.sum(axis=1, keepdims=True)
+        found: FloatArray = raised / raised.sum(axis=-1, keepdims=True)
         return found
 
     def decided(self, chances: FloatArray) -> IntArray:

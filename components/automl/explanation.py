@@ -1,7 +1,8 @@
 """Which columns the winner of a search relies on, from the predictions of the models of its folds.
 
 Everything here is about records of the training side, each predicted by models that did not learn
-from it. The test side has no part in it.
+from it. Their predictions are mixed and calibrated like those of the model that is registered. The
+test side has no part in it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from steadytrain.components.automl.calibration import Calibration, mixed_chances
 from steadytrain.components.automl.ensemble import OutOfFold, standard_error, weighted_mean
 from steadytrain.components.evaluate.bootstrap import FloatArray
-from steadytrain.components.tabular.explained import Dependence, Explained
+from steadytrain.components.tabular.explained import Explained, Grid
 
 NORMAL: Final = 1.96
 
@@ -30,6 +32,18 @@ class Importance:
     column: str
     loss: float
     error: float
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """The mean prediction by the value of one column.
+
+    at: as in `Grid`.
+    values: for each, the probabilities of all classes, or the number: (values, outputs).
+    """
+
+    at: Sequence[float] | Sequence[str]
+    values: FloatArray
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ def explanation_of(
     weights: Mapping[int, int],
     found: OutOfFold,
     rows: Sequence[tuple[str, int]],
+    calibration: Calibration,
 ) -> Explanation:
     """Return what an ensemble relies on.
 
@@ -60,33 +75,45 @@ def explanation_of(
         parts: by member, what its models of all folds predict when a column changes.
         weights: of the members.
         rows: the record and the fold of each row of `found`.
+        calibration: of the ensemble.
     """
+    served = calibration.chances if found.chances else _as_they_are
     places = {row: place for place, row in enumerate(rows)}
     first = next(iter(parts.values()))
     examined = [(record, fold) for fold, part in enumerate(first) for record in part.ids]
     known = found.only(np.array([places[row] for row in examined]))
-    base = known.losses(known.mixed(weights))
-    importances = list[Importance]()
+    places_of_truth = known.classes if known.chances else np.zeros(len(examined), np.int64)
+    plain = mixed_chances(known, weights) if known.chances else known.mixed(weights)[:, None]
+
+    def losses(mixed: FloatArray) -> FloatArray:
+        return known.losses(served(mixed)[np.arange(len(mixed)), places_of_truth])
+
+    base, importances = losses(plain), list[Importance]()
     for column in first[0].shuffled:
         changed = weighted_mean({n: _shuffled(parts[n], column) for n in weights}, weights)
-        more = known.losses(changed) - base
+        more = losses(changed) - base
         error = standard_error(more, known.units)
         importances.append(Importance(column, float(more.mean()), error))
-    dependence = {
-        column: Dependence(
-            at=item.at,
-            values=weighted_mean(
-                {n: np.array(parts[n][0].dependence[column].values) for n in weights}, weights
-            ).tolist(),
-        )
-        for column, item in first[0].dependence.items()
-    }
+    dependence = dict[str, Dependence]()
+    for column, item in first[0].dependence.items():
+        each = {n: _values(parts[n][0].dependence[column]) for n in weights}
+        found_there = served(weighted_mean(each, weights))
+        dependence[column] = Dependence(item.at, found_there.mean(axis=1))
     return Explanation(
         sorted(importances, key=lambda item: (-item.loss, item.column)),
         len({record for record, _ in examined}),
         dependence,
         first[0].columns - len(first[0].shuffled),
     )
+
+
+def _as_they_are(values: FloatArray) -> FloatArray:
+    return values
+
+
+def _values(grid: Grid) -> FloatArray:
+    """Return the predictions: (values, records, outputs)."""
+    return np.array(grid.values, dtype=np.float64)
 
 
 def _shuffled(parts: Sequence[Explained], column: str) -> FloatArray:

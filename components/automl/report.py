@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from steadytrain.components.automl.board import Board, Row, shares
 from steadytrain.components.automl.board_text import verdicts
-from steadytrain.components.automl.explanation import NORMAL, Explanation
+from steadytrain.components.automl.explanation import NORMAL, Dependence, Explanation
 from steadytrain.components.automl.judgment import add_judgment
 from steadytrain.components.automl.results import BOARD, write_board
 from steadytrain.components.pages.charts import (
@@ -32,7 +32,6 @@ from steadytrain.components.shared.records import EvaluationRecord, GateRecord
 from steadytrain.components.shared.tracking.connect import open_tracking, tracking_errors
 from steadytrain.components.shared.tracking.notes import RUN, recall
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tabular.explained import Dependence
 from steadytrain.components.tune.results import BEST
 from steadytrain.components.tune.study import Study, study_name
 from steadytrain.components.tune.study_page import PAGE, study_html, time_tile, write_page
@@ -264,7 +263,7 @@ def _explained(board: Board | None) -> dict[str, Any] | None:
         "figures": [
             _dependence(item.column, found.dependence[item.column], board.labels)
             for item in found.importances
-            if item.column in found.dependence and found.dependence[item.column].at
+            if item.column in found.dependence and len(found.dependence[item.column].at)
         ][:_DEPENDENCE],
     }
 
@@ -286,7 +285,7 @@ def _importance(found: Explanation) -> Markup:
 def _dependence(column: str, found: Dependence, labels: Sequence[str]) -> Figure:
     """Draw the mean prediction by a column's value."""
     # Of two classes, the second one says it all.
-    lines = list(zip(*found.values, strict=True))
+    lines = found.values.T.tolist()
     names = list(labels)
     if len(labels) == 2:
         lines, names = lines[1:], names[1:]

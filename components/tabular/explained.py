@@ -1,8 +1,8 @@
 """What a model of a table predicts when a column changes, for records that it did not learn from.
 
 Breiman 2001, "Random Forests" (permutation importance); Friedman 2001, "Greedy Function
-Approximation" (partial dependence). Both are linear in what a model predicts, so those of an
-ensemble follow from its members'.
+Approximation" (partial dependence). What is kept are the predictions for each record: an ensemble
+mixes and calibrates those of its members.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ import pyarrow as pa
 from steadytrain.components.shared.records import Record
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.model import Preparation, TableModel, log_probabilities
-from steadytrain.components.tasks.scoring.classification import label_indices
 
 _COLUMNS: Final = 40
 _PREDICTED: Final = 4000
-"""Rows that are predicted with shuffled columns, at least 20 for each column."""
+"""Rows that are predicted with shuffled columns, at least 20 for each column; fewer if there are
+more than two classes."""
 _FEWEST: Final = 20
 _GRID: Final = 8
 """Values of a column that are tried."""
 _FOR_GRID: Final = 25
-"""Records that get each of them."""
+"""Records that get each of them; fewer of many classes, but at least 5."""
+_FEWEST_FOR_GRID: Final = 5
+_MANY: Final = 10
+"""Classes from which fewer records get each of them."""
 
 
-class Dependence(Record):
-    """The mean prediction by the value of one column.
+class Grid(Record):
+    """What is predicted by the value of one column.
 
     at: the numbers, or the names of categories, the most frequent first.
-    values: for each, the probabilities of all classes, or the number.
+    values: for each and each record, the probabilities of all classes, or the number.
     """
 
     at: list[float] | list[str]
-    values: list[list[float]]
+    values: list[list[list[float]]]
 
 
 class Explained(Record):
@@ -44,14 +47,14 @@ class Explained(Record):
     columns: how many columns there are. The first 40 are examined.
     ids: of the records that are predicted with shuffled columns.
     shuffled: by column, the prediction for each of them with the value of another record: the
-        probability of its class, or the number.
+        probabilities of all classes, or the number.
     dependence: by column of numbers or categories, for records of the first fold.
     """
 
     columns: int
     ids: list[str]
-    shuffled: dict[str, list[float]]
-    dependence: dict[str, Dependence]
+    shuffled: dict[str, list[list[float]]]
+    dependence: dict[str, Grid]
 
 
 def explain(model: TableModel, records: pa.Table, fold: int) -> Explained:
@@ -63,18 +66,16 @@ def explain(model: TableModel, records: pa.Table, fold: int) -> Explained:
     """
     preparation = model.preparation
     names = list(preparation.kinds)[:_COLUMNS]
-    count = max(_FEWEST, _PREDICTED // max(1, len(names)))
+    several = max(1, len(model.labels) / 2)
+    count = max(_FEWEST, int(_PREDICTED / several) // max(1, len(names)))
     some = records.slice(0, count)
     matrix = preparation.matrix(parsed(some), strict=False)
-    order, shuffled = np.random.default_rng(fold), dict[str, list[float]]()
-    truth = label_indices(some, model.labels) if model.labels else None
+    order, shuffled = np.random.default_rng(fold), dict[str, list[list[float]]]()
     for name in names:
         changed = matrix.copy()
         places = _places(preparation, name)
         changed[:, places] = matrix[order.permutation(len(matrix))][:, places]
-        found = _predicted(model, changed)
-        own = found[:, 0] if truth is None else found[np.arange(len(found)), truth]
-        shuffled[name] = _rounded(own)
+        shuffled[name] = [_rounded(row) for row in _predicted(model, changed)]
     return Explained(
         columns=len(preparation.kinds),
         ids=[str(item) for item in some.column("id").to_pylist()],
@@ -102,9 +103,10 @@ def _predicted(model: TableModel, matrix: Any) -> Any:
     return np.exp(log_probabilities(raw)) if model.labels else raw[:, :1]
 
 
-def _dependence(model: TableModel, matrix: Any, name: str) -> Dependence:
+def _dependence(model: TableModel, matrix: Any, name: str) -> Grid:
     preparation = model.preparation
-    place, some = preparation.places[name], matrix[:_FOR_GRID]
+    fewer = _FOR_GRID * _MANY // max(_MANY, len(model.labels))
+    place, some = preparation.places[name], matrix[: max(_FEWEST_FOR_GRID, fewer)]
     if preparation.kinds[name] == "category":
         at: Any = preparation.levels[name][:_GRID]
         grid = np.arange(len(at), dtype=np.float64)
@@ -116,8 +118,8 @@ def _dependence(model: TableModel, matrix: Any, name: str) -> Dependence:
     changed = np.repeat(some[None], len(grid), axis=0)
     changed[:, :, place] = grid[:, None]
     found = _predicted(model, changed.reshape(-1, matrix.shape[1]))
-    means = found.reshape(len(grid), len(some), found.shape[1]).mean(axis=1)
-    return Dependence(at=at, values=[_rounded(row) for row in means])
+    each = found.reshape(len(grid), len(some), found.shape[1])
+    return Grid(at=at, values=[[_rounded(row) for row in rows] for rows in each])
 
 
 def _rounded(values: Any) -> list[float]:
