@@ -31,7 +31,8 @@ class OutOfFold:
 
     predicted: (configurations, rows): the probability of the true class, or the number.
     truth: (rows,), the true numbers; None for classes.
-    units: (rows,); the records of one unit depend on each other, and share the fold.
+    units: (rows,); the records of one unit depend on each other, and share the fold: but a fold
+        holds out some times of each series.
     fold: (rows,), the fold that held a record out.
     chances: of each configuration, the probabilities: (rows, classes); empty for numbers.
     classes: (rows,), the true classes; empty for numbers.
@@ -55,6 +56,12 @@ class OutOfFold:
             self.classes[rows] if self.chances else self.classes,
             None if self.scale is None else self.scale[rows],
         )
+
+    def apart_from(self, rows: IntArray) -> IntArray:
+        """Return the rows that depend on none of a fold's; of forecasts, those of other times."""
+        if self.scale is not None:
+            return np.flatnonzero(~np.isin(self.fold, self.fold[rows]))
+        return np.flatnonzero(~np.isin(self.units, self.units[rows]))
 
     def losses(self, mean: FloatArray) -> FloatArray:
         """Return the loss of each row, in nats, squared or scaled: of the shape of `mean`."""
@@ -156,5 +163,5 @@ def held_out(
     """Yield the rows of each fold, the others' rows, and the ensemble that is chosen on these."""
     for fold in np.unique(found.fold):
         inside = np.flatnonzero(found.fold == fold)
-        outside = found.only(np.flatnonzero(~np.isin(found.units, found.units[inside])))
+        outside = found.only(found.apart_from(inside))
         yield inside, outside, chosen(outside, limits, rounds=rounds)

@@ -32,6 +32,7 @@ from steadytrain.pipelines.server.submission import Submission
 
 from support import kfp_local
 from support.plugins import install_example
+from support.searched import board_of, without_times
 from support.tables import shipped, write_csv
 
 PROGRAM = (sys.executable, "-m", "steadytrain.pipelines", "automl")
@@ -42,26 +43,11 @@ SETS = (
     "automl.constraints.frameworks=[sklearn, lightgbm]",
     "name=wine",
 )
-MEASURED = {"fit_seconds", "latency_p50_ms", "latency_p99_ms"}
 
 
 def command(source, output, *more):
     sets = (*SETS, f"data.source=[{source}]", "data.target=target")
     return [*PROGRAM, *(word for item in sets for word in ("--set", item)), "-o", output, *more]
-
-
-def board_of(output):
-    (path,) = output.glob("studies/*/board.json")
-    return json.loads(path.read_bytes())
-
-
-def without_times(board):
-    rows = [
-        {name: value for name, value in row.items() if name not in MEASURED}
-        for row in board["configurations"]
-    ]
-    kept = ("best_params", "best_score", "corrected_score", "better_than_default_lightgbm")
-    return {"rows": rows, "skipped": board["skipped"]} | {name: board[name] for name in kept}
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from steadytrain.components.series.model import load
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
 
 from support.command import finish, wait_for
+from support.searched import board_of, without_times
 from support.series import FIRMS, firms, promoted
 from support.tables import write_csv
 
@@ -153,3 +156,84 @@ def test_series_with_covariates_resume_and_forecast_the_future(steadytrain, tmp_
     done = steadytrain("predict", address, source, *alone)
     assert done.code != 0
     assert "'NA' has no price, holiday at 2023-07-20; give a record without 'sold'" in done.err
+
+
+SEARCH = (
+    "data.task=forecasting",
+    "data.target=invest",
+    "data.series={column: firm, time: year, horizon: 2}",
+    "automl.budget.units=9",
+    "automl.budget.parallel=2",
+    "name=firms",
+)
+
+
+def search(steadytrain, source):
+    """Start a search of three configurations on three rolling origins."""
+    return steadytrain.begin("automl", sets=(*SEARCH, f"data.source=[{source}]"))
+
+
+@pytest.fixture(scope="module")
+def place(shared_steadytrain, tmp_path_factory):
+    """A search that nothing disturbs: where it is, and its data."""
+    source = write_csv(tmp_path_factory.mktemp("firms"), firms())
+    finish(search(shared_steadytrain, source))
+    return shared_steadytrain, source
+
+
+def losses_by_hand(horizon=2, folds=3):
+    """Return the scaled errors of the seasonal naive forecast on each fold, without its data."""
+    found = []
+    for fold in range(folds):
+        for _, table in firms().groupby("firm"):
+            values = table.sort_values("year")["invest"].to_numpy()
+            end = len(values) - horizon * (2 + folds - 1 - fold)
+            past, truth = values[: end - horizon], values[end - horizon : end]
+            found.append((np.abs(truth - past[-1]) / np.abs(np.diff(past)).mean()).mean())
+    return float(np.mean(found))
+
+
+def test_search_of_forecasts_ends_with_a_registered_model_that_serves_elsewhere(place):
+    steadytrain, source = place
+    board = board_of(steadytrain.output)
+    assert (board["trials"], board["trials_completed"], board["trials_failed"]) == (9, 9, 0)
+    rows = {row["name"]: row for row in board["configurations"]}
+    assert {*rows} == {"seasonal naive", "Theta", "LightGBM, its defaults"}
+    assert rows["seasonal naive"]["score"] == pytest.approx(losses_by_hand(), rel=1e-9)
+    assert sum(board["best_params"].values()) == pytest.approx(1)
+    # Folds follow each other in time, so the promise is one of choices on the other times.
+    assert board["best_score"] <= board["corrected_score"] < 2
+    workspace = Workspace(steadytrain.output, board["run"])
+    evaluated = EvaluationRecord.load(workspace.record("evaluate"))
+    assert board["test"]["metrics"]["mase"]["value"] == evaluated.metrics["mase"].value
+    page = (steadytrain.output / "studies" / board["study"] / "report.html").read_text()
+    for said in (*rows, "Forecasts of ", "opened once, after 3 configurations"):
+        assert said in page
+    address = RegistrationRecord.load(workspace.record("register")).model_uri
+    served = forecasts_elsewhere(steadytrain, address, source)
+    assert served == load(workspace.model).rows(firms().to_dict("records"))
+    assert {row["year"] for row in served} == {"1955", "1956"}
+
+
+@pytest.mark.parametrize(
+    "finished", [1, *(pytest.param(count, marks=pytest.mark.long) for count in (4, 9))]
+)
+def test_search_of_forecasts_that_is_killed_has_the_same_board_and_forecasts(
+    place, steadytrain, finished
+):
+    quiet, source = place
+    driver = search(steadytrain, source)
+    scores = "studies/*/trials/*/scores.parquet"
+    wait_for(lambda: len([*steadytrain.output.glob(scores)]) >= finished, 300)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    finish(search(steadytrain, source))
+    boards = [board_of(one.output) for one in (steadytrain, quiet)]
+    assert without_times(boards[0]) == without_times(boards[1])
+    assert [board["trials"] for board in boards] == [9, 9]
+    forecasts = [
+        load(Workspace(one.output, board["run"]).model).rows(firms().to_dict("records"))
+        for one, board in zip((steadytrain, quiet), boards, strict=True)
+    ]
+    assert forecasts[0] == forecasts[1]
+    assert boards[0]["test"]["metrics"] == boards[1]["test"]["metrics"]

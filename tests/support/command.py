@@ -81,8 +81,12 @@ class Command:
 
     def start(self, source: object, *sets: str) -> subprocess.Popen[str]:
         """Start a run, and do not wait for it."""
+        return self.begin("run", source, sets=sets)
+
+    def begin(self, *arguments: object, sets: tuple[str, ...]) -> subprocess.Popen[str]:
+        """Start a command that writes runs, and do not wait for it."""
         return subprocess.Popen(
-            self.line("run", source, "--output", self.output, sets=sets),
+            self.line(*arguments, "--output", self.output, sets=sets),
             env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

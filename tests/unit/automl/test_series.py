@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from steadytrain.components.automl.calibration import promised
 from steadytrain.components.automl.design import as_automl
 from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.portfolio import DEFAULT, families, portfolio
@@ -81,6 +82,16 @@ def test_forecasts_are_compared_by_their_scaled_errors():
     assert chosen(found, rounds=1) == {0: 1}
     half = found.only(np.array([0, 2]))
     assert half.losses(half.predicted[1]).tolist() == pytest.approx([2.0, 0.1])
+
+
+def test_the_promise_of_forecasts_is_of_choices_on_the_other_times():
+    # Each is best on one of two folds, and both series are in each.
+    truth, ones = np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4)
+    early, late = truth + [0.1, 0.9, 0.1, 0.9], truth + [0.8, 0.2, 0.8, 0.2]
+    found = out_of_fold([scores(early, truth, ones), scores(late, truth, ones)])
+    assert promised(found, [], "likeliest", rounds=1).losses.tolist() == pytest.approx(
+        [0.8, 0.9, 0.8, 0.9]
+    )
 
 
 def test_series_are_a_task_that_needs_no_shares(tmp_path):
