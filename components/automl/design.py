@@ -13,12 +13,14 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.automl.portfolio import (
     RATE,
     Configuration,
+    Family,
     families,
     portfolio,
 )
@@ -32,7 +34,7 @@ from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.train.step import load_trainer
-from steadytrain.components.tune.cross_validation import checked_start
+from steadytrain.components.tune.cross_validation import fold_sizes
 from steadytrain.components.tune.designs import without_search
 from steadytrain.components.tune.history import History, Params, Trial
 from steadytrain.components.tune.samplers import Suggester
@@ -151,10 +153,22 @@ def first_configurations(config: RunConfig) -> list[Params]:
     Raises:
         DataError: the data cannot be divided into folds.
     """
-    checked_start(config)
+    shortest, known = fold_sizes(config).shortest, families()
     found, _ = portfolio(config.automl.constraints, config.data)
     count = min(_FAST, len(found)) if config.automl.quality == "fast" else len(found)
-    return [item.as_plain() for item in found[:count]]
+    return [
+        replace(item, unfit=_unfit(known[item.family], shortest)).as_plain()
+        for item in found[:count]
+    ]
+
+
+def _unfit(family: Family, shortest: int | None) -> str:
+    if shortest is None or shortest >= family.least_times:
+        return ""
+    return (
+        f"it needs {family.least_times} times of each series, and the first fold learns the "
+        f"shortest one from {shortest}; lower data.series.horizon, or give more times"
+    )
 
 
 class SearchDesign(Suggester):
@@ -173,7 +187,9 @@ class SearchDesign(Suggester):
         return [(item.family, self._families[item.family].seconds) for item in self.configurations]
 
     def skipped(self, number: int, params: Params, elapsed: float) -> str:  # noqa: ARG002
-        return self._time.skipped(number, elapsed)
+        place = number // self.folds
+        unfit = place < len(self._history.queued) and self.configurations[place].unfit
+        return unfit or self._time.skipped(number, elapsed)
 
     def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:
         return self._time.overdue(trial, elapsed, since_prepared)

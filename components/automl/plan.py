@@ -26,6 +26,7 @@ class Plan:
 
     known: the portfolio; what the budget leaves of it begins in this order.
     skipped: why configurations are left out, by name.
+    units: that start.
     records: of the training side; None if the data are not read here.
     seconds: a rough prediction; None without records.
     usd: for them; None if the price is unknown.
@@ -33,6 +34,7 @@ class Plan:
 
     known: Sequence[Configuration]
     skipped: Mapping[str, str]
+    units: int
     records: int | None
     seconds: float | None
     usd: float | None
@@ -47,17 +49,24 @@ def plan(config: RunConfig) -> Plan:
     Raises:
         DataError: the data cannot be divided into folds.
     """
-    known = [Configuration(**item) for item in first_configurations(config)]
+    first = [Configuration(**item) for item in first_configurations(config)]
     _, skipped = portfolio(config.automl.constraints, config.data)
+    known = [item for item in first if not item.unfit]
+    skipped |= {item.name: item.unfit for item in first if item.unfit}
+    budget, folds = config.tune.budget, config.cross_validation.splits
+    units = budget.trials - sum(
+        min(folds, max(0, budget.trials - place * folds))
+        for place, item in enumerate(first)
+        if item.unfit
+    )
     try:
         records = sum(preview_folds(with_fold(config, 0)).sizes)
     except DataError:
         raise
     except (BadInput, StorageError):
-        return Plan(known, skipped, None, None, None)
-    families_by_name, budget = families(), config.tune.budget
+        return Plan(known, skipped, units, None, None, None)
+    families_by_name = families()
     costs = [families_by_name[item.family].seconds for item in known]
-    units, folds = budget.trials, config.cross_validation.splits
     # What is searched for after the portfolio costs as much as the portfolio's mean.
     each = [
         costs[place] if place < len(costs) else sum(costs) / len(costs)
@@ -66,13 +75,14 @@ def plan(config: RunConfig) -> Plan:
     learning = sum(each) * folds * records * _COLUMNS / 1e6
     seconds = (learning + units * UNIT_SECONDS) / budget.parallel
     price = config.compute.price_per_hour
-    return Plan(known, skipped, records, seconds, None if price is None else seconds / 3600 * price)
+    usd = None if price is None else seconds / 3600 * price
+    return Plan(known, skipped, units, records, seconds, usd)
 
 
 def lines(config: RunConfig, found: Plan) -> list[str]:
     """Return the plan as lines of text."""
     budget, chosen = config.tune.budget, config.cross_validation
-    searched = max(0, budget.trials // chosen.splits - len(found.known))
+    searched = max(0, found.units // chosen.splits - len(found.known))
     times = "" if chosen.repeats == 1 else f", {chosen.repeats} times"
     cost = "" if found.usd is None else f", {money(found.usd)}"
     return [
@@ -80,7 +90,7 @@ def lines(config: RunConfig, found: Plan) -> list[str]:
         f"task        {config.data.task}, target {config.data.target}",
         f"records     {'not read here' if found.records is None else f'{found.records:,}'}, "
         f"in {chosen.folds} folds{times}",
-        f"units       {budget.trials:,}: configurations x folds, {budget.parallel} at a time",
+        f"units       {found.units:,}: configurations x folds, {budget.parallel} at a time",
         f"searched    {searched} configurations after the portfolio",
         f"time        {'unknown' if found.seconds is None else f'about {duration(found.seconds)}'}"
         f"{cost}",
@@ -98,7 +108,7 @@ def as_plain(config: RunConfig, found: Plan) -> dict[str, Any]:
         "skipped": dict(found.skipped),
         "folds": config.cross_validation.folds,
         "repeats": config.cross_validation.repeats,
-        "units": config.tune.budget.trials,
+        "units": found.units,
         "parallel": config.tune.budget.parallel,
         "records": found.records,
         "expected_seconds": found.seconds,

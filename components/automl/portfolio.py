@@ -38,6 +38,7 @@ class Family:
     tasks: those that it is for.
     eval_steps: steps between two validations.
     reads_covariates: whether it learns from those of time series.
+    least_times: how many times each series must have to learn from.
     """
 
     framework: str
@@ -51,6 +52,7 @@ class Family:
     tasks: Sequence[str] = TABLES
     eval_steps: int = 1
     reads_covariates: bool = True
+    least_times: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,18 @@ class Configuration:
     name: unique within a search.
     family: its name.
     settings: of the model, with `learning_rate` if it has one.
+    unfit: why it cannot learn from the data, so that no unit starts; "" if it can.
     """
 
     name: str
     family: str
     settings: Mapping[str, Any]
+    unfit: str = ""
 
     def as_plain(self) -> dict[str, Any]:
         """Return it for the log of a study."""
-        return {"name": self.name, "family": self.family, "settings": dict(self.settings)}
+        plain = {"name": self.name, "family": self.family, "settings": dict(self.settings)}
+        return {**plain, "unfit": self.unfit} if self.unfit else plain
 
     def fields(self, family: Family) -> dict[str, Any]:
         """Return the fields of the run's configuration that it sets."""
@@ -304,10 +309,18 @@ SEASONAL_NAIVE = Family(
     **_STATISTICAL,
 )
 THETA = Family(
-    config={"model_type": "auto_theta"}, entries={"Theta": (1, {})}, seconds=1e3, **_STATISTICAL
+    config={"model_type": "auto_theta"},
+    entries={"Theta": (1, {})},
+    seconds=1e3,
+    least_times=5,
+    **_STATISTICAL,
 )
 ETS = Family(
-    config={"model_type": "auto_ets"}, entries={"ETS": (3, {})}, seconds=2e3, **_STATISTICAL
+    config={"model_type": "auto_ets"},
+    entries={"ETS": (3, {})},
+    seconds=2e3,
+    least_times=8,
+    **_STATISTICAL,
 )
 ARIMA = Family(
     config={"model_type": "auto_arima"}, entries={"ARIMA": (5, {})}, seconds=1e4, **_STATISTICAL

@@ -45,11 +45,13 @@ class Division:
 
     sizes: documents of each fold, or of each part of `in_time`.
     warning: what is odd about it; "" if nothing is.
+    shortest: in time, how many times the shortest series has in the first part.
     """
 
     fold_of: Mapping[str, int]
     sizes: Sequence[int]
     warning: str
+    shortest: int | None = None
 
     @classmethod
     def all_of(
@@ -114,11 +116,11 @@ class Division:
             DataError: there are too few times.
         """
         whole = pa.concat_tables(records)
-        parts = encoder.parts_in_time(whole, folds)
+        parts, shortest = encoder.parts_in_time(whole, folds)
         sizes = Counter(parts)
         ids: list[Any] = whole.column("id").to_pylist()
         fold_of = dict(zip(ids, parts, strict=True))
-        return cls(fold_of, [sizes[part] for part in range(folds + _EARLIER)], "")
+        return cls(fold_of, [sizes[part] for part in range(folds + _EARLIER)], "", shortest)
 
     def divide(self, part: Path, key: str, first: int = 0) -> list[Path]:
         """Write the rows of an Arrow file to a file for each fold next to it.
@@ -278,10 +280,12 @@ class Preview:
     """The folds as they are before records are encoded, which may leave some out.
 
     sizes: records of each fold.
+    shortest: the fewest times that a fold learns a series from; None without series.
     """
 
     sizes: tuple[int, ...]
     warnings: tuple[str, ...]
+    shortest: int | None = None
 
 
 def preview_folds(config: RunConfig) -> Preview:
@@ -343,7 +347,7 @@ def preview_folds(config: RunConfig) -> Preview:
         warnings.append(division.warning)
     if defects := quarantine.warning(found.reading.records):
         warnings.append(defects)
-    return Preview(tuple(tested), tuple(warnings))
+    return Preview(tuple(tested), tuple(warnings), division.shortest)
 
 
 def _records(spool: Spool, encoder: Encoder) -> Iterator[pa.Table]:

@@ -183,8 +183,10 @@ class SeriesEncoder:
         ahead = ((ends[name] - place) // step for name, place in grid.places)
         return [_SIDES[max(0, 2 - before // self.horizon)] for before in ahead]
 
-    def parts_in_time(self, records: pa.Table, folds: int) -> list[int]:
-        """Return the part of each record: the last horizon of each series is the last part.
+    def parts_in_time(self, records: pa.Table, folds: int) -> tuple[list[int], int]:
+        """Return the part of each record, and the times of the shortest series in the first one.
+
+        The last horizon of each series is the last part.
 
         Raises:
             DataError: a series has too few times for that many folds.
@@ -206,17 +208,19 @@ class SeriesEncoder:
             )
         before = ((ends[name] - place) // step // self.horizon for name, place in grid.places)
         parts = [max(0, folds + 1 - part) for part in before]
-        learned = dict[str, set[float]]()
-        for name, value, part in zip(names, values, parts, strict=True):
+        learned = dict[str, dict[int, float]]()
+        for (name, place), value, part in zip(grid.places, values, parts, strict=True):
             if part == 0:
-                learned.setdefault(name, set()).add(value)
-        if constant := [name for name in ends if len(learned.get(name, ())) < _TIMES_TO_FIT]:
+                learned.setdefault(name, {})[place] = value
+        if constant := [
+            name for name in ends if len({*learned.get(name, {}).values()}) < _TIMES_TO_FIT
+        ]:
             raise DataError(
                 f"{len(constant):,} of {len(ends):,} series have the same value at all times that "
                 f"the first of {folds} folds learns from: {shown(constant[0])}",
                 remedy="lower cross_validation.folds, or leave these series out",
             )
-        return parts
+        return parts, min((max(it) - min(it)) // step + 1 for it in learned.values())
 
     def describe(self, sides: Mapping[Side, Iterable[pa.Table]]) -> Series:
         """Return what the series of all sides have in common."""

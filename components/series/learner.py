@@ -17,9 +17,9 @@ from steadytrain.components.series.errors import (
     read_series,
     read_values,
 )
-from steadytrain.components.series.model import DAY, Calendar, SeriesModel
+from steadytrain.components.series.model import DAY, Calendar, SeriesModel, shown
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.framework import Learned
@@ -81,19 +81,39 @@ class StatisticalLearner:
         calendar = self.model.calendar
         self.past = read_values(data, calendar, "train")
         self.held_out = read_values(data, calendar, "validation")
+        self.starts = self._starts()
 
-    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
-        del rows
-        step = self.model.calendar.step
-        pasts, _ = histories_of(self.past, step)
-        # Short series keep most of their times, because some models need several.
-        starts = {
-            name: it.last - step * min(self.model.horizon, max(1, len(it.values) // 3))
+    def _starts(self) -> dict[str, int]:
+        """Return the place after which each series is forecast in the step.
+
+        Short series keep as many of their times as the model needs.
+
+        Raises:
+            DataError: a series has too few.
+        """
+        pasts, _ = histories_of(self.past, self.model.calendar.step)
+        least = self.model.least + 1
+        if short := [name for name, it in pasts.items() if len(it.values) < least]:
+            raise DataError(
+                f"{len(short):,} of {len(pasts):,} series are too short for "
+                f"{self.model.model_type}, which needs {least} times to learn from: "
+                f"{shown(short[0])} has {len(pasts[short[0]].values)}",
+                remedy="use another model.config.model_type, give more times, lower "
+                "data.series.horizon, or leave these series out",
+            )
+        return {
+            name: it.last - self.model.calendar.step * self._held_back(len(it.values))
             for name, it in pasts.items()
         }
 
+    def _held_back(self, times: int) -> int:
+        return min(self.model.horizon, max(1, times // 3), times - self.model.least)
+
+    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
+        del rows
+
         def is_last(one: Value) -> bool:
-            return one.place > starts[one.series]
+            return one.place > self.starts[one.series]
 
         before = [one for one in self.past if not is_last(one)]
         return Learned(self._loss(before, [*filter(is_last, self.past)]), learning_rate_scale)

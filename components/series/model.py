@@ -37,6 +37,8 @@ DAY = 86_400_000_000
 """In microseconds."""
 _UNITS = {"week": 7 * DAY, "day": DAY, "hour": 3_600_000_000, "minute": 60_000_000}
 _UNITS |= {"second": 1_000_000, "microsecond": 1}
+_LEAST = {"auto_ets": 7, "auto_theta": 4}
+"""Values that a model of statsforecast needs beside those of a season: its parameters and more."""
 _SEASONS = {"1 business day": 5, "1 day": 7, "1 week": 52}
 _DATE_FEATURES = {
     "year": lambda when: when.year,
@@ -344,7 +346,7 @@ class SeriesModel:
     @property
     def least(self) -> int:
         """The number of times that a history needs."""
-        return max(2, self.season)
+        return max(2, self.season, _LEAST.get(self.model_type, 0))
 
     def forecasts(
         self, pasts: Mapping[str, History], ahead: Mapping[str, int], known: Known

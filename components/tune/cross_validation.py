@@ -37,11 +37,13 @@ class FoldSizes:
 
     sizes: None if the data were not read.
     why: the reason, if so.
+    shortest: see `Preview`.
     """
 
     sizes: Sequence[int] | None
     warnings: Sequence[str] = ()
     why: str = ""
+    shortest: int | None = None
 
     def __str__(self) -> str:
         if self.sizes is None:
@@ -64,7 +66,7 @@ def fold_sizes(config: RunConfig) -> FoldSizes:
         raise
     except (BadInput, StorageError) as error:
         return FoldSizes(None, why=error.message)
-    return FoldSizes(found.sizes, found.warnings)
+    return FoldSizes(found.sizes, found.warnings, shortest=found.shortest)
 
 
 def checked_start(config: RunConfig) -> list[Params]:

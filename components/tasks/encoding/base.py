@@ -155,9 +155,10 @@ class Encoder(Protocol):
     divide: takes `Content.text` and `Content.label` of all records, and returns the side of each
         record. Optional; without it, a hash of the record or its group decides.
     parts_in_time: takes the test columns of all records of the training side and the number of
-        folds, and returns the part in time of each record, from 0 to that number plus 1. A fold is
-        tested on its number plus 2, validated on the part before, and trained on those before
-        that. Optional; without it, folds are random.
+        folds, and returns the part in time of each record, from 0 to that number plus 1, and how
+        many times the shortest series has in part 0. A fold is tested on its number plus 2,
+        validated on the part before, and trained on those before that. Optional; without it, folds
+        are random.
     brief: takes `Content.text`, and returns what people see of it. Optional.
     picture: takes the values of a row, and returns the address of a picture of it. Optional.
     tokenizer: how to make the tokenizer. None means that records are not text: there is no

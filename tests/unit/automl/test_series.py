@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from steadytrain.components.automl.calibration import promised
-from steadytrain.components.automl.design import as_automl
+from steadytrain.components.automl.design import (
+    SearchDesign,
+    as_automl,
+    first_configurations,
+)
 from steadytrain.components.automl.ensemble import chosen
+from steadytrain.components.automl.plan import plan
 from steadytrain.components.automl.portfolio import DEFAULT, families, portfolio
 from steadytrain.components.automl.unit_scores import out_of_fold
 from steadytrain.components.series.artifact import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.tune import AutoMLConstraints
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.pipelines.searches import searched
 
 from support.series import FIRMS, firms, prepared
+from support.tables import write_csv
 
 FIELDS = {"data.series.time": "year", "data.series.column": "firm", "data.series.horizon": 2}
 
@@ -87,7 +96,7 @@ def test_forecasts_are_compared_by_their_scaled_errors():
 def test_the_promise_of_forecasts_is_of_choices_on_the_other_times():
     # Each is best on one of two folds, and both series are in each.
     truth, ones = np.array([1.0, 2.0, 3.0, 4.0]), np.ones(4)
-    early, late = truth + [0.1, 0.9, 0.1, 0.9], truth + [0.8, 0.2, 0.8, 0.2]
+    early, late = (truth + np.array(off * 2) for off in ([0.1, 0.9], [0.8, 0.2]))
     found = out_of_fold([scores(early, truth, ones), scores(late, truth, ones)])
     assert promised(found, [], "likeliest", rounds=1).losses.tolist() == pytest.approx(
         [0.8, 0.9, 0.8, 0.9]
@@ -105,6 +114,60 @@ def test_series_are_a_task_that_needs_no_shares(tmp_path):
     repeated, _ = searched("", {**given, "automl.repeats": 2})
     with pytest.raises(BadInput, match="follow each other in time"):
         as_automl(repeated)
+
+
+def numbered(times):
+    """Return two series of numbers, one of them longer."""
+    random = np.random.default_rng(0)
+    return [
+        {"firm": name, "year": year, "invest": float(10 + random.normal())}
+        for name, count in (("a", times), ("b", times + 9))
+        for year in range(count)
+    ]
+
+
+@pytest.mark.parametrize("times", [4, 7, 8])
+def test_families_that_need_more_times_have_units_that_do_not_start(tmp_path, times):
+    # Before what the first fold learns from come its validation and test times, and two sides.
+    source = write_csv(tmp_path, numbered(times + 6))
+    given = {"data.source": [str(source)], "data.target": "invest", "output": str(tmp_path)}
+    config, _ = searched("", {**given, **FIELDS, "data.series.horizon": 1})
+    search = as_automl(config)
+    queued = first_configurations(search)
+    unfit = {item["name"]: item["unfit"] for item in queued if "unfit" in item}
+    known = {"Theta": 5, "ETS": 8}
+    assert [*unfit] == [name for name, least in known.items() if times < least]
+    for name, reason in unfit.items():
+        assert f"needs {known[name]} times of each series" in reason
+        assert f"shortest one from {times}" in reason
+    found = plan(search)
+    assert {name: found.skipped[name] for name in unfit} == unfit
+    assert found.units == search.tune.budget.trials - 3 * len(unfit) == 3 * len(found.known)
+    history = SimpleNamespace(queued=queued, trials=[], running={})
+    design = SearchDesign(search, history, lambda _: None)
+    for place, item in enumerate(queued):
+        for fold in range(3):
+            assert design.skipped(3 * place + fold, {}, 0.0) == unfit.get(item["name"], "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name, item in families().items() if item.least_times > 1]
+)
+def test_a_family_learns_from_the_fewest_times_that_it_declares(tmp_path, name):
+    family = families()[name]
+    fields = [*FIRMS, "data.series.horizon=1", f"model.config={json.dumps(dict(family.config))}"]
+    for times in (family.least_times - 1, family.least_times):
+        folder = tmp_path / str(times)
+        folder.mkdir()
+        config, data = prepared(folder, numbered(times + 2), *fields)
+        if times < family.least_times:
+            with pytest.raises(DataError, match=f"1 of 2 series are too short .* 'a' has {times}"):
+                StatisticalLearner(config, data)
+            continue
+        learner = StatisticalLearner(config, data)
+        assert np.isfinite(learner.learn([], learning_rate_scale=1.0).loss)
+        assert np.isfinite(learner.validate([])["loss"])
 
 
 @pytest.mark.slow
