@@ -12,6 +12,7 @@ from markupsafe import Markup
 from steadytrain.components.automl.board import Board, Row, shares
 from steadytrain.components.automl.board_text import verdicts
 from steadytrain.components.automl.explanation import NORMAL, Dependence, Explanation
+from steadytrain.components.automl.forecasts import forecast_figures
 from steadytrain.components.automl.judgment import add_judgment
 from steadytrain.components.automl.results import BOARD, write_board
 from steadytrain.components.pages.charts import (
@@ -44,8 +45,6 @@ _DEPENDENCE: Final = 6
 _CLASSES: Final = 6
 """Classes of a figure, so that their lines differ visibly."""
 _DOTS: Final = 1000
-_SERIES: Final = 4
-"""Series whose forecasts are shown."""
 
 
 def write_search(study: Study, folder: Path) -> None:
@@ -87,7 +86,7 @@ def render(study: Study, board: Board | None, judgment: Mapping[str, Any] | None
         skipped=[] if board is None else list(board.skipped.items()),
         figures=[]
         if board is None
-        else [_quality_by_latency(board), *_forecasts(board), *_residuals(board)],
+        else [_quality_by_latency(board), *forecast_figures(board.forecasts), *_residuals(board)],
         explanation=_explained(board),
         artifact=judgment and judgment["artifact"],
         evaluation=workspace
@@ -190,46 +189,6 @@ def _quality_by_latency(board: Board) -> Figure:
         f"The line is the Pareto front: {', '.join(on_front)}. Orange: in the winner; red: misses "
         "a limit.",
     )
-
-
-def _forecasts(board: Board) -> Iterator[Figure]:
-    """Yield the forecasts of the first series on held-out folds, with intervals and the truth."""
-    if board.forecasts is None:
-        return
-    names: list[Any] = board.forecasts["group"].to_pylist()
-    columns = ("place", "target", "predicted", "low", "high")
-    values = [board.forecasts[name].to_numpy() for name in columns]
-    for shown in sorted({*names}, key=str)[:_SERIES]:
-        its = [one == shown for one in names]
-        rows = sorted(zip(*(column[its] for column in values), strict=True))
-        truth, predicted, low, high = (
-            [(float(row[0]), float(row[place])) for row in rows] for place in range(1, 5)
-        )
-        known = [value for line in (truth, low, high) for _, value in line]
-        first, last = truth[0][0], truth[-1][0]
-        pad = (last - first) * 0.04 or 0.5
-        title = f"Forecasts of {str(shown)[:40]}" if shown else "Forecasts"
-        chart = plot(
-            title,
-            f"{title} on held-out folds, with the truth",
-            [
-                Series("line c0", predicted),
-                Series("line c1", low),
-                Series("line c1", high),
-                Series("trial finished", dots=[(one, f"{number(one[1])}") for one in truth]),
-            ],
-            axis="time",
-            x=(first - pad, last + pad),
-            labels=[],
-            ticks=nice_ticks(min(known), max(known)),
-            width=WIDE,
-        )
-        yield Figure(
-            title,
-            chart,
-            ["forecast", "80 % interval"],
-            "Dots are the truth. Each fold forecasts a horizon from what came before it.",
-        )
 
 
 def _residuals(board: Board) -> Iterator[Figure]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from steadytrain.components.automl.ensemble import OutOfFold
 from steadytrain.components.automl.portfolio import Configuration, families
 from steadytrain.components.evaluate.bootstrap import FloatArray, units_of
+from steadytrain.components.series.encoder import NAME
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.explained import Explained
@@ -49,6 +50,8 @@ def unit_scores(folder: Path, trial: Trial) -> pa.Table:
         raise _unusable(path, f"lack {error.args[0].decode()!r}") from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise _unusable(path, f"cannot be read ({str(error).partition(chr(10))[0]})") from error
+    if SCALED in found.column_names and NAME not in found.column_names:
+        raise _unusable(path, f"lack {NAME!r}")
     return found
 
 

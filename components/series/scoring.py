@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.series import model as exported
+from steadytrain.components.series.encoder import NAME, TIME
 from steadytrain.components.series.errors import errors, read_values, values_in
 from steadytrain.components.series.learner import MODULE, new_model
 from steadytrain.components.series.model import FORECASTS, QUANTILES, SeriesModel, load
@@ -46,7 +47,8 @@ class SeriesScorer:
         found = errors(model, past, values_in(records, calendar))
         ones = np.ones(records.num_rows, dtype=np.int64)
         counts = {"loss": found["scaled_error"], "targets": ones, "bytes": 0 * ones}
-        return score_table(records, counts | found)
+        names = {name: records.column(name) for name in (NAME, TIME)}
+        return score_table(records, counts | names | found)
 
 
 class SeriesPackager(ServedPackager):

@@ -207,7 +207,7 @@ def test_search_of_forecasts_ends_with_a_registered_model_that_serves_elsewhere(
     evaluated = EvaluationRecord.load(workspace.record("evaluate"))
     assert board["test"]["metrics"]["mase"]["value"] == evaluated.metrics["mase"].value
     page = (steadytrain.output / "studies" / board["study"] / "report.html").read_text()
-    for said in (*rows, "Forecasts of ", "opened once, after 3 configurations"):
+    for said in (*rows, "Forecasts of American Steel", "opened once, after 3 configurations"):
         assert said in page
     address = RegistrationRecord.load(workspace.record("register")).model_uri
     served = forecasts_elsewhere(steadytrain, address, source)

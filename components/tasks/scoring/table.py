@@ -40,6 +40,8 @@ _TYPES: dict[str, Any] = {
     "symmetric_error": pa.float64(),
     "low": pa.float64(),
     "high": pa.float64(),
+    "series": pa.string(),
+    "time": pa.string(),
     "place": pa.float64(),
     "pinball": pa.float64(),
 }
