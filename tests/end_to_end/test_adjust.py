@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
@@ -37,15 +38,17 @@ LONG = {**CONSTANT, "max_steps": 300, "eval_steps": 100, "save_steps": 100}
 HALF, AFTER = 2e-3, 6
 
 
+def made(folder, data, run, *, training=CONSTANT, ranks=1, **sections):
+    """Return a run that is ready to train."""
+    compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
+    recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0, "lease_seconds": 8}
+    sections = {"training": training, "compute": compute, "recovery": recovery} | sections
+    return Bench.make(folder, data, run=run, **sections)
+
+
 @pytest.fixture
 def bench(tmp_path, data):
-    def make(run, *, training=CONSTANT, ranks=1, **sections):
-        compute = {"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1}
-        recovery = {"backoff_seconds": 0, "breaker_reset_seconds": 0, "lease_seconds": 8}
-        sections = {"training": training, "compute": compute, "recovery": recovery} | sections
-        return Bench.make(tmp_path / "output", data, run=run, **sections)
-
-    return make
+    return functools.partial(made, tmp_path / "output", data)
 
 
 def request(run, *, rate=HALF, at_step=AFTER):
@@ -58,16 +61,19 @@ def rates(run):
     return {event.step: event.learning_rate for event in events_of(run.workspace, TrainingStep)}
 
 
-@pytest.fixture
-def expected(bench):
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, data):
     """Return the weights of a run whose schedule itself halves its constant rate once."""
 
-    def weights(after=AFTER, training=CONSTANT):
+    @functools.cache
+    def weights(after=AFTER, long=False):
+        training = LONG if long else CONSTANT
         # A second drop would be more than one change.
         assert 2 * after >= training["max_steps"]
         drops = {"step_size": after, "gamma": 0.5}
         schedule = {"lr_scheduler_type": "step_decay", "warmup_steps": 0}
-        whole = bench("whole", training=training | schedule | {"lr_scheduler_kwargs": drops})
+        training = training | schedule | {"lr_scheduler_kwargs": drops}
+        whole = made(tmp_path_factory.mktemp("whole"), data, "whole", training=training)
         assert train(whole).succeeded
         return weights_digest(whole.workspace)
 
@@ -76,7 +82,7 @@ def expected(bench):
 
 @pytest.mark.core
 def test_change_counts_after_its_step(bench, expected):
-    run, plain = bench("run", training=LONG), bench("plain", training=LONG)
+    run = bench("run", training=LONG)
     asks = Asks(run, HALF, step=2, at_step=200)
     outcome = train(run, sinks=[asks])
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
@@ -86,9 +92,7 @@ def test_change_counts_after_its_step(bench, expected):
     after = max(200, resumed)
     assert (event.step, event.before, event.after) == (after, 4e-3, HALF)
     assert rates(run) == {step: 4e-3 if step <= after else HALF for step in range(1, 301)}
-    assert weights_digest(run.workspace) == expected(after, LONG)
-    assert train(plain).succeeded
-    assert weights_digest(plain.workspace) != weights_digest(run.workspace)
+    assert weights_digest(run.workspace) == expected(after, long=True)
     assert not run.workspace.adjust.exists()
     (first, _) = events_of(run.workspace, AttemptEnded)
     assert (first.outcome, first.failure_class) == ("stopped", "")
@@ -120,6 +124,7 @@ def test_schedule_keeps_its_shape(bench):
     request(run, rate=1e-3)
     assert train(run).succeeded
     assert train(plain).succeeded
+    assert weights_digest(plain.workspace) != weights_digest(run.workspace)
     usual = rates(plain)
     assert len(set(usual.values())) > 8
     for step, rate in rates(run).items():
@@ -156,7 +161,7 @@ def test_rank_is_killed_after_the_change(bench, expected):
     assert weights_digest(run.workspace) == expected()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_all_ranks_change(bench, strategy):
     compute = {"device": "cpu", "nproc_per_node": 2, "threads_per_rank": 1, "strategy": strategy}
     live, whole = (bench(name, training=LONG, compute=compute) for name in ("live", "whole"))

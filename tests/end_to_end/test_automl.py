@@ -157,6 +157,8 @@ def test_decisions_of_the_search_are_those_of_its_registered_model(place):
     sets = (
         *("--set", "automl.decision=balanced_accuracy"),
         *("--set", "gate.metric=balanced_accuracy"),
+        # One configuration is enough, beside the dummy.
+        *("--set", "automl.budget.units=8"),
     )
     done = subprocess.run(
         command(source, folder / "rare" / "out", "--json", *sets),
@@ -225,7 +227,7 @@ def test_unit_that_eats_memory_and_one_that_hangs_end_as_such_and_cost_no_other(
     limits = (
         "automl.constraints.frameworks=[sklearn, lightgbm, hungry, stuck]",
         "automl.constraints.memory_gb=1.5",
-        "automl.budget.unit_minutes=1.2",
+        "automl.budget.unit_minutes=0.7",
         "automl.budget.units=16",
         "tune.max_failed_share=0.5",
     )
@@ -240,7 +242,7 @@ def test_unit_that_eats_memory_and_one_that_hangs_end_as_such_and_cost_no_other(
     found = json.loads(done.stdout)
     assert "failed (host_oom): killed with 1." in found["skipped"]["eats memory"]
     assert "it may take 1.5 GB" in found["skipped"]["eats memory"]
-    assert found["skipped"]["hangs"].startswith("failed (hang): killed after 1 min")
+    assert found["skipped"]["hangs"].startswith("failed (hang): killed after ")
     # Two of each begin at once.
     assert (found["trials_failed"], found["trials_not_started"]) == (4, 4)
     assert found["trials_completed"] == 8
@@ -426,7 +428,7 @@ def test_limit_on_latency_that_no_model_keeps_ends_with_the_reason(place):
 def test_driver_that_is_killed_again_and_again_ends_with_the_same_board(place):
     folder, source, _ = place
     output = folder / "killed"
-    for finished in (0, 2, 5, 9):
+    for finished in (0, 6):
         driver = subprocess.Popen(
             command(source, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -60,31 +60,19 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture
-def start(steadytrain):
-    """Return a function that starts a run on a folder of images."""
-
-    def started(source, run, *overrides):
-        fields = (f"data.source=[{source}]", f"run={run}", *SETTINGS, *overrides)
-        return steadytrain.start("images", *fields)
-
-    return started
-
-
 @pytest.mark.slow
-def test_images_are_trained_killed_resumed_gated_registered_and_served(
-    start, steadytrain, tmp_path
-):
+def test_images_are_trained_killed_resumed_gated_registered_and_served(steadytrain, tmp_path):
     source = write_folders(tmp_path / "digits", *digits())
     broken = {"empty.png": b"", "text.jpg": b"no image", "cut.png": b"\x89PNG\r\n\x1a\n\0\0"}
     for name, content in broken.items():
         (source / "3" / name).write_bytes(content)
-    killed = start(source, "killed", "training.save_steps=20")
+    fields = (f"data.source=[{source}]", *SETTINGS)
+    killed = steadytrain.start("images", *fields, "run=killed", "training.save_steps=20")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed, 900)
-    finish(start(source, "quiet"), 900)
+    steadytrain.train("images", *fields, "run=quiet")
     records = [
         TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
         for run in ("killed", "quiet")

@@ -50,19 +50,18 @@ def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
     frame["size"] = (frame["mean radius"] > 14).map({True: "large", False: "small"})
     source = write_csv(tmp_path, frame)
 
-    def start(run, *overrides):
-        fields = (f"data.source=[{source}]", "data.target=target", f"run={run}")
-        model = (f"model.framework={BACKEND}", "model.config={model_type: mlp, width: 64}")
-        steps = ("training.max_steps=60", "training.early_stopping_patience=15")
-        weights = "training.class_weights={kind: balanced}"
-        return steadytrain.start("tabular", *fields, *model, *steps, weights, *overrides)
-
-    killed = start("killed", "training.save_steps=1")
+    fields = (
+        *(f"data.source=[{source}]", "data.target=target"),
+        *(f"model.framework={BACKEND}", "model.config={model_type: mlp, width: 64}"),
+        *("training.max_steps=60", "training.early_stopping_patience=15"),
+        "training.class_weights={kind: balanced}",
+    )
+    killed = steadytrain.start("tabular", *fields, "run=killed", "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed)
-    finish(start("quiet"))
+    steadytrain.train("tabular", *fields, "run=quiet")
     records = [
         TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
         for run in ("killed", "quiet")

@@ -46,17 +46,14 @@ print(json.dumps({"prediction": found["prediction"].tolist(), "target": frame["k
 def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(steadytrain, tmp_path):
     table = write_mixed(tmp_path / "data", 600)
 
-    def start(run, *overrides):
-        fields = (f"data.source=[{table}]", f"run={run}", *MIXED, *overrides)
-        return steadytrain.start("multimodal", *fields)
-
+    fields = (f"data.source=[{table}]", *MIXED)
     # With the same settings, the second run would reuse the weights of the first.
-    killed = start("killed", "training.save_steps=10")
+    killed = steadytrain.start("multimodal", *fields, "run=killed", "training.save_steps=10")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed, 900)
-    finish(start("quiet"), 900)
+    steadytrain.train("multimodal", *fields, "run=quiet")
     records = [
         TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
         for run in ("killed", "quiet")

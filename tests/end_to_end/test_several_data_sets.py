@@ -56,7 +56,7 @@ def test_loss_weights_are_learned_and_not_exported(mixed):
 
 
 @selected.each("shards", ["ddp", "fsdp", "zero2", "zero3"], few=["fsdp"])
-@pytest.mark.parametrize("kind", MIXED)
+@selected.each("kind", list(MIXED), few=["uncertainty"])
 def test_two_ranks_learn_the_same_parts_and_resume_exactly(tmp_path, mixed, kind, shards):
     data, sections, whole = mixed
     on_two = {"ranks": 2, "strategy": shards}
@@ -70,7 +70,7 @@ def test_two_ranks_learn_the_same_parts_and_resume_exactly(tmp_path, mixed, kind
         assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", MIXED)
+@selected.each("kind", list(MIXED), few=["uncertainty"])
 def test_smaller_micro_batches_learn_the_same_parts(tmp_path, mixed, kind):
     data, sections, whole = mixed
     halved = {**sections[kind], "training": {**sections[kind]["training"], "micro_batch_size": 2}}

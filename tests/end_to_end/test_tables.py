@@ -39,13 +39,16 @@ print(json.dumps({"prediction": found["prediction"].tolist(), "target": frame["t
 """
 
 
+def fields(source, run):
+    return (f"data.source=[{source}]", "data.target=target", f"run={run}")
+
+
 @pytest.fixture
 def start(steadytrain):
     """Return a function that starts a run on a table."""
 
     def started(source, run, *overrides):
-        fields = (f"data.source=[{source}]", "data.target=target", f"run={run}", *overrides)
-        return steadytrain.start("tabular", *fields)
+        return steadytrain.start("tabular", *fields(source, run), *overrides)
 
     return started
 
@@ -72,7 +75,7 @@ def test_table_is_trained_killed_resumed_gated_registered_and_served(start, stea
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed)
-    finish(start(source, "quiet", *settings))
+    steadytrain.train("tabular", *fields(source, "quiet"), *settings)
     records = [
         TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
         for run in ("killed", "quiet")
@@ -114,7 +117,7 @@ def test_killed_run_of_any_boosting_predicts_the_same(
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed)
-    finish(start(source, "quiet", *settings))
+    steadytrain.train("tabular", *fields(source, "quiet"), *settings)
     records, found = shipped("breast_cancer").drop(columns="target").to_dict("records"), {}
     for run, attempts in {"killed": 2, "quiet": 1}.items():
         made = Workspace(steadytrain.output, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,15 @@ from pathlib import Path
 
 COMPILED = f"torchinductor_{getpass.getuser()}"
 """The folder in TMPDIR where torch keeps compiled code for all processes of a user."""
+_TRAIN = """
+import json, sys
+from steadytrain.components.shared.config import load
+from steadytrain.pipelines.steps import run_step
+config = load(sys.argv[1], json.loads(sys.argv[2]))
+for step in ("preprocess", "train"):
+    run_step(step, config)
+"""
+"""Prepare data and train, without the later steps."""
 TINY_MODEL = (
     "model.vocab_size=600",
     "model.config.hidden_size=32",
@@ -78,6 +88,18 @@ class Command:
 
     def run(self, source: object, *sets: str, **environment: str) -> Done:
         return self("run", source, "--output", self.output, sets=sets, **environment)
+
+    def train(self, source: object, *sets: str) -> None:
+        """Prepare data and train in one process, for a test that reads no later step's record."""
+        overrides = json.dumps([*sets, f"output={self.output}"])
+        done = subprocess.run(
+            [sys.executable, "-c", _TRAIN, str(source), overrides],
+            capture_output=True,
+            text=True,
+            env=self.environment(),
+            timeout=800,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self, source: object, *sets: str) -> subprocess.Popen[str]:
         """Start a run, and do not wait for it."""
