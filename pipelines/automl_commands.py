@@ -65,10 +65,9 @@ def automl(
 
 
 def _automl(config: RunConfig, *, as_json: bool) -> None:
-    from steadytrain.components.automl.board_text import lines
     from steadytrain.components.automl.design import described
     from steadytrain.components.automl.report import finish
-    from steadytrain.components.automl.results import BOARD, summary
+    from steadytrain.components.automl.results import BOARD, lines, summary
     from steadytrain.components.automl.step import of_search, won
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.results import BEST, Lines

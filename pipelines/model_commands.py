@@ -106,7 +106,7 @@ def extract(
     check_extra("train", "steadytrain extract")
     from steadytrain.components.shared.config import from_mapping
     from steadytrain.components.shared.model_source import resolve_model
-    from steadytrain.components.tasks.part_model import extract_part
+    from steadytrain.components.tasks.multi_task import extract_part
 
     content = {"name": "extract", "data": {"source": ["unused"]}, "model": {"base": model}}
     config = from_mapping({**content, "output": str(output.absolute())})

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.components.automl.board import Board, board_of, mean_loss, members_of
-from steadytrain.components.automl.board_text import lines
 from steadytrain.components.automl.design import (
     as_automl,
     described,
@@ -17,7 +16,7 @@ from steadytrain.components.automl.design import (
 )
 from steadytrain.components.automl.judgment import judged
 from steadytrain.components.automl.report import finish, write_search
-from steadytrain.components.automl.results import BOARD
+from steadytrain.components.automl.results import BOARD, lines
 from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.tune import AblationConfig
 from steadytrain.components.shared.errors import SteadytrainError

@@ -20,9 +20,11 @@ from steadytrain.components.tasks.encoding.plain_text import (
     MaskedTextEncoder,
     PlainTextEncoder,
 )
-from steadytrain.components.tasks.encoding.preference import PreferenceEncoder
+from steadytrain.components.tasks.encoding.preference import (
+    PreferenceEncoder,
+    UnpairedPreferenceEncoder,
+)
 from steadytrain.components.tasks.encoding.text_pairs import TextPairEncoder
-from steadytrain.components.tasks.encoding.unpaired_preference import UnpairedPreferenceEncoder
 
 _TASKS: Final = "steadytrain.components.tasks"
 
@@ -122,9 +124,7 @@ PREFERENCE: Final = Task(
 UNPAIRED_PREFERENCE: Final = replace(
     PREFERENCE,
     encoder=UnpairedPreferenceEncoder,
-    training=late(
-        f"{_TASKS}.unpaired_preference:UnpairedPreferenceTraining", metrics=_preference_metrics
-    ),
+    training=late(f"{_TASKS}.preference:UnpairedPreferenceTraining", metrics=_preference_metrics),
     scorer=late(
         f"{_TASKS}.scoring.preference:UnpairedPreferenceScorer", metrics=_preference_metrics
     ),

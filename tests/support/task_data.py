@@ -19,8 +19,8 @@ from transformers import (
 
 from steadytrain.components.shared.config.task_names import MULTI_LABEL, MULTI_TASK
 from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.tasks.encoding.preference import UnpairedPreferenceEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.encoding.unpaired_preference import UnpairedPreferenceEncoder
 
 from support.training import (
     LLAMA,

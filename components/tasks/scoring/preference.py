@@ -14,12 +14,12 @@ import torch
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.encoding.preference import encode_pair
-from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer, truncated
-from steadytrain.components.tasks.encoding.unpaired_preference import (
+from steadytrain.components.tasks.encoding.preference import (
     encode_answer,
+    encode_pair,
     is_desirable,
 )
+from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer, truncated
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.language import document_losses
 from steadytrain.components.tasks.scoring.table import longest, padding_id, score_table

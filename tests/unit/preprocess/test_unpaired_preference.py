@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.tasks.encoding.fields import Defect
-from steadytrain.components.tasks.encoding.unpaired_preference import (
+from steadytrain.components.tasks.encoding.preference import (
     UnpairedPreferenceEncoder,
     UnpairedPreferenceRows,
 )

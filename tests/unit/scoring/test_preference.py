@@ -12,17 +12,17 @@ from steadytrain.components.evaluate.metrics import PREFERENCE_ACCURACY, PREFERE
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.encoding.base import Content
-from steadytrain.components.tasks.encoding.preference import PreferenceEncoder, PreferenceRows
-from steadytrain.components.tasks.encoding.unpaired_preference import (
+from steadytrain.components.tasks.encoding.preference import (
+    PreferenceEncoder,
+    PreferenceRows,
     UnpairedPreferenceEncoder,
     UnpairedPreferenceRows,
 )
-from steadytrain.components.tasks.preference import PreferenceTraining
+from steadytrain.components.tasks.preference import PreferenceTraining, UnpairedPreferenceTraining
 from steadytrain.components.tasks.scoring.preference import (
     PreferenceScorer,
     UnpairedPreferenceScorer,
 )
-from steadytrain.components.tasks.unpaired_preference import UnpairedPreferenceTraining
 
 from support.declared import assert_declared
 from support.tiny import make_language_model

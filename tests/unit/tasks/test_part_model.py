@@ -18,8 +18,7 @@ from transformers import (
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.multi_task import MultiTaskClassification
-from steadytrain.components.tasks.part_model import extract_part
+from steadytrain.components.tasks.multi_task import MultiTaskClassification, extract_part
 from steadytrain.components.tasks.sequence_classification import SequenceClassification
 
 from support.disks import small_file_system

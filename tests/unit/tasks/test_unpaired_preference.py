@@ -12,8 +12,11 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tasks.base import MEASURED
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.components.tasks.preference import document_likelihoods
-from steadytrain.components.tasks.unpaired_preference import UnpairedPreferenceTraining, _own
+from steadytrain.components.tasks.preference import (
+    UnpairedPreferenceTraining,
+    _own,
+    document_likelihoods,
+)
 from steadytrain.components.techniques.mixup.mixing import PARTNER
 
 from support.tiny import make_tokenizer
