@@ -10,11 +10,10 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from steadytrain.components.automl.board import Board, Row, shares
-from steadytrain.components.automl.board_text import verdicts
 from steadytrain.components.automl.explanation import NORMAL, Dependence, Explanation
 from steadytrain.components.automl.forecasts import forecast_figures
 from steadytrain.components.automl.judgment import add_judgment
-from steadytrain.components.automl.results import BOARD, write_board
+from steadytrain.components.automl.results import BOARD, verdicts, write_board
 from steadytrain.components.pages.charts import (
     WIDE,
     WIDTH,

@@ -146,7 +146,7 @@ def _inputs(model: Any) -> tuple[int | None, int | None]:
     return size, channels
 
 
-def timms_own_weights(model: Any) -> None:
+def init_like_timm(model: Any) -> None:
     """Draw the weights of a new model of timm as timm does; Transformers draws others."""
     config = model.config
     model.timm_model = _timm().create_model(

@@ -84,7 +84,7 @@ class ImageClassification:
             if read := networks.of_folder(folder):
                 self.remarks += networks.differences(read, self.images, "model.base")
         elif new and model.config.model_type == networks.TIMM:
-            networks.timms_own_weights(model)
+            networks.init_like_timm(model)
         return model  # type: ignore[no-any-return]
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:

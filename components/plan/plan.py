@@ -39,8 +39,8 @@ from steadytrain.components.sizing.length import Length, length_of, prepared
 from steadytrain.components.sizing.machine import Hosts, Machine, Workload
 from steadytrain.components.sizing.strategy import (
     TrainingOption,
+    check_fits,
     options,
-    refuse_what_is_too_large,
     requested_options,
 )
 from steadytrain.components.sizing.time_cost import (
@@ -218,7 +218,7 @@ def plan_training(
     hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
     sampled = None if prepared(config) else sample(config)
     job = Workload(config, model_name(config), any_model_shape(config), machine, hosts, sampled)
-    refuse_what_is_too_large(job)
+    check_fits(job)
     jobs = [job.on(each, nodes, per_node) for each in gpus]
     offers = [_by_table(each) for each in jobs]
     chosen_by = "given"

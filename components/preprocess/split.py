@@ -165,7 +165,7 @@ _ABSENT: Final = {"", "na", "n/a", "<na>", "nan", "null", "none", "nil", "-1"}
 """How files without nulls write an absent value, and data sets an absent class."""
 
 
-def alike_labels(labels: Iterable[str]) -> list[list[str]]:
+def near_equal_labels(labels: Iterable[str]) -> list[list[str]]:
     """Return a few labels, shortened, that differ only in case, white space or Unicode form."""
     groups = defaultdict(set)
     for label in labels:

@@ -24,9 +24,9 @@ from steadytrain.components.preprocess.split import (
     SIDES,
     TRAIN,
     DeclaredSide,
-    alike_labels,
     held_out,
     like_absent,
+    near_equal_labels,
     sides_at,
     stratify,
 )
@@ -372,7 +372,7 @@ def _warn_of_labels(
     trained: list[str],
     warn: Callable[[str], None],
 ) -> None:
-    for alike in alike_labels(read):
+    for alike in near_equal_labels(read):
         warn(
             f"the labels {', '.join(map(repr, alike))} are separate classes, although they "
             "differ only in case, spaces or Unicode form"

@@ -180,8 +180,8 @@ class Log:
         rank = 0 if isinstance(event, _OF_RANK_0) else None
         yield self._line(event, event.name, event.severity, rank) | own
         for conclusion, about in self._observer.conclude(event):
-            told = {name: _plain(value) for name, value in about.items()}
-            yield self._line(event, conclusion.name, conclusion.level, rank) | told
+            values = {name: _plain(value) for name, value in about.items()}
+            yield self._line(event, conclusion.name, conclusion.level, rank) | values
 
     def _line(self, event: Event, name: str, level: str, rank: int | None) -> dict[str, Any]:
         """Return the fields that every line has."""

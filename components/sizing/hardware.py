@@ -270,9 +270,9 @@ def this_cpu(config: RunConfig) -> Gpu:
     Its speed is assumed from the cores of a rank, until a calibration measures it.
 
     Raises:
-        BadInput: as for `refuse_what_needs_cuda`.
+        BadInput: as for `check_cuda_fields`.
     """
-    refuse_what_needs_cuda(config)
+    check_cuda_fields(config)
     free = psutil.virtual_memory().available / config.compute.nproc_per_node
     compute = config.compute
     cores = compute.threads_per_rank or len(os.sched_getaffinity(0)) / compute.nproc_per_node
@@ -304,7 +304,7 @@ def multiplies_bfloat16(cpuinfo: Path) -> bool:
     return bool(lists) and all(_BFLOAT16 & set(flags.split()) for flags in lists)
 
 
-def refuse_what_needs_cuda(config: RunConfig) -> None:
+def check_cuda_fields(config: RunConfig) -> None:
     """Reject settings that a CPU doesn't support.
 
     Raises:

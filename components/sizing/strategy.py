@@ -64,7 +64,7 @@ class TrainingOption:
         return not (settings & strategy.unsupported.keys() or job.not_supported_by(self.strategy))
 
 
-def refuse_what_is_too_large(job: Workload) -> None:
+def check_fits(job: Workload) -> None:
     """Reject a model whose layers would have to be split.
 
     Raises:

@@ -20,7 +20,7 @@ _NO_WEIGHTS = (".masked_bias", ".inv_freq", ".position_ids")
 """Buffers that older versions of Transformers also saved."""
 
 
-def check_whole(
+def check_complete(
     model: Any, report: Mapping[str, Any], folder: Path, *, new_head: bool, field: str
 ) -> None:
     """Check the loading report from Transformers.
@@ -62,7 +62,7 @@ def _is_inner(model: Any, name: str) -> bool:
 
     The pooler does not: it is initialized for the head.
     """
-    if "pooler" in name or in_own_head(model, name):
+    if "pooler" in name or in_inner_head(model, name):
         return False
     first = name.partition(".")[0]
     return first == model.base_model_prefix or first in {
@@ -70,7 +70,7 @@ def _is_inner(model: Any, name: str) -> bool:
     }
 
 
-def own_heads(model: Any) -> tuple[str, ...]:
+def inner_heads(model: Any) -> tuple[str, ...]:
     """Return the heads that are inside of the base model, as those of timm's models are."""
     inner = getattr(model, "timm_model", None)
     names = inner.pretrained_cfg.get("classifier") if inner is not None else ()
@@ -78,9 +78,9 @@ def own_heads(model: Any) -> tuple[str, ...]:
     return tuple(f"{model.base_model_prefix}.{name}" for name in listed)
 
 
-def in_own_head(model: Any, name: str) -> bool:
+def in_inner_head(model: Any, name: str) -> bool:
     """Return whether a weight or module belongs to one of these heads."""
-    return any(f"{name}.".startswith(f"{head}.") for head in own_heads(model))
+    return any(f"{name}.".startswith(f"{head}.") for head in inner_heads(model))
 
 
 _NEW, _RESIZED, _DTYPE = "_steadytrain_new", "_steadytrain_resized", "_steadytrain_dtype"

@@ -23,7 +23,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.frozen_parts import lighten
-from steadytrain.components.tasks.loaded_weights import check_whole, note_dtype, note_new_weights
+from steadytrain.components.tasks.loaded_weights import check_complete, note_dtype, note_new_weights
 from steadytrain.components.tasks.model_fields import add_split, unknown_fields
 from steadytrain.components.techniques.dropout import dropout_fields
 
@@ -288,7 +288,7 @@ def _loaded(
         if has_code(folder) and not how["trust_remote_code"]:
             raise needs_code(folder) from error
         raise
-    check_whole(model, report, folder, new_head=new_head, field=field)
+    check_complete(model, report, folder, new_head=new_head, field=field)
     loaded: torch.nn.Module = model
     resized = [name for name, *_ in report["mismatched_keys"]]
     note_new_weights(loaded, report["missing_keys"], resized)

@@ -21,7 +21,7 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.storage.local import follow_umask, room_for
 from steadytrain.components.tasks.base import Batch, LossSum
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
-from steadytrain.components.tasks.loaded_weights import check_whole
+from steadytrain.components.tasks.loaded_weights import check_complete
 from steadytrain.components.tasks.packaging import ADAPTERS, never_wrapped, system_errors
 from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
@@ -74,11 +74,11 @@ class MultiTaskClassification(SequenceClassification):
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
         given = head_output(model, batch)
-        logits = within_parts(given.logits.float(), targets, owners)
+        logits = mask_others(given.logits.float(), targets, owners)
         losses = smoothed_losses(logits, targets, self.criterion.smoothing)
         losses = self.criterion.scaled(losses, logits, targets)
         if self.criterion.r_drop:
-            logs, both = own_logs(logits).chunk(2), losses.chunk(2)
+            logs, both = part_log_probabilities(logits).chunk(2), losses.chunk(2)
             apart = diverging(*logs).sum(1)
             losses = self.criterion.of_both_passes(both[0] + both[1], apart)
             targets = batch["targets"].chunk(2)[0]
@@ -93,13 +93,13 @@ class MultiTaskClassification(SequenceClassification):
         del counts
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
-        return smoothed_losses(within_parts(head_logits(model, batch), targets, owners), targets)
+        return smoothed_losses(mask_others(head_logits(model, batch), targets, owners), targets)
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         targets = batch["targets"]
         owners = self.owners.to(targets.device)
         given = head_output(model, batch)
-        logits = within_parts(given.logits.float(), targets, owners)
+        logits = mask_others(given.logits.float(), targets, owners)
         losses = smoothed_losses(logits, targets)
         correct = logits.argmax(-1) == targets
         sums = {"loss": losses.sum().item(), "weight": float(len(targets))}
@@ -146,7 +146,7 @@ class MultiTaskPackager(ClassifierPackager):
     training = MultiTaskClassification
 
 
-def within_parts(logits: torch.Tensor, targets: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+def mask_others(logits: torch.Tensor, targets: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
     """Return logits that are minus infinity outside the part of each row.
 
     Args:
@@ -164,10 +164,10 @@ def smoothed_losses(
     """Return the cross-entropy of each row in nats, (rows).
 
     Args:
-        logits: as `within_parts` returns them.
+        logits: as `mask_others` returns them.
         smoothing: share of each target that is spread over all classes of its part.
     """
-    logs = own_logs(logits)
+    logs = part_log_probabilities(logits)
     losses = -logs.gather(1, targets[:, None])[:, 0]
     if not smoothing:
         return losses
@@ -176,11 +176,11 @@ def smoothed_losses(
     return (1 - smoothing) * losses + smoothing * spread
 
 
-def own_logs(logits: torch.Tensor) -> torch.Tensor:
+def part_log_probabilities(logits: torch.Tensor) -> torch.Tensor:
     """Return the logarithms of the probabilities, (rows, classes); 0 outside the part of each row.
 
     Args:
-        logits: as `within_parts` returns them.
+        logits: as `mask_others` returns them.
     """
     return logits.log_softmax(-1).masked_fill(~logits.isfinite(), 0)
 
@@ -217,7 +217,7 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
             source, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
         tokenizer = load_tokenizer(source)
-    check_whole(model, report, source, new_head=False, field="the model")
+    check_complete(model, report, source, new_head=False, field="the model")
     labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
     rows = [index for index, label in enumerate(labels) if in_part(label, part)]
     if not rows:

@@ -20,9 +20,9 @@ from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.encoding.labeled_text import TYPES
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.loaded_weights import (
-    in_own_head,
+    in_inner_head,
+    inner_heads,
     new_weights,
-    own_heads,
     resized_weights,
 )
 from steadytrain.components.tasks.models import build
@@ -211,7 +211,7 @@ def class_head(model: Any) -> tuple[str, torch.nn.Linear]:
     Raises:
         BadInput: the model has no such layer outside of its encoder or decoder, or has several.
     """
-    if len(heads := own_heads(model)) > 1:
+    if len(heads := inner_heads(model)) > 1:
         raise BadInput(
             f"the model has several heads: {', '.join(heads)}", remedy="use a model with one"
         )
@@ -221,7 +221,7 @@ def class_head(model: Any) -> tuple[str, torch.nn.Linear]:
         for name, layer in model.named_modules()
         if type(layer) is torch.nn.Linear
         and layer.out_features == model.config.num_labels
-        and (not name.startswith(inner) or in_own_head(model, name))
+        and (not name.startswith(inner) or in_inner_head(model, name))
     ]
     if not found:
         raise BadInput(
@@ -342,4 +342,4 @@ def _move_rows(
 def _is_outside(model: Any, names: Sequence[str]) -> bool:
     """Return whether one of the weights belongs to the head, outside of encoder or decoder."""
     prefix = f"{model.base_model_prefix}."
-    return any(not name.startswith(prefix) or in_own_head(model, name) for name in names)
+    return any(not name.startswith(prefix) or in_inner_head(model, name) for name in names)

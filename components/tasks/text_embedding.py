@@ -23,9 +23,9 @@ from steadytrain.components.tasks.scoring.table import pad, read_batches
 from steadytrain.components.tasks.text import TextTraining, drops
 from steadytrain.components.techniques.contrastive_texts.loss import (
     Compared,
-    alike,
     compare,
     embedded,
+    excluded_negatives,
     numbered,
     without_pooler,
 )
@@ -128,5 +128,5 @@ def in_batch(model: torch.nn.Module, batch: Batch) -> Compared:
     """Compare the first text of each row with the counterparts of all rows."""
     texts, counterparts = embedded(model, batch).chunk(2)
     first, second = batch["texts"].chunk(2)
-    same = alike(first, second, first, second)
+    same = excluded_negatives(first, second, first, second)
     return compare(texts, counterparts, counterparts, same)

@@ -20,7 +20,7 @@ from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.tracking.batches import (
     MAX_METRICS_A_CALL,
     flatten,
-    in_parts,
+    in_batches,
     key,
     value,
 )
@@ -205,7 +205,7 @@ class StudyTracker:
             for step, metrics in sent.curve
             for name, number in metrics.items()
         ]
-        for part in in_parts(points, MAX_METRICS_A_CALL):
+        for part in in_batches(points, MAX_METRICS_A_CALL):
             client.log_batch(run_id, metrics=part)
         if sent.status in ("RUNNING", "SCHEDULED"):
             client.update_run(run_id, status=sent.status)

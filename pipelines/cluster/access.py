@@ -40,7 +40,7 @@ def failed(topic: str, text: str, remedy: str) -> Line:
     return Line(topic, "fail", text, remedy)
 
 
-def unasked(topic: str, text: str, remedy: str) -> Line:
+def unchecked(topic: str, text: str, remedy: str) -> Line:
     """Return a line for a check that was not requested, or could not be done."""
     return Line(topic, "not asked", text, remedy)
 

@@ -23,7 +23,7 @@ from steadytrain.pipelines.cluster.access import (
     passed,
     reason,
     status_of,
-    unasked,
+    unchecked,
 )
 from steadytrain.pipelines.cluster.nodes import gpu_nodes
 from steadytrain.pipelines.pod_names import NAME
@@ -55,7 +55,7 @@ def check_kinds(cluster: Cluster) -> Iterator[Line]:
         else:
             yield failed("JobSet", "not installed, and the Trainer needs it", _INSTALL_TRAINER)
     elif pytorch:
-        yield unasked(
+        yield unchecked(
             "TrainJob",
             "not installed; training uses PyTorchJob",
             f"for the launcher with the best recovery, {_INSTALL_TRAINER}",
@@ -109,9 +109,9 @@ def check_runtime(cluster: Cluster) -> Line:
         )
     except client.ApiException as error:
         if status_of(error) == 404:
-            return unasked(topic, "there is no Trainer", _INSTALL_TRAINER)
+            return unchecked(topic, "there is no Trainer", _INSTALL_TRAINER)
         if status_of(error) == 403:
-            return unasked(topic, reason(error), f"{APPLY}, or use an account with permission")
+            return unchecked(topic, reason(error), f"{APPLY}, or use an account with permission")
         return failed(
             topic,
             f"a TrainingRuntime is rejected: {reason(error)}",
@@ -145,7 +145,7 @@ def check_gpus(cluster: Cluster) -> Line:
         nodes = OneNamespace(cluster.api, cluster.namespace).list(NODE)
     except Refused as error:
         if error.status == 403:
-            return unasked(topic, "no permission to list nodes", _ASK_ADMINISTRATOR)
+            return unchecked(topic, "no permission to list nodes", _ASK_ADMINISTRATOR)
         raise
     found: Counter[str] = Counter()
     for node in gpu_nodes(nodes):
@@ -169,7 +169,7 @@ def check_quota(cluster: Cluster) -> Iterator[Line]:
         quotas = all_items(core.list_namespaced_resource_quota, cluster.namespace)
     except client.ApiException as error:
         if status_of(error) == 403:
-            yield unasked(topic, reason(error), _ASK_ADMINISTRATOR)
+            yield unchecked(topic, reason(error), _ASK_ADMINISTRATOR)
             return
         raise
     if not quotas:
@@ -212,7 +212,7 @@ def check_volume(cluster: Cluster) -> Line:
         if status_of(error) == 404:
             return failed(topic, f"{cluster.namespace} has no claim {NAME}", APPLY)
         if status_of(error) == 403:
-            return unasked(topic, reason(error), "use an account that may read claims")
+            return unchecked(topic, reason(error), "use an account that may read claims")
         raise
     modes = claim.status.access_modes or claim.spec.access_modes
     storage = claim.spec.storage_class_name
@@ -238,7 +238,7 @@ def _unbound(cluster: Cluster, text: str, storage: str | None) -> Line:
         if storage:
             found = api.read_storage_class(storage, _request_timeout=SECONDS)
             if found.volume_binding_mode == "WaitForFirstConsumer":
-                return unasked(
+                return unchecked(
                     topic,
                     f"{text}: its storage class binds it when the first pod starts",
                     "run it again after the first run",

@@ -33,7 +33,7 @@ from steadytrain.pipelines.cluster.access import (
     open_cluster,
     passed,
     reason,
-    unasked,
+    unchecked,
 )
 from steadytrain.pipelines.cluster.capabilities import (
     check_gpus,
@@ -57,7 +57,7 @@ def try_storage(address: str) -> Line:
     """
     topic = "S3"
     if not address:
-        return unasked(topic, "no address is given", "name one: --storage s3://bucket/prefix")
+        return unchecked(topic, "no address is given", "name one: --storage s3://bucket/prefix")
     storage, name = open_storage(address), f"steadytrain-doctor-{secrets.token_hex(4)}"
     content = secrets.token_bytes(_PROBE_BYTES)
     storage.write(name, content)
@@ -88,7 +88,7 @@ def try_tracking() -> Line:
     """
     topic, uri = "MLflow", os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri:
-        return unasked(topic, "MLFLOW_TRACKING_URI is not set", "set it to the server's address")
+        return unchecked(topic, "MLFLOW_TRACKING_URI is not set", "set it to the server's address")
     with short_timeouts(), tracking_errors(uri):
         client = import_mlflow().MlflowClient(uri)
         experiment = client.create_experiment(f"steadytrain-doctor-{secrets.token_hex(4)}")
@@ -120,7 +120,7 @@ def try_pipelines(host: str) -> Line:
     """
     topic = "Kubeflow Pipelines"
     if not (host or os.environ.get(HOST_VARIABLE) or "KUBERNETES_SERVICE_HOST" in os.environ):
-        return unasked(topic, "no address is given", f"give --host or set {HOST_VARIABLE}")
+        return unchecked(topic, "no address is given", f"give --host or set {HOST_VARIABLE}")
     try:
         server = connect_to_pipelines(host)
     except BadInput as error:
@@ -180,7 +180,7 @@ def _try_tracking(questions: Questions, image_works: bool, starting: bool) -> Li
     environment has one.
     """
     if starting:
-        return unasked("MLflow", "its server has not started", "see the line `rollout`")
+        return unchecked("MLflow", "its server has not started", "see the line `rollout`")
     if image_works:
         cluster = open_cluster(questions.namespace)
         line = try_tracking_in_pod(cluster, questions.image, questions.image_seconds)
@@ -195,7 +195,7 @@ def _cluster_checks(questions: Questions) -> Iterator[Line]:
         yield line
         connected = line.state == "pass"
     if not connected:
-        yield unasked("all checks within the cluster", "not connected", "fix the above first")
+        yield unchecked("all checks within the cluster", "not connected", "fix the above first")
         return
     cluster = open_cluster(questions.namespace)
     checks: tuple[tuple[str, Callable[[], Line | Iterable[Line]]], ...] = (
@@ -221,13 +221,13 @@ def _check_pods(compute: ComputeConfig | None) -> Line:
     """Check whether the configuration's training pods fit on any node."""
     topic = "pods"
     if compute is None:
-        return unasked(
+        return unchecked(
             topic, "no configuration is given", "name one: steadytrain doctor my.yaml --cluster"
         )
     try:
         found = misfit(compute, connect())
     except Refused as error:
-        return unasked(topic, error.message, error.remedy)
+        return unchecked(topic, error.message, error.remedy)
     if found is None:
         return passed(topic, "a node can hold a training pod")
     return failed(topic, str(found), found.remedy)

@@ -21,7 +21,7 @@ from steadytrain.pipelines.cluster.access import (
     passed,
     reason,
     status_of,
-    unasked,
+    unchecked,
 )
 
 _POLL_SECONDS: Final = 1.0
@@ -42,7 +42,7 @@ def wait_for_rollouts(cluster: Cluster, timeout_seconds: float) -> Iterator[Line
     except client.ApiException as error:
         if status_of(error) != 403:
             raise
-        yield unasked("rollout", reason(error), "use an account that may read Deployments")
+        yield unchecked("rollout", reason(error), "use an account that may read Deployments")
         return
     deadline = time.monotonic() + timeout_seconds
     for item in found:

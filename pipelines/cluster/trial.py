@@ -22,7 +22,7 @@ from steadytrain.pipelines.cluster.access import (
     passed,
     reason,
     status_of,
-    unasked,
+    unchecked,
 )
 from steadytrain.pipelines.pod_names import NAME, TRACKING
 
@@ -132,7 +132,7 @@ def _not_made(topic: str, error: Exception, namespace: str) -> Line:
     if "serviceaccount" in text and "not found" in text:
         return failed(topic, f"{namespace} has no account {ACCOUNT}", APPLY)
     if status_of(error) == 403 and "cannot create" in text:
-        return unasked(topic, text, "use an account that may create pods there")
+        return unchecked(topic, text, "use an account that may create pods there")
     return failed(topic, f"a pod is rejected: {text}", "fix what the message names")
 
 
@@ -215,7 +215,7 @@ def _judge_tracking(phase: str, log: str, namespace: str) -> Line:
     line = Line(**json.loads(said))
     if line.state == "not asked":
         text = f"the Secret {NAME} of {namespace} has no MLFLOW_TRACKING_URI"
-        return unasked(topic, text, f"sh manifests/create-secret.sh {namespace}")
+        return unchecked(topic, text, f"sh manifests/create-secret.sh {namespace}")
     return line
 
 

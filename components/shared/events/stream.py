@@ -249,11 +249,11 @@ class JsonLines:
         """Return the event with its time by the run's clock instead of this machine's."""
         before = self._ahead
         self.now()
-        told = ((name, getattr(event, name)) for name in event.moments)
+        times = ((name, getattr(event, name)) for name in event.moments)
         # A time after the clock's was read before the clock was set back.
         moved = {
             name: min(when + (before if when > self._clock else self._ahead), LATEST)
-            for name, when in told
+            for name, when in times
             if when
         }
         return replace(event, **moved)

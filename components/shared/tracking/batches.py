@@ -50,7 +50,7 @@ def flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield key(prefix), value(content)
 
 
-def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Yield slices of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
@@ -142,7 +142,7 @@ class Batches:
             ("tags", tags, MAX_PARAMS_A_CALL),
         ]
         for kind, items, most in kinds:
-            for part in in_parts(items, most):
+            for part in in_batches(items, most):
                 self._send(run_id, kind, part)
 
     def _send(self, run_id: str, kind: str, items: Sequence[Any]) -> None:
@@ -153,7 +153,7 @@ class Batches:
             if not _is_for_good(error):
                 raise
             if len(items) > 1:
-                for half in in_parts(items, (len(items) + 1) // 2):
+                for half in in_batches(items, (len(items) + 1) // 2):
                     self._send(run_id, kind, half)
                 return
             # If the run was deleted or the store accepts nothing at all, the item is not at fault.

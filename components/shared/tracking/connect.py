@@ -288,8 +288,8 @@ def _answer(error: BaseException) -> tuple[int, str] | None:
     for found in with_causes(error):
         if type(found).__name__ == "RestException":
             return int(found.get_http_status_code()), str(found)  # type: ignore[attr-defined]
-        if told := _ANSWER.search(str(found)):
-            return int(told[1]), "" if told[2].lstrip().startswith("<") else told[2]
+        if answer := _ANSWER.search(str(found)):
+            return int(answer[1]), "" if answer[2].lstrip().startswith("<") else answer[2]
     return None
 
 

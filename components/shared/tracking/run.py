@@ -12,7 +12,12 @@ from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.pagination import all_items
 from steadytrain.components.shared.retry import waiting
-from steadytrain.components.shared.tracking.batches import MAX_PARAMS_A_CALL, flatten, in_parts, key
+from steadytrain.components.shared.tracking.batches import (
+    MAX_PARAMS_A_CALL,
+    flatten,
+    in_batches,
+    key,
+)
 from steadytrain.components.shared.tracking.connect import (
     Tracking,
     check_installed,
@@ -203,7 +208,7 @@ def _describe(client: Any, run_id: str, config: RunConfig) -> None:
 
     known = client.get_run(run_id).data.params
     params = [Param(name, text) for name, text in _params(config).items() if name not in known]
-    for part in in_parts(params, MAX_PARAMS_A_CALL):
+    for part in in_batches(params, MAX_PARAMS_A_CALL):
         client.log_batch(run_id, params=part)
     tags = {
         "mlflow.source.name": "steadytrain",

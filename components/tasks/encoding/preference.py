@@ -111,7 +111,7 @@ class PreferenceEncoder:
             raise Defect("missing_field", f"{columns.prompt} is absent or null")
         for column, answer in ((columns.chosen, chosen), (columns.rejected, rejected)):
             check_learned(answer, f"in {column}, ")
-        if not whole and any(is_whole(answer, prompt) for answer in (chosen, rejected)):
+        if not whole and any(starts_conversation(answer, prompt) for answer in (chosen, rejected)):
             raise Defect(
                 "prompt_mismatch",
                 f"{columns.prompt} is not what {columns.chosen} and {columns.rejected} begin with",
@@ -246,7 +246,7 @@ def _compared(messages: list[Message]) -> list[Message]:
     return [{**message, "content": (message["content"] or "").strip()} for message in messages]
 
 
-def is_whole(answer: list[Message], prompt: list[Message]) -> bool:
+def starts_conversation(answer: list[Message], prompt: list[Message]) -> bool:
     """Return whether an answer cannot follow the prompt, since it begins with one of its own."""
     first = answer[0]["role"]
     return bool(first == "system" or first == "user" == prompt[-1]["role"])
@@ -303,7 +303,7 @@ class UnpairedPreferenceEncoder:
         prompt = messages_in(row, columns.prompt, "user", unread)
         completion = messages_in(row, columns.completion, "assistant", unread)
         check_learned(completion, f"in {columns.completion}, ")
-        if is_whole(completion, prompt):
+        if starts_conversation(completion, prompt):
             raise Defect(
                 "prompt_mismatch", f"{columns.completion} is a whole conversation, not an answer"
             )

@@ -22,9 +22,9 @@ from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
 from steadytrain.components.techniques.contrastive_texts.loss import (
-    alike,
     compare,
     embedded,
+    excluded_negatives,
     numbered,
     without_pooler,
 )
@@ -166,7 +166,7 @@ def _same(asked: Pairs, sample: Pairs) -> torch.Tensor:
     """Return which candidates are no negatives, (asked, candidates), bool."""
     sizes = [len(part) for part in (asked.texts, asked.own, sample.texts, sample.own)]
     numbers = numbered([*asked.texts, *asked.own, *sample.texts, *sample.own])
-    return alike(*torch.split(numbers, sizes))
+    return excluded_negatives(*torch.split(numbers, sizes))
 
 
 def _harmonic(count: int) -> float:

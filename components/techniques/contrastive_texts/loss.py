@@ -69,7 +69,7 @@ def compare(
     return Compared((texts * own).sum(1), similar.masked_fill(alike, -torch.inf))
 
 
-def alike(
+def excluded_negatives(
     texts: torch.Tensor,
     own: torch.Tensor,
     their_texts: torch.Tensor,

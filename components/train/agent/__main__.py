@@ -75,7 +75,7 @@ class Agent:
                 stop_requests() as request,
                 started(self.folder, program, self.share, threads=threads) as ranks,
             ):
-                while not ranks.down():
+                while not ranks.all_exited():
                     heartbeat.beat("follow")
                     if heartbeat.refusal:
                         # The ranks write to the same folder.
@@ -87,8 +87,8 @@ class Agent:
             exits = self._report_unkillable(error)
         if oom_kills() > kills:
             self._report_out_of_memory(exits)
-        told = Exits(time=time.time(), statuses=dict(exits))
-        retry_storage(lambda: told.save(self.node.exits))
+        written = Exits(time=time.time(), statuses=dict(exits))
+        retry_storage(lambda: written.save(self.node.exits))
         return _status(exits)
 
     def _follow(self, ranks: Ranks, request: StopRequest) -> None:

@@ -81,7 +81,7 @@ class Ranks:
         self._deadline = float("inf")
         self._stuck: Unkillable | None = None
 
-    def down(self) -> bool:
+    def all_exited(self) -> bool:
         """Return whether all ranks are down. Kill those that exceed their time.
 
         Raises:

@@ -160,13 +160,13 @@ def cut(
         first, last = (min(len(rows), max(0, -((start - end) // row))) for end in (low, high))
         start += size
         if tensor.numel() == 0:
-            pieces += [whole_piece(name, tensor)] if rank == 0 else []
+            pieces += [full_piece(name, tensor)] if rank == 0 else []
         elif first < last:
             values = tensor.detach() if tensor.dim() == 0 else rows[first:last]
             offsets = [first, *[0] * (tensor.dim() - 1)][: tensor.dim()]
             pieces.append(Piece(name, values, offsets, list(tensor.shape)))
     if rank == 0:
-        pieces += [whole_piece(name, tensors[name]) for name in tensors if name in on_first]
+        pieces += [full_piece(name, tensors[name]) for name in tensors if name in on_first]
     return pieces
 
 
@@ -213,7 +213,7 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
     return values.reshape(-1).view(torch.uint8)
 
 
-def whole_piece(name: str, tensor: torch.Tensor) -> Piece:
+def full_piece(name: str, tensor: torch.Tensor) -> Piece:
     """Return a piece with all of a tensor."""
     return Piece(name, tensor.detach(), [0] * tensor.dim(), list(tensor.shape))
 

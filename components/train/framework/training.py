@@ -29,7 +29,7 @@ from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamage
 from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
 from steadytrain.components.train.checkpoint.saver import Saved, Saver
 from steadytrain.components.train.checkpoint.saver import State as Content
-from steadytrain.components.train.checkpoint.snapshot import Piece, is_storable, whole_piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, full_piece, is_storable
 from steadytrain.components.train.errors import Diverged, NonFiniteState
 from steadytrain.components.train.framework.learner import Learned, Learner, State
 from steadytrain.components.train.heartbeat import Heartbeat
@@ -52,7 +52,7 @@ def as_pieces(state: State) -> list[Piece]:
     Raises:
         BadInput: an array has values that a checkpoint does not hold.
     """
-    return [whole_piece(name, _tensor(name, np.asarray(value))) for name, value in state.items()]
+    return [full_piece(name, _tensor(name, np.asarray(value))) for name, value in state.items()]
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> State:

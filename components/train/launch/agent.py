@@ -83,7 +83,7 @@ class AgentAttempt:
     def poll(self) -> bool:
         """Return whether all ranks have exited or their agent is lost; the folder says which."""
         overdue = time.monotonic() >= self._deadline
-        down = [node.down(overdue=overdue) for node in self._nodes]
+        down = [node.exited(overdue=overdue) for node in self._nodes]
         if not all(down) and any(node.failed for node in self._nodes):
             self._end_stragglers()
         return all(down)
@@ -137,7 +137,7 @@ class _Node:
     def failed(self) -> bool:
         return self.lost or (self.exits is not None and any(self.exits.statuses.values()))
 
-    def down(self, *, overdue: bool) -> bool:
+    def exited(self, *, overdue: bool) -> bool:
         """Return whether the ranks of this node have exited, or the node is lost.
 
         Args:

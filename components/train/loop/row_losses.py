@@ -188,12 +188,12 @@ class _Scoring:
                 fitted(partial(self._score, model), part[number], costs.__getitem__)
                 for number in mine
             ]
-            told = gather_objects([(own, watch.flags())], watch.beat)
-            scored = [losses for losses, _ in told for losses in losses]
+            gathered = gather_objects([(own, watch.flags())], watch.beat)
+            scored = [losses for losses, _ in gathered for losses in losses]
             for batch, losses in zip(part, scored, strict=True):
                 found[batch] = losses
             self._check(found, part)
-            asked = requested_outcome([flags for _, flags in told])
+            asked = requested_outcome([flags for _, flags in gathered])
             late = time.monotonic() - written > _SAVE_SECONDS
             if accelerator.is_main_process and (asked or late):
                 stored.write(found)

@@ -24,7 +24,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
-from steadytrain.components.sizing.hardware import refuse_what_needs_cuda
+from steadytrain.components.sizing.hardware import check_cuda_fields
 from steadytrain.components.sizing.length import of_mixture, steps_of, without_effect
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
 from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask
@@ -303,7 +303,7 @@ def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator
             remedy="leave it out",
         )
     if not cuda:
-        refuse_what_needs_cuda(config)
+        check_cuda_fields(config)
     if training.bf16 and cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise BadInput(
             f"training.bf16 = true: {torch.cuda.get_device_name()} has no bfloat16",

@@ -128,12 +128,12 @@ def _lower(
     if all(item.memory == "host" for item in fallbacks):
         # Other processes may have used up the memory beside a GPU, so the run retries.
         return None
-    summary = [*_what_came_of_it(history, fallbacks), advice(failure.memory_needed)]
+    summary = [*_fallback_results(history, fallbacks), advice(failure.memory_needed)]
     tried = "; ".join(filter(None, summary))
     return RecoveryDecision("stop", f"{kind}, and no OOM fallback is left. {tried}")
 
 
-def _what_came_of_it(history: History, fallbacks: Sequence[Fallback]) -> Iterator[str]:
+def _fallback_results(history: History, fallbacks: Sequence[Fallback]) -> Iterator[str]:
     """Yield a line for each fallback: what was tried, and how that ended."""
     attempts = {attempt.started.attempt: attempt for attempt in history.attempts}
     for fallback in fallbacks:

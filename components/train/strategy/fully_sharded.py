@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.snapshot import Piece, Region, whole, whole_piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, Region, full_piece, whole
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_tensors,
@@ -145,7 +145,7 @@ class FullySharded(Strategy):
                 if local.numel():
                     yield Piece(name, local, list(_place(tensor)), list(tensor.shape))
             elif self.accelerator.process_index == 0:
-                yield whole_piece(name, tensor)
+                yield full_piece(name, tensor)
 
 
 class _LocalParts(Mapping[str, torch.Tensor]):

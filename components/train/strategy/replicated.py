@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from steadytrain.components.techniques.gradient_compression import CompressionConfig
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.snapshot import Piece, Region, cut, whole, whole_piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, Region, cut, full_piece, whole
 from steadytrain.components.train.checkpoint.state import (
     model_tensors,
     optimizer_tensors,
@@ -73,7 +73,7 @@ class Compression:
         own = self._tensors(f"error-{self.rank}")
         # After the exchange, the factors are equal on all ranks.
         shared = self._tensors("p", "q") if self.rank == 0 else {}
-        return [whole_piece(name, tensor) for name, tensor in {**own, **shared}.items()]
+        return [full_piece(name, tensor) for name, tensor in {**own, **shared}.items()]
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         """Restore a checkpoint. With another number of ranks, only the iteration continues.

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 from steadytrain.components.train.checkpoint import Checkpoint
-from steadytrain.components.train.checkpoint.snapshot import Piece, Region, whole, whole_piece
+from steadytrain.components.train.checkpoint.snapshot import Piece, Region, full_piece, whole
 from steadytrain.components.train.checkpoint.state import (
     allocate,
     by_parameter,
@@ -188,7 +188,7 @@ class Zero(Strategy):
         shards = self._shards()
         alike = self._alike() if self.accelerator.process_index == 0 else {}
         model = [shard.piece(shard.name, shard.flat) for shard in shards]
-        model += [whole_piece(name, tensor) for name, tensor in alike.items()]
+        model += [full_piece(name, tensor) for name, tensor in alike.items()]
         return {"model": model, "optimizer": list(self._optimizer_pieces(shards))}
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -257,7 +257,7 @@ class Zero(Strategy):
         if self.accelerator.process_index == 0:
             for name, parameter in self.module.named_parameters():
                 for key, tensor in scalars.items() if parameter.requires_grad else ():
-                    yield whole_piece(f"{name}/{key}", tensor)
+                    yield full_piece(f"{name}/{key}", tensor)
 
     def _allocated(self, checkpoint: Checkpoint, shards: Sequence[Shard]) -> dict[str, Region]:
         """Allocate this rank's optimizer state, and return the regions that a checkpoint fills."""

@@ -17,7 +17,7 @@ import zstandard
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.signatures import shingles, sign
 from steadytrain.components.preprocess.sources import find_files
-from steadytrain.components.preprocess.split import alike_labels, content_id, like_absent
+from steadytrain.components.preprocess.split import content_id, like_absent, near_equal_labels
 from steadytrain.components.preprocess.step import run
 from steadytrain.components.preprocess.validate import check
 from steadytrain.components.shared.config import DataConfig
@@ -197,8 +197,8 @@ def test_labels_that_look_alike_are_reported(tmp_path: Path, configure: Any) -> 
         "records out",
     ]
     assert like_absent(["b", "NA", " nan", "-1", "nano", "1"]) == [" nan", "-1", "NA"]
-    assert alike_labels(["a", "b", NFC, NFD]) == [sorted([NFC, NFD])]
-    assert alike_labels(["a", "b", "ab c"]) == []
+    assert near_equal_labels(["a", "b", NFC, NFD]) == [sorted([NFC, NFD])]
+    assert near_equal_labels(["a", "b", "ab c"]) == []
 
 
 def test_unicode_forms_are_one_record_kept_in_its_original_form(

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.techniques.contrastive_texts.loss import alike, compare, numbered
+from steadytrain.components.techniques.contrastive_texts.loss import (
+    compare,
+    excluded_negatives,
+    numbered,
+)
 
 PAIRS = {
     "distinct": [("a", "b"), ("c", "d"), ("e", "f")],
@@ -47,7 +51,7 @@ def plain(texts, counterparts, pairs, temperature, smoothing=0.0):
 def same_of(pairs):
     first, second = zip(*pairs, strict=True)
     numbers = numbered([*first, *second]).chunk(2)
-    return alike(*numbers, *numbers)
+    return excluded_negatives(*numbers, *numbers)
 
 
 @pytest.mark.parametrize("name", PAIRS)
