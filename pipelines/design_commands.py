@@ -36,6 +36,7 @@ _MODEL_TYPES: Final = {
     "cv": "image_classification",
     "nlp": "sequence_classification",
     "multimodal": "multimodal_classification",
+    "timeseries": "forecasting",
 }
 """The task that a general name stands for."""
 
@@ -51,7 +52,9 @@ def design(
     output: RunOutput = None,
     task: Annotated[
         str,
-        typer.Option(help="A data.task, or a kind of model: tabular, cv, nlp or multimodal."),
+        typer.Option(
+            help="A data.task, or a kind of model: tabular, cv, nlp, multimodal or timeseries."
+        ),
     ] = "",
     framework: Annotated[
         str, typer.Option(help="model.framework, such as pytorch, xgboost, lightgbm or sklearn.")
@@ -138,8 +141,7 @@ def design(
     found, files = _designed(
         config, gpu_type, memory_gb, storage_gb, data_gb, prices=prices, provider=provider
     )
-    served = found.cost_estimate.serving(tokens_per_second)
-    found = found.model_copy(update={"cost_estimate": served})
+    found = found.serving(tokens_per_second)
     options.show(found.model_dump(mode="json")) if as_json else typer.echo("\n".join(found.lines()))
     if write is not None:
         for path in _write(found, files, write):
@@ -194,13 +196,14 @@ def _designed(
         Given,
         design_of_network,
         design_of_plan,
+        design_of_series,
         design_of_table,
         source_bytes,
         training_pods,
     )
-    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL
+    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL, SERIES
     from steadytrain.components.tasks.base import load_task
-    from steadytrain.pipelines.design import pipeline_config
+    from steadytrain.pipelines.design import pipeline_config, pipeline_of_series
     from steadytrain.pipelines.plan_commands import priced_table
     from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
 
@@ -218,6 +221,17 @@ def _designed(
         )
         learned = plan_table(config, given_bytes)
         return design_of_table(learned, config, pipeline_config(config, None), given), own
+    if config.data.task in SERIES:
+        check_extra("train", "steadytrain design")
+        from steadytrain.components.plan.series import plan_series
+
+        refuse_unread(
+            {"--gpu-type": gpu_type, "--prices": prices, "--provider": provider},
+            f"a plan for {config.data.task} does not have it",
+        )
+        forecast = plan_series(config)
+        pipeline = pipeline_of_series(config, forecast)
+        return design_of_series(forecast, config, pipeline, given), own
     gpus, wanted, hosts = choose_hardware(
         config, table, gpu_type or ANY, cluster=False, own=False, host_memory_gb=memory_gb
     )

@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from steadytrain.components.memory.peak import Memory
-    from steadytrain.components.plan.design import CostEstimate, Storage
+    from steadytrain.components.plan.design import Storage
     from steadytrain.components.plan.networks import NetworkPlan
-    from steadytrain.components.plan.plan import Plan
     from steadytrain.components.plan.series import SeriesPlan
     from steadytrain.components.plan.tables import TablePlan
     from steadytrain.components.shared.config import RunConfig
@@ -186,7 +185,7 @@ def plan(
     if config.data.task in (*IMAGES, *MULTIMODAL):
         chosen_by = "--gpu", "--nodes", "--gpus-per-node", "--prices", "--provider"
         refuse_unread(given, unread, reads=(*chosen_by, "--calibrate"))
-        _show_network_plan(config, gpus, wanted, calibrate=calibrate, as_json=as_json)
+        _show_network_plan(config, gpus, wanted, origin, calibrate=calibrate, as_json=as_json)
         return
     found = plan_training(
         config,
@@ -197,11 +196,17 @@ def plan(
         timed=_on_this_machine() if calibrate else by_table,
         prices=origin,
     )
-    space, cost = storage_of_plan(found, given_by(config)), cost_estimate(found)
-    cost = cost.serving(tokens_per_second)
     if as_json:
-        options.show(_with_design(found, cost) | {"storage": space.model_dump()})
+        from steadytrain.components.plan.design import design_of_plan, training_pods
+        from steadytrain.components.plan.render import filled
+        from steadytrain.pipelines.design import pipeline_config
+
+        pods = training_pods(filled(found), found.job.machine.gpu.name)
+        design = design_of_plan(found, pipeline_config(config, pods), given_by(config))
+        options.show(found.as_data() | design.serving(tokens_per_second).parts())
     else:
+        space = storage_of_plan(found, given_by(config))
+        cost = cost_estimate(found).serving(tokens_per_second)
         typer.echo("\n".join([render(found), "", space.line(), *cost.inference_lines()]))
     if write is not None:
         from steadytrain.components.plan.render import write_files
@@ -210,21 +215,6 @@ def plan(
             typer.echo(f"wrote {path}", err=True)
     if not found.works:
         raise typer.Exit(1)
-
-
-def _with_design(plan: Plan, cost: CostEstimate) -> dict[str, Any]:
-    """Return the plan for programs, with the three objects of `steadytrain design`."""
-    from steadytrain.components.plan.design import distributed_config, training_pods
-    from steadytrain.components.plan.render import filled
-    from steadytrain.pipelines.design import pipeline_config
-
-    pods = training_pods(filled(plan), plan.job.machine.gpu.name)
-    parts = {
-        "pipeline_config": pipeline_config(plan.job.config, pods),
-        "distributed_config": distributed_config(plan),
-        "cost_estimate": cost,
-    }
-    return plan.as_data() | {name: part.model_dump(mode="json") for name, part in parts.items()}
 
 
 def priced_table(prices: Path | None, provider: str) -> tuple[tuple[Gpu, ...], str]:
@@ -246,10 +236,17 @@ def priced_table(prices: Path | None, provider: str) -> tuple[tuple[Gpu, ...], s
 
 def _show_table_plan(config: RunConfig, *, as_json: bool) -> None:
     """Show the plan of a run that learns from a table."""
-    from steadytrain.components.plan.design import given_by, storage_of
+    from steadytrain.components.plan.design import design_of_table, given_by, storage_of
     from steadytrain.components.plan.tables import plan_table
 
-    _show(plan_table(config), storage_of(config, given_by(config), None, None), as_json=as_json)
+    found, given = plan_table(config), given_by(config)
+    if not as_json:
+        _print(found, storage_of(config, given, None, None))
+        return
+    from steadytrain.pipelines.design import pipeline_config
+
+    design = design_of_table(found, config, pipeline_config(config, None), given)
+    options.show(found.as_data() | design.parts())
 
 
 def _show_series_plan(config: RunConfig, *, calibrate: bool, as_json: bool) -> None:
@@ -259,18 +256,25 @@ def _show_series_plan(config: RunConfig, *, calibrate: bool, as_json: bool) -> N
         calibrate: whether to time real steps.
     """
     check_extra("train", "steadytrain plan")
-    from steadytrain.components.plan.design import given_by, storage_of
+    from steadytrain.components.plan.design import design_of_series, given_by, storage_of
     from steadytrain.components.plan.series import plan_series
 
-    found = plan_series(config, calibrate=calibrate)
-    weights = found.parameters or None
-    _show(found, storage_of(config, given_by(config), weights, weights), as_json=as_json)
+    found, given = plan_series(config, calibrate=calibrate), given_by(config)
+    if not as_json:
+        weights = found.parameters or None
+        _print(found, storage_of(config, given, weights, weights))
+        return
+    from steadytrain.pipelines.design import pipeline_of_series
+
+    design = design_of_series(found, config, pipeline_of_series(config, found), given)
+    options.show(found.as_data() | design.parts())
 
 
 def _show_network_plan(
     config: RunConfig,
     gpus: Sequence[Gpu],
     wanted: Gpu | None,
+    prices: str,
     *,
     calibrate: bool,
     as_json: bool,
@@ -278,24 +282,33 @@ def _show_network_plan(
     """Show the plan of a network that learns from images or mixed records.
 
     Args:
+        prices: where those of GPUs are from.
         calibrate: whether to time real steps.
     """
     check_extra("train", "steadytrain plan")
-    from steadytrain.components.plan.design import given_by, storage_of
+    from steadytrain.components.plan.design import (
+        design_of_network,
+        given_by,
+        storage_of,
+        training_pods,
+    )
     from steadytrain.components.plan.networks import plan_network
 
-    found = plan_network(config, gpus, wanted, calibrate=calibrate)
-    space = storage_of(config, given_by(config), found.trained, found.parameters)
-    _show(found, space, as_json=as_json)
+    found, given = plan_network(config, gpus, wanted, calibrate=calibrate), given_by(config, prices)
+    if as_json:
+        from steadytrain.pipelines.design import pipeline_config
+
+        pipeline = pipeline_config(config, training_pods(config, found.device))
+        design = design_of_network(found, config, pipeline, given)
+        options.show(found.as_data() | design.parts())
+    else:
+        _print(found, storage_of(config, given, found.trained, found.parameters))
     if not found.works:
         raise typer.Exit(1)
 
 
-def _show(found: TablePlan | SeriesPlan | NetworkPlan, space: Storage, *, as_json: bool) -> None:
-    if as_json:
-        options.show(found.as_data() | {"storage": space.model_dump()})
-    else:
-        typer.echo("\n".join([*found.lines(), space.line()]))
+def _print(found: TablePlan | SeriesPlan | NetworkPlan, space: Storage) -> None:
+    typer.echo("\n".join([*found.lines(), space.line()]))
 
 
 def _measure(config: RunConfig) -> Measure | None:

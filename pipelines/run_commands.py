@@ -222,14 +222,21 @@ def adjust(
     The ranks save a checkpoint and start again from it with the new rate, which is the peak of the
     schedule: what is left of the schedule is scaled, and its shape stays. Ledger, report and MLflow
     record it as your change, with the step after which it counts, and every later attempt keeps it.
-    If the run is not active, it counts once you continue it. Other settings cannot change: the
-    error says why, and what to do instead.
+    If the run is not active, it counts once you continue it. Other settings, and trials of a study,
+    cannot change: the error says why, and what to do instead.
     """
     from steadytrain.components.shared.config.load import override_items
     from steadytrain.components.train.recovery import adjust as adjusting
     from steadytrain.components.train.recovery.ledger import Ledger
+    from steadytrain.components.tune.trials.folder import find_trial
     from steadytrain.pipelines.runs import find_run, find_workspace, is_running, state_of
 
+    if (trial := find_trial(output, name)) is not None:
+        raise BadInput(
+            f"run {name!r} is trial {trial.number} of the study {trial.study.name}: with another "
+            "learning rate, its score would stand for settings that it did not have",
+            remedy="change tune.space and search again, or adjust a run that is not a trial",
+        )
     if cancel:
         if overrides or at_step or dry_run:
             raise BadInput("--cancel takes no other option", remedy="leave the others out")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from steadytrain.components.plan.offer import no_price, over_budget, policy
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.strategies import AUTO
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.time_cost import Span
@@ -23,6 +24,7 @@ from steadytrain.components.sizing.time_cost import Span
 if TYPE_CHECKING:
     from steadytrain.components.plan.networks import NetworkPlan
     from steadytrain.components.plan.plan import Plan
+    from steadytrain.components.plan.series import SeriesPlan
     from steadytrain.components.plan.tables import TablePlan
 
 Strategy = Literal["none", "data_parallel", "fsdp", "deepspeed"]
@@ -33,6 +35,7 @@ _DECIDED: Final = (
 )
 """Decisions whose reasons are tips for whoever trains elsewhere."""
 _PORT: Final = 29500
+_NO_PRICE: Final = "price: set compute.price_per_hour to that of the machine"
 
 
 class _Part(BaseModel):
@@ -199,6 +202,16 @@ class Design(_Part):
     cost_estimate: CostEstimate
     storage: Storage
 
+    def serving(self, tokens_per_second: float) -> Design:
+        """Return the design with the price of inference at a throughput; 0 means not given."""
+        cost = self.cost_estimate.serving(tokens_per_second)
+        return self.model_copy(update={"cost_estimate": cost})
+
+    def parts(self) -> dict[str, Any]:
+        """Return what `steadytrain plan --json` has of it."""
+        names = {"pipeline_config", "distributed_config", "cost_estimate", "storage"}
+        return self.model_dump(mode="json", include=names)
+
     def lines(self) -> Iterator[str]:
         """Yield the design for people."""
         pipeline, ranks, cost = self.pipeline_config, self.distributed_config, self.cost_estimate
@@ -349,9 +362,9 @@ class Given:
     prices: str
 
 
-def given_by(config: RunConfig) -> Given:
+def given_by(config: RunConfig, prices: str = "") -> Given:
     """Return what a configuration alone says: the size of its data, if they are on this machine."""
-    return Given(source_bytes(config), None, None, "")
+    return Given(source_bytes(config), None, None, prices)
 
 
 def source_bytes(config: RunConfig) -> int | None:
@@ -414,7 +427,7 @@ def design_of_network(
     """Return the design for a model of images or of mixed records."""
     compute = config.compute
     own = compute.strategy
-    if own == "auto":
+    if own == AUTO:
         own = "single" if plan.ranks == 1 else "ddp"
     own_price = compute.price_per_hour is not None
     problems = [] if plan.works else ["the memory of a device is not enough"]
@@ -451,15 +464,55 @@ def design_of_table(
     unknown = [] if plan.hours else [f"hours: {plan.unknown_time}"]
     price = config.compute.price_per_hour
     if price is None:
-        unknown.append("price: set compute.price_per_hour to that of the machine")
+        unknown.append(_NO_PRICE)
     cost = _cost(config, plan.hours, price, "compute.price_per_hour", unknown)
-    problems, room = [], given.host_memory
-    if plan.memory is not None and room is not None and plan.memory > room:
-        problems.append(
-            f"the matrix needs {plan.memory / 1e9:.1f} GB, and the machine has {room / 1e9:.1f} GB "
-            "of memory: take a larger machine, fewer columns, or a sample of the records"
+    remedy = "fewer columns, or a sample of the records"
+    problems = list(_too_large("the matrix", plan.memory, given, remedy))
+    storage = storage_of(config, given, None, None)
+    return _checked(problems, [], pipeline, _one_process(tips), cost, storage)
+
+
+def design_of_series(
+    plan: SeriesPlan, config: RunConfig, pipeline: PipelineConfig, given: Given
+) -> Design:
+    """Return the design for a model of time series. Only networks have several ranks."""
+    compute, seconds = config.compute, plan.seconds
+    ranks = _one_process(plan.remarks)
+    if plan.framework == "pytorch":
+        alone = compute.world_size == 1
+        own = ("single" if alone else "ddp") if compute.strategy == AUTO else compute.strategy
+        ranks = DistributedConfig(
+            strategy=_strategy(own),
+            world_size=compute.world_size,
+            backend="nccl" if compute.device == "cuda" else "gloo",
+            compute_strategy=own,
+            launch=_launch(compute.nodes, compute.nproc_per_node),
+            tips=plan.remarks,
         )
-    ranks = DistributedConfig(
+    unknown = [] if seconds else ["hours: `steadytrain plan FILE --calibrate` times real steps"]
+    if compute.price_per_hour is None:
+        unknown.append(_NO_PRICE)
+    hours = Span(seconds / 3600, seconds / 3600) if seconds else None
+    cost = _cost(config, hours, compute.price_per_hour, "compute.price_per_hour", unknown)
+    problems = list(_too_large("what it learns from", plan.memory, given, "or fewer series"))
+    weights = plan.parameters or None
+    storage = storage_of(config, given, weights, weights)
+    return _checked(problems, [], pipeline, ranks, cost, storage)
+
+
+def _too_large(what: str, memory: int | None, given: Given, remedy: str) -> Iterator[str]:
+    """Yield a sentence if a node has not enough memory."""
+    room = given.host_memory
+    if memory is not None and room is not None and memory > room:
+        yield (
+            f"{what} needs {memory / 1e9:.1f} GB, and the machine has {room / 1e9:.1f} GB of "
+            f"memory: take a larger machine, {remedy}"
+        )
+
+
+def _one_process(tips: list[str]) -> DistributedConfig:
+    """Return the configuration of a model that one process learns on a CPU."""
+    return DistributedConfig(
         strategy="none",
         world_size=1,
         backend="none",
@@ -467,8 +520,6 @@ def design_of_table(
         launch={"steadytrain": "steadytrain run steadytrain.yaml"},
         tips=tips,
     )
-    storage = storage_of(config, given, None, None)
-    return _checked(problems, [], pipeline, ranks, cost, storage)
 
 
 def _checked(

@@ -49,6 +49,7 @@ from steadytrain.components.sizing.time_cost import (
     by_table,
     preemptions,
 )
+from steadytrain.components.train.fallbacks import expected_fallbacks
 
 if TYPE_CHECKING:
     from steadytrain.components.memory.groups import Group
@@ -94,6 +95,17 @@ class Plan:
     @property
     def works(self) -> bool:
         return not self.problems
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """What a run tries when memory runs out, in order."""
+        config = self.job.config
+        return expected_fallbacks(
+            self.choice.plan,
+            "cpu" if not self.job.machine.gpu.cuda else self.job.machine.gpu.name,
+            conflict_with=config.conflict_with,
+            prefer=config.compute.prefer,
+        )
 
     @property
     def cheapest(self) -> list[Offer]:
@@ -150,6 +162,7 @@ class Plan:
             "remarks": list(self.remarks),
             "groups": [asdict(group) for group in self.groups],
             "decisions": [asdict(decision) for decision in self.decisions],
+            "fallbacks": self.fallbacks,
             "batch": {
                 "micro_batch_size": self.choice.batch.micro_batch_size,
                 "gradient_accumulation_steps": self.choice.batch.gradient_accumulation_steps,

@@ -119,6 +119,7 @@ def _decided(plan: Plan) -> Iterator[str]:
     rows = [(item.field, item.text, item.reason) for item in plan.decisions]
     yield from aligned(rows, "  ")
     yield from (f"  remark: {remark}" for remark in plan.remarks)
+    yield f"  if memory runs out: {', then '.join(plan.fallbacks) or 'nothing is left to reduce'}"
 
 
 def _groups(plan: Plan) -> Iterator[str]:

@@ -62,7 +62,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     lines += facts.left_out[:DAMAGES]
     lines += _training(facts)
     lines += [event.message for events in _notes(facts) for event in events[-1:]]
-    found = findings(facts.events)
+    found = findings(facts.events, facts.workspace.run_id)
     lines += map(str, found[:PROBLEMS])
     lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []
     lines.append(f"next: {_next(facts, run_summary)}")
@@ -101,7 +101,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
             *facts.left_out,
             *(event.message for events in _notes(facts) for event in events),
         ],
-        "problems": [asdict(item) for item in findings(facts.events)],
+        "problems": [asdict(item) for item in findings(facts.events, facts.workspace.run_id)],
         "next": _next(facts, run_summary),
     }
 

@@ -77,7 +77,7 @@ def content(facts: Facts) -> dict[str, Any]:
         "figures": training_figures(facts),
         "validation_metrics": metrics,
         "validations": validations,
-        "problems": findings(facts.events),
+        "problems": findings(facts.events, facts.workspace.run_id),
         "decided": [(item.field, [item.text, item.reason]) for item in facts.history.decided],
         "attempts": _attempt_rows(tried, facts.history),
         "repeated": repeated_steps(tried),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.config.strategies import strategy_spec
+from steadytrain.components.shared.config.strategies import fallback_of, strategy_spec
 from steadytrain.components.shared.events.types import RecoveryDecision
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.hardware import CPU
@@ -56,9 +56,8 @@ def _offloaded(batch: BatchSettings) -> BatchSettings:
     return replace(batch, offload=offloads[-1]) if offloads else batch
 
 
-def _sharding(before: str) -> Fallback:
-    """Return the fallback from a strategy to the one that its spec names."""
-    after = strategy_spec(before).fallback
+def _sharding(before: str, after: str) -> Fallback:
+    """Return the fallback from a strategy to another one."""
     return Fallback(
         strategy_spec(after).title,
         lambda batch: replace(batch, strategy=after),
@@ -92,14 +91,15 @@ Conflict = Callable[[str], str]
 """Returns what does not support a feature (`Fallback.requires`), and why; "" if nothing."""
 
 
-def all_fallbacks(strategies: Iterable[str]) -> tuple[Fallback, ...]:
+def all_fallbacks(strategies: Iterable[str], prefer: str | None = None) -> tuple[Fallback, ...]:
     """Return every fallback, in the order in which they are tried.
 
     Args:
         strategies: those that the run has used.
+        prefer: the value of `compute.prefer`.
     """
-    used = dict.fromkeys(strategies)
-    sharding = [_sharding(name) for name in used if strategy_spec(name).fallback]
+    after = {name: fallback_of(name, prefer) for name in strategies}
+    sharding = [_sharding(name, other) for name, other in after.items() if other]
     return (_IN_PLACE, _SMALLER, _RECOMPUTE, *sharding, _OFFLOAD)
 
 
@@ -109,18 +109,19 @@ def fallbacks_for(
     strategies: Iterable[str],
     *,
     conflict_with: Conflict = lambda _: "",
+    prefer: str | None = None,
 ) -> Sequence[Fallback]:
     """Return the fallbacks that help with what ran out; a CPU's memory is the host's.
 
     Args:
-        strategies: as for `all_fallbacks`.
+        strategies, prefer: as for `all_fallbacks`.
     """
     spared = {"device"} if kind is FailureClass.GPU_OOM else {"host"}
     if device == CPU:
         spared.add("device")
     return [
         replace(fallback, missing=_missing(fallback, device, conflict_with))
-        for fallback in all_fallbacks(strategies)
+        for fallback in all_fallbacks(strategies, prefer)
         if fallback.memory in spared
     ]
 
@@ -154,6 +155,24 @@ def next_fallback(
         if lowered is not None and _helps(estimate(plan), estimate(lowered)):
             return fallback, lowered
     return None
+
+
+def expected_fallbacks(
+    plan: BatchPlan, device: str, *, conflict_with: Conflict, prefer: str | None
+) -> list[str]:
+    """Return the names of the fallbacks that a run with a plan has, in order."""
+    found: list[str] = []
+    used = [plan.settings.strategy]
+    while True:
+        known = fallbacks_for(
+            FailureClass.GPU_OOM, device, used, conflict_with=conflict_with, prefer=prefer
+        )
+        step = next_fallback(plan, known)
+        if step is None:
+            return list(dict.fromkeys(found))
+        fallback, plan = step
+        found.append(fallback.name)
+        used.append(plan.settings.strategy)
 
 
 def _helps(before: int | None, after: int | None) -> bool:

@@ -33,6 +33,7 @@ from steadytrain.components.tune.rungs import Pace, Rungs
 from steadytrain.components.tune.samplers import Suggester, suggester_of
 from steadytrain.components.tune.space import contains, satisfies
 from steadytrain.components.tune.trials.base import TrialState
+from steadytrain.components.tune.trials.folder import STUDIES
 
 NewDesign = Callable[[RunConfig, History], Suggester]
 
@@ -66,7 +67,7 @@ def check_space(config: RunConfig) -> None:
 
 def studies_folder(config: RunConfig) -> Path:
     """Return the folder of all studies of an output folder."""
-    return Path(config.output).absolute() / "studies"
+    return Path(config.output).absolute() / STUDIES
 
 
 def logs_address(config: RunConfig) -> str:

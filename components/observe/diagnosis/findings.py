@@ -43,9 +43,13 @@ class Finding:
         return f"{self.rule.replace('_', ' ')}: {self.evidence}; {self.remedy}"
 
 
-def findings(events: Iterable[Event]) -> list[Finding]:
-    """Return the problems of a run: those reported in its events, and those it has now."""
-    run = ObservedRun.of(events)
+def findings(events: Iterable[Event], name: str = "") -> list[Finding]:
+    """Return the problems of a run: those reported in its events, and those it has now.
+
+    Args:
+        name: of the run; "" if a person cannot adjust it.
+    """
+    run = ObservedRun.of(events, name)
     found = {**run.found, **{event.rule: event for event in new_problems(run)}}
     return [
         Finding(
@@ -53,7 +57,7 @@ def findings(events: Iterable[Event]) -> list[Finding]:
             found[name].step,
             rule.meaning,
             found[name].evidence,
-            rule.remedy,
+            found[name].remedy,
             rule.source,
         )
         for name, rule in RULES.items()
@@ -68,7 +72,7 @@ def new_problems(run: ObservedRun) -> list[ProblemFound]:
     checked = ((rule, rule.check(run)) for rule in RULES.values() if rule.name not in run.found)
     return [
         ProblemFound(
-            attempt=attempt, step=step, rule=rule.name, evidence=evidence, remedy=rule.remedy
+            attempt=attempt, step=step, rule=rule.name, evidence=evidence, remedy=rule.advice(run)
         )
         for rule, evidence in checked
         if evidence
@@ -89,7 +93,7 @@ class DiagnosisSink(Background):
         self, config: RunConfig, workspace: Workspace, *, every: float = EVERY_SECONDS
     ) -> None:
         del config
-        self._run, self._cursor = ObservedRun(), Cursor(workspace.events)
+        self._run, self._cursor = ObservedRun(workspace.run_id), Cursor(workspace.events)
         super().__init__("diagnosis", workspace, every=every)
 
     def work(self) -> None:

@@ -260,7 +260,8 @@ def _ratio(measured: LayersMeasured) -> float:
     )
 
 
-_ADJUST: Final = " (in a run under way: steadytrain adjust RUN --set training.learning_rate=VALUE)"
+_LOWER: Final = 1 / 5
+"""Between the factors 3 and 10 of the advice."""
 LEARNING: Final = (
     Rule(
         "overfitting",
@@ -299,24 +300,26 @@ LEARNING: Final = (
         "exploding_gradients",
         exploding_gradients,
         "Clipping removes most of each gradient, or nothing clips it.",
-        f"Lower training.learning_rate{_ADJUST}, raise training.warmup_steps, or set "
-        "training.max_grad_norm to 1.",
+        "Lower training.learning_rate, raise training.warmup_steps, or set training.max_grad_norm "
+        "to 1.",
         "Pascanu, Mikolov and Bengio 2013, On the difficulty of training recurrent neural networks",
+        rate_factor=_LOWER,
     ),
     Rule(
         "learning_rate_too_high",
         learning_rate_too_high,
         "The steps are too large for the weights.",
-        f"Lower training.learning_rate by a factor of 3 to 10{_ADJUST}, or raise "
-        "training.warmup_steps.",
+        "Lower training.learning_rate by a factor of 3 to 10, or raise training.warmup_steps.",
         "Stanford CS231n, Neural Networks 3: ratio of weights to updates",
+        rate_factor=_LOWER,
     ),
     Rule(
         "learning_rate_too_low",
         learning_rate_too_low,
         "The steps are too small to change the weights.",
-        f"Raise training.learning_rate by a factor of 10{_ADJUST}.",
+        "Raise training.learning_rate by a factor of 10.",
         "Stanford CS231n, Neural Networks 3: ratio of weights to updates",
+        rate_factor=10.0,
     ),
     Rule(
         "learning_rate_not_scaled",

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any, Final
 
+from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.config.fields import power
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
+    Adjusted,
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
     DataPrepared,
+    DecisionMade,
     LayersMeasured,
     ProblemFound,
     SupervisorStarted,
@@ -23,6 +27,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
     Validated,
 )
+from steadytrain.components.sizing.recipe import RATE
 
 STEPS: Final = 1000
 """How many of the newest reported steps are kept."""
@@ -46,9 +51,15 @@ class ObservedRun:
     layers: the newest measurements of layers.
     diverged: the steps at which training diverged.
     found: the problems that are reported already, by rule.
+    rate: the peak learning rate by now, as a configuration states it; None if it is not known.
+
+    Args:
+        name: of the run; "" if a person cannot adjust it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.rate: float | None = None
         self.attempt: AttemptStarted | None = None
         self.ready: TrainingStarted | None = None
         self.ended: AttemptEnded | None = None
@@ -63,9 +74,9 @@ class ObservedRun:
         self._supervisor: SupervisorStarted | None = None
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> ObservedRun:
+    def of(cls, events: Iterable[Event], name: str = "") -> ObservedRun:
         """Return the run that events describe."""
-        run = cls()
+        run = cls(name)
         for event in events:
             run.add(event)
         return run
@@ -128,6 +139,20 @@ class ObservedRun:
     @add.register
     def _(self, event: TrainingStarted) -> None:
         self.ready = event
+        used = [float(item["value"]) for item in event.recipe if item["field"] == RATE]
+        if self.rate is None and used:
+            training = self._supervisor.settings.get("training") if self._supervisor else None
+            scale = TrainingConfig.model_validate(training).rate_scale if training else 1.0
+            self.rate = used[0] / scale
+
+    @add.register
+    def _(self, event: Adjusted) -> None:
+        self.rate = event.value
+
+    @add.register
+    def _(self, event: DecisionMade) -> None:
+        if self.rate is not None:
+            self.rate *= event.learning_rate_scale
 
     @add.register
     def _(self, event: AttemptEnded) -> None:
@@ -169,6 +194,7 @@ class Rule:
     meaning: what is wrong.
     remedy: what to do.
     source: paper or documentation that the rule follows.
+    rate_factor: what to multiply the learning rate by; 0 if the advice is another one.
     """
 
     name: str
@@ -176,3 +202,14 @@ class Rule:
     meaning: str
     remedy: str
     source: str
+    rate_factor: float = 0.0
+
+    def advice(self, run: ObservedRun) -> str:
+        """Return what to do, for a learning rate with its value and the command."""
+        rate = run.rate
+        if not self.rate_factor or rate is None:
+            return self.remedy
+        setting = f"training.learning_rate={power(float(f'{rate * self.rate_factor:.1e}'))}"
+        if run.progress >= 1 or not run.name:
+            return f"{self.remedy} Here: {setting} in the next run."
+        return f"{self.remedy} Here: `steadytrain adjust {run.name} --set {setting}`."

@@ -88,6 +88,18 @@ def strategy_spec(name: str) -> StrategySpec:
     return plugins.load_as(plugins.STRATEGIES, name, StrategySpec)
 
 
+def fallback_of(name: str, prefer: str | None) -> str:
+    """Return the strategy that a run changes to when it is out of device memory; "" if none.
+
+    Args:
+        prefer: the value of `compute.prefer`. With deepspeed, ZeRO-2 takes the place of FSDP, and
+            goes on to ZeRO-3.
+    """
+    spec = strategy_spec(name)
+    native = spec.fallback == "fsdp" and not spec.shards
+    return "zero2" if native and prefer == "deepspeed" else spec.fallback
+
+
 def strategy_features(name: str) -> set[str]:
     """Return what an optimizer must support to be used with a strategy (`OptimizerSpec`)."""
     return {name, "sharding"} if strategy_spec(name).shards else {name}

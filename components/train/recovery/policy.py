@@ -57,6 +57,7 @@ def decide(
     run_id: str = "",
     *,
     conflict_with: Conflict = lambda _: "",
+    prefer: str | None = None,
     estimate: Estimate = lambda _: None,
     fallbacks: bool = True,
 ) -> RecoveryDecision:
@@ -64,7 +65,7 @@ def decide(
 
     Args:
         run_id: spreads the waits of runs that fail at the same time.
-        conflict_with: see `fallbacks_for`.
+        conflict_with, prefer: see `fallbacks_for`.
         estimate: see `next_fallback`.
         fallbacks: whether the OOM fallbacks apply. Without them, running out of memory is retried.
     """
@@ -81,7 +82,7 @@ def decide(
     elif kind is FailureClass.CHECKPOINT_CORRUPT:
         answer = _step_back(history)
     elif fallbacks and _is_short_of_memory(failure):
-        answer = _lower(history, failure, conflict_with, estimate)
+        answer = _lower(history, failure, conflict_with, prefer, estimate)
     return _grown(history, answer or _retry(history, kind, settings, run_id))
 
 
@@ -116,12 +117,16 @@ def _is_short_of_memory(failure: Failure) -> bool:
 
 
 def _lower(
-    history: History, failure: Failure, conflict_with: Conflict, estimate: Estimate
+    history: History,
+    failure: Failure,
+    conflict_with: Conflict,
+    prefer: str | None,
+    estimate: Estimate,
 ) -> RecoveryDecision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
     strategies = [attempt.started.batch.strategy for attempt in history.attempts]
     device = history.attempts[-1].started.device
-    fallbacks = fallbacks_for(kind, device, strategies, conflict_with=conflict_with)
+    fallbacks = fallbacks_for(kind, device, strategies, conflict_with=conflict_with, prefer=prefer)
     decision = lower(plan, kind, fallbacks, estimate)
     if decision is not None:
         return decision

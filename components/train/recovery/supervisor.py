@@ -390,6 +390,7 @@ class Supervisor:
             settings=self.config.recovery,
             run_id=self.workspace.run_id,
             conflict_with=self.config.conflict_with,
+            prefer=self.config.compute.prefer,
             estimate=self.sizing.estimate,
         )
         return policy(history, failure)

@@ -163,6 +163,19 @@ class TrialFolder:
         return TrialRecord.load(self.record).state if self.record.exists() else None
 
 
+def find_trial(output: Path, run: str) -> TrialFolder | None:
+    """Return the trial with the name of a run; None if there is none.
+
+    Args:
+        output: an output folder with studies, or the folder of a trial.
+    """
+    output = Path(os.path.abspath(output))  # noqa: PTH100  as in `trials_of`
+    known = [TrialFolder(output.parents[1], int(output.name))] if output.name.isdecimal() else []
+    for study in sorted((output / STUDIES).glob("*")):
+        known += trial_folders(study)
+    return next((trial for trial in known if trial.run == run and trial.path.is_dir()), None)
+
+
 def template_log(study: Path) -> Path:
     """Return the file with the output of the template that trials are forked from."""
     return trials_of(study) / "log"
@@ -184,6 +197,8 @@ def trials_of(study: Path) -> Path:
     return Path(os.path.abspath(study)) / "trials"  # noqa: PTH100  links stay as they are
 
 
+STUDIES: Final = "studies"
+"""The folder of an output folder with a folder for each study."""
 _RUN: Final = "prepare"
 """The run in the study's folder that prepares the data."""
 

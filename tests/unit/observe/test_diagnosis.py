@@ -17,14 +17,17 @@ from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
 from steadytrain.components.observe.diagnosis.rule import ObservedRun
 from steadytrain.components.preprocess import step as preprocess
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.config import from_mapping
+from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.config.fields import leaves
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
+    Adjusted,
     AttemptStarted,
+    DecisionMade,
     ProblemFound,
     SupervisorStarted,
+    TrainingStarted,
     TrainingStep,
 )
 from steadytrain.components.shared.workspace import Workspace
@@ -318,8 +321,58 @@ def test_rule_names_fields_that_exist_and_its_source(rule):
     assert rule.check(ObservedRun()) == ""
 
 
+MACHINE = {"parameters": 1, "device": "cpu", "precision": "fp32"}
+
+
+def lively(config, *events):
+    """Return a run under way with a recipe of 4e-3, scaled by 2, and other events."""
+    recipe = [{"field": "training.learning_rate", "value": 4e-3, "reason": "given"}]
+    scaled = {"lr_scaling": "linear", "global_batch_size": 8, "base_global_batch_size": 4}
+    settings = {"training": {**config.training.model_dump(mode="json"), **scaled}}
+    begun = SupervisorStarted(generation=1, pid=1, host="h", settings=settings)
+    ready = TrainingStarted(attempt=1, step=0, max_steps=100, recipe=recipe, **MACHINE)
+    return ObservedRun.of([begun, ready, *events], "support-bot")
+
+
 @pytest.mark.parametrize(
-    "name", ["exploding_gradients", "learning_rate_too_high", "learning_rate_too_low"]
+    ("name", "rate"),
+    [
+        ("exploding_gradients", "4e-4"),
+        ("learning_rate_too_high", "4e-4"),
+        ("learning_rate_too_low", "0.02"),
+    ],
 )
-def test_advice_on_the_rate_names_the_command(name):
-    assert "steadytrain adjust RUN --set training.learning_rate=VALUE" in RULES[name].remedy
+def test_advice_on_the_rate_is_a_command_with_the_run_and_the_value(name, rate):
+    """The configuration's rate is 2e-3, which linear scaling doubles."""
+    command = f"`steadytrain adjust support-bot --set training.learning_rate={rate}`"
+    run = lively(load("causal-lm"))
+    assert command in RULES[name].advice(run)
+    assert "RUN" not in RULES[name].advice(run)
+
+
+def test_advice_follows_what_changed_the_rate_and_the_end_of_the_run():
+    config, rule = load("causal-lm"), RULES["learning_rate_too_high"]
+    lowered = DecisionMade(
+        attempt=1,
+        failure_class="divergence",
+        action="retry_changed",
+        reason="slower",
+        learning_rate_scale=0.1,
+    )
+    assert "learning_rate=4e-5`" in rule.advice(lively(config, lowered))
+    change = Adjusted(
+        attempt=2,
+        step=3,
+        field="training.learning_rate",
+        value=1e-3,
+        before=4e-3,
+        after=2e-3,
+        request="r",
+    )
+    assert "learning_rate=2e-4`" in rule.advice(lively(config, lowered, change))
+    measured = {"tokens": 1, "tokens_per_second": 1.0, "gpu_memory_used": 0, "memory_used": 1}
+    reached = {"attempt": 1, "step": 100, "epoch": 1.0, "loss": 1.0}
+    last = TrainingStep(**reached, **measured, grad_norm=1.0, learning_rate=1e-3)
+    ended = rule.advice(lively(config, last))
+    assert ended.endswith("Here: training.learning_rate=4e-4 in the next run.")
+    assert rule.advice(ObservedRun("early")) == rule.remedy

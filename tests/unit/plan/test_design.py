@@ -20,6 +20,7 @@ from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.compile import compile_pipeline, read_pipeline, steps
 
+from support.designed import follows_the_schema
 from support.golden import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden" / "designs"
@@ -83,6 +84,7 @@ def test_plan_has_the_same_three_objects(call):
     assert done.exit_code == 0, done.output
     plan = json.loads(done.stdout)
     design = json.loads((GOLDEN / "13b-8xa100.json").read_text())
+    follows_the_schema(plan)
     names = ("pipeline_config", "distributed_config", "cost_estimate")
     assert {name: plan[name] for name in names} == {name: design[name] for name in names}
     assert (plan["cost_estimate"]["total_cost_usd"] is None) is False
@@ -227,6 +229,10 @@ def test_plan_shows_the_disk_space_that_a_design_does(call, tmp_path):
     words = ("--set", "data.target=label", "--set", f"data.source=[{tmp_path}/trades.csv]")
     table = json.loads(call("plan", "tabular", *words, "--json").stdout)
     size = (tmp_path / "trades.csv").stat().st_size
+    parts = follows_the_schema(table)
+    assert parts["distributed_config"]["world_size"] == 1
+    design = json.loads((GOLDEN / "50gb-table-xgboost.json").read_text())
+    assert parts["pipeline_config"] == design["pipeline_config"]
     assert table["storage"]["data_gb"] == pytest.approx(2 * size / 1e9)
     settings = DESIGNS["13b-8xa100"][7:]
     text = ("plan", "chat", "--gpu", "a100", "--gpus-per-node", "8", "--formula", *settings)

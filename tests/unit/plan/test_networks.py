@@ -15,6 +15,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu, this_cpu
 from steadytrain.pipelines.cli import app
 
+from support.designed import follows_the_schema
 from support.pictures import digits, image_config, prepared, write_folders
 
 MODELS = {
@@ -131,6 +132,16 @@ def test_command_shows_the_plan_and_times_real_steps(made):
     assert found["works"]
     assert found["speed_from"] == "4 steps on this machine"
     assert 0 < found["hours"]["low"] <= found["hours"]["high"]
+    parts = follows_the_schema(found)
+    middle = (found["hours"]["low"] * found["hours"]["high"]) ** 0.5
+    assert parts["cost_estimate"]["estimated_duration_hours"] == pytest.approx(middle)
+    assert parts["distributed_config"]["backend"] == "gloo"
+    words = ["plan", "images", *sets, "--gpu", "a100", "--gpus-per-node", "2", "--json"]
+    paid = json.loads(CliRunner().invoke(app, words).stdout)
+    parts = follows_the_schema(paid)
+    assert parts["cost_estimate"]["hourly_cost_usd"] == 2 * find_gpu("a100").usd_per_hour
+    assert "own table" in parts["cost_estimate"]["prices"]
+    assert (parts["distributed_config"]["strategy"], paid["ranks"]) == ("data_parallel", 2)
     done = CliRunner().invoke(app, ["plan", "images", *sets, "--write", "x"])
     assert done.exit_code != 0
     assert "--write" in str(done.exception) + done.output

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from steadytrain.components.plan.design import schema
 from steadytrain.components.plan.series import plan_series
 from steadytrain.components.series.training import Forecasting
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.cli import app
 
+from support.designed import follows_the_schema
 from support.series import FIRMS, firms, prepared, series_config
 
 pytestmark = pytest.mark.slow
@@ -43,6 +48,29 @@ def test_plan_of_a_network_counts_its_weights(tmp_path):
     assert plan_series(config, calibrate=True).seconds > 0
 
 
+def test_design_of_series_has_the_ranks_of_a_network_and_its_cost(tmp_path):
+    config, _ = prepared(tmp_path, firms(), *FIRMS, *NETWORK, "training.max_steps=5")
+    fields = [f"data.source=[{tmp_path / 'table.csv'}]", *FIRMS, *NETWORK, "run=series"]
+    fields += ["training.max_steps=5", "compute.price_per_hour=2", "compute.budget_usd=9"]
+    sets = [part for item in fields for part in ("--set", item)]
+    words = ["design", "--task", "timeseries", "--output", config.output, *sets]
+    done = CliRunner().invoke(app, [*words, "--gpu-count", "2", "--memory-gb", "1e-6", "--json"])
+    told = json.loads(done.stdout)
+    jsonschema.validate(told, schema())
+    ranks = told["distributed_config"]
+    assert (ranks["strategy"], ranks["world_size"]) == ("data_parallel", 2)
+    assert "--nproc-per-node=2" in ranks["launch"]["torchrun"]
+    assert told["pipeline_config"]["deployment"]["training_pods"]["count"] == 1
+    cost = told["cost_estimate"]
+    assert (cost["hourly_cost_usd"], cost["total_cost_usd"]) == (2, None)
+    assert "--calibrate" in cost["unknown"][0]
+    assert done.exit_code == 1
+    assert any("take a larger machine" in problem for problem in told["problems"])
+    assert any("compute.budget_usd = 9: it cannot be checked" in one for one in told["problems"])
+    refused = CliRunner().invoke(app, [*words, "--gpu-type", "h100"])
+    assert "--gpu-type: a plan for forecasting does not have it" in str(refused.exception)
+
+
 def test_plan_needs_prepared_series_and_refuses_what_it_does_not_read(tmp_path):
     source = tmp_path / "table.csv"
     with pytest.raises(BadInput, match="not prepared"):
@@ -55,5 +83,10 @@ def test_plan_needs_prepared_series_and_refuses_what_it_does_not_read(tmp_path):
     shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
     assert "11 with 154 values" in shown.output
+    told = json.loads(CliRunner().invoke(app, [*command, "--json", "--calibrate"]).stdout)
+    cost = follows_the_schema(told)["cost_estimate"]
+    assert cost["estimated_duration_hours"] == pytest.approx(told["seconds"] / 3600)
+    assert told["distributed_config"]["strategy"] == "none"
+    assert told["pipeline_config"]["deployment"]["training_pods"] is None
     refused = CliRunner().invoke(app, [*command, "--gpu=h100"])
     assert "--gpu: a plan for forecasting does not have it" in str(refused.exception)

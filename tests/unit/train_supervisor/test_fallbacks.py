@@ -12,6 +12,7 @@ from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.fallbacks import (
     all_fallbacks,
+    expected_fallbacks,
     fallbacks_for,
     next_fallback,
 )
@@ -54,6 +55,24 @@ def test_several_ranks_shard_more_and_more_state(begins, device, walked):
         found.append(str(run.plan).removeprefix("1 x 1, activation checkpointing, "))
     assert found == walked
     assert ("this memory is host memory" in decision.reason) == (device == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("prefer", "expected"),
+    [
+        ("native", ["FSDP", "CPU offload"]),
+        (None, ["FSDP", "CPU offload"]),
+        ("deepspeed", ["DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3", "CPU offload"]),
+    ],
+)
+def test_sharding_follows_the_preference_in_the_plan_and_in_the_run(prefer, expected):
+    run = Run(batch=2, ranks=2, device="GPU", prefer=prefer)
+    run.plan = run.plan.changed(strategy="ddp", gradient_checkpointing=True)
+    announced = expected_fallbacks(run.plan, "GPU", conflict_with=lambda _: "", prefer=prefer)
+    taken = []
+    while (decision := run.fail(FailureClass.GPU_OOM)).action != "stop":
+        taken.append(decision.fallback)
+    assert taken == announced == expected
 
 
 def test_fallback_that_would_not_help_is_skipped():

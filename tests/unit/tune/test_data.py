@@ -8,7 +8,28 @@ from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.paths import UnsafeName
 from steadytrain.components.shared.records import DataRecord, SideRecord
-from steadytrain.components.tune.trials.folder import data_path, known_data, without_test
+from steadytrain.components.tune.trials.folder import (
+    TrialFolder,
+    data_path,
+    known_data,
+    without_test,
+)
+
+from support.odd import call
+
+
+@pytest.mark.parametrize("place", ["", "studies/My Search/trials/0003"])
+def test_trial_of_a_study_is_not_adjusted(tmp_path, place):
+    trial = TrialFolder(tmp_path / "studies" / "My Search", 3)
+    trial.path.mkdir(parents=True)
+    words = ("--set", "training.learning_rate=1e-5", "--output", str(tmp_path / place))
+    done = call("adjust", trial.run, *words, folder=tmp_path)
+    assert done.code == 2
+    assert "is trial 3 of the study My Search" in done.err
+    assert "tune.space" in done.err
+    other = call("adjust", "other", *words, folder=tmp_path)
+    assert "run 'other': not in" in other.err
+
 
 CONTENT = {
     "name": "tiny",
