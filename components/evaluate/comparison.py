@@ -145,8 +145,6 @@ _OTHER_SPLIT: Final = (
     "from another model"
 )
 
-_SERIES_GROW: Final = "more series, or of a single series a longer data.series.horizon"
-
 _UNCHANGED: Final = (
     "training changed nothing: on each test record its loss is that of model.base, to the bit; "
     "raise training.learning_rate or the number of steps"
@@ -244,14 +242,20 @@ class Candidate:
             metric,
             self.config.evaluation.confidence,
             directions,
-            TestSide(
-                self.scores.counted_units,
-                self.test_digest,
-                earlier,
-                _SERIES_GROW if self.config.data.task in SERIES else TestSide.grows_by,
-            ),
+            self._test_side(earlier),
             list(self.config.data.parts) if self.config.data.task == MULTI_TASK else [],
         )
+
+    def _test_side(self, earlier: int) -> TestSide:
+        found = TestSide(self.scores.counted_units, self.test_digest, earlier)
+        if self.config.data.task not in SERIES:
+            return found
+        series, values = self.config.data.series, len(self.scores.id)
+        if series.column is None:
+            called = f"test values of a single series, for a horizon of {series.horizon},"
+            return replace(found, grows_by="a longer data.series.horizon", called=called)
+        called = f"series, with {values:,} test values for a horizon of {series.horizon},"
+        return replace(found, grows_by="more series", called=called)
 
     def _against_champion(self, champion: Version, metric: str, report: Report) -> Pair | str:
         components = to_compute_device(self.task.packager.load_logged(champion.uri), self.config)

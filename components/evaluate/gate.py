@@ -47,6 +47,7 @@ class TestSide:
     digest: of the ids of the test side.
     earlier: number of other models that were judged on the same records before.
     grows_by: how a run gets more of it.
+    called: what the units are, in the plural.
     """
 
     __test__ = False
@@ -55,6 +56,7 @@ class TestSide:
     digest: str = ""
     earlier: int = 0
     grows_by: str = "data.test_share, evaluation.max_examples"
+    called: str = "independent test examples"
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,8 @@ class Gate:
         if units >= needed:
             return ""
         return (
-            f"{units} independent test examples are too few to tell ({needed} needed): give more "
-            f"test data ({self.test.grows_by})"
+            f"{units} {self.test.called} are too few to tell ({needed} needed): give more test "
+            f"data ({self.test.grows_by})"
         )
 
     def _relative(

@@ -118,6 +118,8 @@ def survey(
     rows = 0 if threshold is None else band_rows(threshold)
     divided = hasattr(encoder, "divide")
     fixed = [*_HELD_OUT] if divided else _fixed_sides(data, reading, warn)
+    if divided:
+        _warn_of_splits(data, reading, warn)
     shares, places = held_out(data, fixed), spool.array("places")
     given = _divided(encoder, spool) if divided else spool.array("given")
     drawn = ~np.isin(given, [SIDES.index(side) for side in fixed])
@@ -262,6 +264,16 @@ def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]
             "are pooled with the others, and a new split is drawn from all of them"
         )
     return [*fixed, *kept]
+
+
+def _warn_of_splits(data: DataConfig, reading: Reading, warn: Callable[[str], None]) -> None:
+    """Say what becomes of splits in data whose sides the encoder decides."""
+    for side in _HELD_OUT:
+        if count := sum(reading.given[part, side] for part in data.by_part()):
+            warn(
+                f"data.source has a {side} split of {count:,} records, which count like all "
+                f"others: data.task {data.task} holds out the last records in time"
+            )
 
 
 def set_aside(findings: Findings) -> dict[str, int]:

@@ -110,14 +110,14 @@ class ColumnUse:
     """Counts what a task makes of good rows, by their columns.
 
     layouts: number of rows by the layout that was detected.
-    unused: number of rows by column with text, or a structure that may hold some, that nothing
-        reads.
+    unused: number of rows by column that nothing reads: with text, or a structure that may hold
+        some, and with numbers if the encoder has `reads_numbers`.
     """
 
     def __init__(self, data: DataConfig, encoder: Encoder, difficulty: str | None = None) -> None:
         self.layouts: Counter[str] = Counter()
         self.unused: Counter[str] = Counter()
-        self._encoder = encoder
+        self._encoder, self._numbers = encoder, getattr(encoder, "reads_numbers", False)
         self._asked = {data.columns.group, data.columns.slice, difficulty}
         self._found: dict[tuple[str, ...], tuple[str, list[str]]] = {}
 
@@ -135,7 +135,7 @@ class ColumnUse:
         if layout:
             self.layouts[layout] += 1
         for name in unread:
-            if _has_text(row[name]):
+            if _has_text(row[name]) or (self._numbers and isinstance(row[name], int | float)):
                 self.unused[name] += 1
 
     def _trace(self, row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, list[str]]:

@@ -96,6 +96,7 @@ class SeriesEncoder:
 
     packed = False
     labeled = False
+    reads_numbers = True
     tokenizer = None
 
     @property
@@ -264,7 +265,18 @@ def _covariate(row: Mapping[str, Any], column: str) -> float:
         Defect: it is absent, or something else.
     """
     value = row.get(column)
-    return float(value) if isinstance(value, bool) else number_of(row, column)
+    if isinstance(value, bool):
+        return float(value)
+    try:
+        return number_of(row, column)
+    except Defect as defect:
+        if not isinstance(value, str) or not value.strip():
+            raise
+        raise Defect(
+            defect.reason,
+            f"{defect.detail}; data.series.covariates are columns of numbers: give one of 0 and 1 "
+            "for each category",
+        ) from defect
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,8 @@ class Encoder(Protocol):
         many times the shortest series has in part 0. A fold is tested on its number plus 2,
         validated on the part before, and trained on those before that. Optional; without it, folds
         are random.
+    reads_numbers: whether columns of numbers may be learned from, so that those that nothing reads
+        are counted, as columns with text are. Optional.
     brief: takes `Content.text`, and returns what people see of it. Optional.
     picture: takes the values of a row, and returns the address of a picture of it. Optional.
     tokenizer: how to make the tokenizer. None means that records are not text: there is no

@@ -7,12 +7,15 @@ import pyarrow as pa
 import pytest
 
 from steadytrain.components.evaluate.bootstrap import Resampling
+from steadytrain.components.evaluate.comparison import Candidate
 from steadytrain.components.evaluate.metric import measure
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.series.model import history, load, naive_scale
 from steadytrain.components.series.scoring import SeriesScorer
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.records import EvaluationRecord
+from steadytrain.components.tasks.base import OpenTask
 
 from support.series import FIRMS, MONTHLY, firms, monthly, prepared
 
@@ -83,6 +86,39 @@ def test_scores_are_those_of_utilsforecast_by_series(tmp_path):
     assert measure(baseline, Resampling(samples=2, confidence=0.9, seed=0))[
         "mae"
     ].value == pytest.approx(naive)
+
+
+@pytest.mark.parametrize(
+    ("table", "fields", "counted", "more"),
+    [
+        (firms, FIRMS, "11 series, with 33 test values for a horizon of 3,", "more series"),
+        (
+            monthly,
+            MONTHLY,
+            "12 test values of a single series, for a horizon of 12,",
+            "a longer data.series.horizon",
+        ),
+    ],
+)
+def test_the_gate_says_how_many_series_and_values_it_judged(tmp_path, table, fields, counted, more):
+    config, data = prepared(tmp_path, table(), *fields, NAIVE)
+    _, model = exported(config, data, tmp_path / "model")
+    records = test_records(data)
+    scores = Scores.of(SeriesScorer(config, data).score({"model": model}, records))
+    evaluation = EvaluationRecord(
+        task="forecasting",
+        weights_digest="",
+        examples=records.num_rows,
+        metrics=measure(scores, Resampling(samples=50, confidence=0.95, seed=0)),
+        scores="",
+    )
+    judged = Candidate(config, data, OpenTask(config, data), "", evaluation, records, scores)
+    decision = judged.against(None, lambda _: None, earlier=0)
+    assert decision.undecided
+    assert decision.reason.endswith(
+        f"{counted} are too few to tell (30 needed): give more test data ({more})"
+    )
+    assert decision.reason.startswith("undecided: mase ")
 
 
 @pytest.mark.parametrize("gaps", [0, 1])

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from steadytrain.components.automl.design import as_automl
 from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.preprocess.step import run as preprocess
+from steadytrain.components.series.boosting import BoostingLearner
 from steadytrain.components.series.errors import read_series, read_values
 from steadytrain.components.series.model import Calendar
 from steadytrain.components.shared.errors import ConfigError, DataError
+from steadytrain.components.shared.left_out import in_one_line
+from steadytrain.pipelines.early_checks import check_plugins
+from steadytrain.pipelines.searches import searched
 
 from support.series import FIRMS, MONTHLY, firms, monthly, prepared, series_config
 
@@ -116,9 +122,76 @@ def test_a_target_with_spaces_is_read_and_other_columns_are_named(tmp_path):
         preprocess(series_config(tmp_path / "table.csv", *MONTHLY, "run=other"))
 
 
+def with_covariates(**columns):
+    return firms().assign(price=1.5, **columns)
+
+
+COVARIATES = [
+    "data.target=invest",
+    "data.series={column: firm, time: year, horizon: 3, covariates: [price]}",
+    "model.framework=mlforecast",
+    "model.config={model_type: lightgbm}",
+]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_columns_that_nothing_reads_are_counted_by_name(tmp_path, suffix):
+    table = with_covariates(size=7, region="east")
+    path = tmp_path / f"table.{suffix}"
+    {
+        "csv": lambda: table.to_csv(path, index=False),
+        "jsonl": lambda: table.to_json(path, orient="records", lines=True),
+        "parquet": lambda: table.to_parquet(path),
+    }[suffix]()
+    data = preprocess(series_config(path, *COVARIATES, "data.format=auto"))
+    card = json.loads(data.path("card.json").read_text())
+    assert card["unused"] == {"size": 220, "region": 220}
+    assert "not used: size (220 records), region (220 records)" in in_one_line(data, card)
+
+
+def test_covariates_of_a_series_are_learned_and_categories_are_refused_by_name(tmp_path):
+    sizes = {firm: float(place) for place, firm in enumerate(sorted(firms()["firm"].unique()))}
+    table = firms().assign(price=lambda frame: frame["firm"].map(sizes))
+    learner = BoostingLearner(*prepared(tmp_path, table, *COVARIATES))
+    # Of 20 years, 14 are the training side.
+    assert np.repeat([*sizes.values()], 14).tolist() in learner.matrix.T.tolist()
+    table = with_covariates().assign(price="high")
+    with pytest.raises(DataError, match="220 of 220") as caught:
+        prepared(tmp_path, table, *COVARIATES, "run=other")
+    assert "price is 'high', not a finite decimal number" in str(caught.value)
+    assert "covariates are columns of numbers: give one of 0 and 1 for each" in str(caught.value)
+
+
+def test_files_that_say_test_count_like_all_others_and_a_warning_says_so(tmp_path):
+    table = firms()
+    (tmp_path / "data").mkdir()
+    table[table["year"] < 1952].to_csv(tmp_path / "data" / "train.csv", index=False)
+    table[table["year"] >= 1952].to_csv(tmp_path / "data" / "test.csv", index=False)
+    config = series_config(tmp_path / "data", *FIRMS, f"output={tmp_path / 'output'}")
+    found = preprocess(config)
+    assert len(sides(found)["test"]) == 33
+    assert sum(map(len, sides(found).values())) == 220
+    assert any(
+        "has a test split of 33 records, which count like all" in it for it in warnings(found)
+    )
+
+
+@pytest.mark.parametrize("field", ["data.test_source", "data.validation_source"])
+def test_a_search_refuses_a_file_of_held_out_records_by_name(tmp_path, field):
+    path = tmp_path / "table.csv"
+    firms().to_csv(path, index=False)
+    given = {"data.source": [str(path)], "data.target": "invest", "output": str(tmp_path)}
+    series = {"column": "firm", "time": "year", "horizon": 2}
+    other = str(shutil.copy(path, tmp_path / "other.csv"))
+    config, _ = searched("", {**given, "data.series": series, field: [other]})
+    with pytest.raises(ConfigError, match=rf"{field} = .* does not read it"):
+        check_plugins(as_automl(config))
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["data.test_source=[t.csv]"], "data.test_source = .* does not read it"),
         (["data.series={time: time}"], "data.series.horizon"),
         (["data.series={time: co2, horizon: 3}"], "needs a column of its own"),
         (["data.task=causal_lm", "data.target=null"], "data.series"),
