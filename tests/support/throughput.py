@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import statistics
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from steadytrain.components.shared.events.types import TrainingStep
 
 from support.timed import Found, in_processes, measured
 from support.training import Bench, events_of, write_data
+
+if TYPE_CHECKING:
+    from steadytrain.components.train.loop.training import Training
 
 LENGTH = 512
 DOCUMENTS, ROWS = 16, 4
@@ -35,25 +38,32 @@ RECIPE = {
 Texts = list[list[int]]
 
 
-def functions(count: int, vocabulary: int) -> Texts:
-    """Return standard library functions as byte-pair token ids, with this vocabulary size."""
+def functions(
+    count: int, vocabulary: int, longest: int = LENGTH, files: Iterable[Path] = ()
+) -> Texts:
+    """Return functions as byte-pair token ids, with this vocabulary size.
+
+    Args:
+        longest: tokens of the longest.
+        files: Python sources; the standard library's without any.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
 
-    texts = sorted(set(sources()))
+    texts = sorted(set(sources(files or Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))))
     lot = np.random.default_rng(0)
     texts = [texts[index] for index in lot.permutation(len(texts))[: max(4000, count)]]
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.train_from_iterator(texts, BpeTrainer(vocab_size=vocabulary, show_progress=False))
     ids = (tokenizer.encode(text).ids for text in texts)
-    return [item for item in ids if 8 <= len(item) <= LENGTH][:count]
+    return [item for item in ids if 8 <= len(item) <= longest][:count]
 
 
-def sources() -> Iterator[str]:
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+def sources(files: Iterable[Path]) -> Iterator[str]:
+    for path in sorted(files):
         text = path.read_text(errors="replace")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and (found := ast.get_source_segment(text, node)):
@@ -92,7 +102,7 @@ def _ours(
     ranks: int,
     accumulate: int,
 ) -> Found:
-    rows = [_row(sequence) for sequence in best_fit(texts, LENGTH)]
+    rows = [packed_row(sequence) for sequence in best_fit(texts, LENGTH)]
     data = write_data(folder / "data", rows, [], sequence_length=LENGTH)
     batch = ROWS * ranks * accumulate
     steps = len(texts) // (DOCUMENTS * ranks * accumulate)
@@ -114,6 +124,22 @@ def _ours(
 
 def train_ours(bench: Bench, micro_batch: int, loss: Any) -> Found:
     """Run all steps of a run, without checkpoints."""
+    trained, tokens = set_up_ours(bench, micro_batch)
+    parts = trained.parts
+    assert not parts.remarks, parts.remarks
+    found = measured(trained.run, tokens, lambda: loss(parts.module))
+    if parts.rank:
+        return found
+    steps = events_of(bench.workspace, TrainingStep)
+    found = replace(found, data_wait=statistics.mean(step.data_wait for step in steps))
+    if bench.config.compute.nproc_per_node == 1:
+        return found
+    met = statistics.mean(step.communication_wait or 0.0 for step in steps)
+    return replace(found, communication_wait=met)
+
+
+def set_up_ours(bench: Bench, micro_batch: int) -> tuple[Training, int]:
+    """Return the training of a run, which saves no checkpoints, and the tokens of all its steps."""
     from steadytrain.components.train.checkpoint.store import CheckpointStore
     from steadytrain.components.train.loop.control import StopRequests
     from steadytrain.components.train.loop.reporter import Reporter
@@ -127,26 +153,16 @@ def train_ours(bench: Bench, micro_batch: int, loss: Any) -> Found:
             pass
 
     bench.workspace.create()
-    ranks, training = bench.config.compute.nproc_per_node, bench.config.training
+    training = bench.config.training
     parts = set_up(bench.config, bench.data, BatchSettings(micro_batch))
-    assert not parts.remarks, parts.remarks
     store = CheckpointStore(bench.workspace.checkpoints, keep=1)
     stream = bench.workspace.stream("train") if parts.rank == 0 else None
     trained = Unsaved(parts, store, Reporter(stream, 1), StopRequests(None))
     rows = parts.order.take(0, training.max_steps * training.global_batch_size)
-    tokens = sum(parts.task.cost(parts.train[index]) for index in rows)
-    found = measured(trained.run, tokens, lambda: loss(parts.module))
-    if parts.rank:
-        return found
-    steps = events_of(bench.workspace, TrainingStep)
-    found = replace(found, data_wait=statistics.mean(step.data_wait for step in steps))
-    if ranks == 1:
-        return found
-    met = statistics.mean(step.communication_wait or 0.0 for step in steps)
-    return replace(found, communication_wait=met)
+    return trained, sum(parts.task.cost(parts.train[index]) for index in rows)
 
 
-def _row(sequence: Sequence[list[int]]) -> dict[str, Any]:
+def packed_row(sequence: Sequence[list[int]]) -> dict[str, Any]:
     return {
         "input_ids": [token for document in sequence for token in document],
         "targets": [int(place > 0) for document in sequence for place in range(len(document))],
@@ -172,7 +188,7 @@ def _trainer(
     arguments = trainer_arguments(folder, half, len(texts) // (DOCUMENTS * ranks * accumulate))
     trainer = Trainer(
         model=module,
-        train_dataset=[_row([text]) for text in texts],
+        train_dataset=[packed_row([text]) for text in texts],
         data_collator=padded,
         args=TrainingArguments(
             **arguments,
