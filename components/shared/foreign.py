@@ -1,4 +1,4 @@
-"""Recognize that memory ran out while the process lives on, without importing torch.
+"""Errors of other libraries: recognize system errors, and that memory ran out, without torch.
 
 The kernel's OOM killer leaves no error to recognize: the process is gone.
 """
@@ -6,6 +6,7 @@ The kernel's OOM killer leaves no error to recognize: the process is gone.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -88,3 +89,22 @@ def raised_by_code(error: BaseException) -> bool:
         return False
     interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return not (isinstance(error, KeyboardInterrupt) and interrupt)
+
+
+@contextlib.contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise OSError where safetensors and tokenizers raise errors of their own.
+
+    They are written in Rust, which puts the number of a system error, such as a full disk, into
+    the text.
+    """
+    try:
+        yield
+    except SteadytrainError:
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code)) from error

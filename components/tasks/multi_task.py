@@ -17,12 +17,12 @@ import torch
 
 from steadytrain.components.shared.class_names import have_parts, in_part, part_indices
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.shared.foreign import foreign, system_errors
 from steadytrain.components.shared.storage.local import follow_umask, room_for
 from steadytrain.components.tasks.base import Batch, LossSum
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.loaded_weights import check_complete
-from steadytrain.components.tasks.packaging import ADAPTERS, never_wrapped, system_errors
+from steadytrain.components.tasks.packaging import ADAPTERS, never_wrapped
 from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,

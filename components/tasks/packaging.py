@@ -10,8 +10,6 @@ import contextlib
 import copy
 import json
 import logging
-import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -23,7 +21,7 @@ import torch
 
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.model_source import check_base, name_base, note_base
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.remote_code import has_code, may_run_code, needs_code
@@ -226,25 +224,6 @@ def save_model(model: Any, folder: Path, dtype: torch.dtype) -> None:
             if section.get("dtype") == "float32":
                 section["dtype"] = str(dtype).removeprefix("torch.")
         path.write_text(f"{json.dumps(config, indent=2, sort_keys=True)}\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def system_errors() -> Iterator[None]:
-    """Raise OSError where safetensors and tokenizers raise errors of their own.
-
-    They are written in Rust, which puts the number of a system error, such as a full disk, into
-    the text.
-    """
-    try:
-        yield
-    except SteadytrainError:
-        raise
-    except Exception as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        code = int(number[1])
-        raise OSError(code, os.strerror(code)) from error
 
 
 _EXAMPLE_CHARACTERS = 200

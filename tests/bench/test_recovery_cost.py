@@ -31,9 +31,9 @@ from steadytrain.components.shared.events.types import (
     TrainingStarted,
     TrainingStep,
 )
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.heartbeat import Beat
-from steadytrain.components.train.loop.order import RowOrder
 
 from support.disturbances import Shortage
 from support.times import told_spans

@@ -18,9 +18,9 @@ from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.techniques.curriculum.order import Curriculum
 from steadytrain.components.techniques.multi_task import MultiTaskConfig
 from steadytrain.components.techniques.multi_task.mixture import mixture_of
+from steadytrain.components.techniques.order import Order, RowOrder
 from steadytrain.components.techniques.rare_classes.balanced_order import BalancedOrder
 from steadytrain.components.train.loop.data import Rows, drawn
-from steadytrain.components.train.loop.order import Order, RowOrder
 
 from support.costed_runs import BERT, LENGTH, LLAMA, PARTS, bench_of
 from support.costs import in_turns

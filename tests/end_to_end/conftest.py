@@ -11,6 +11,8 @@ pytest.register_assert_rewrite("support.times", "support.soak", "support.agreeme
 from support.command import Command  # noqa: E402  imports modules registered above
 
 _LONGEST = (
+    "test_automl",
+    "test_series",
     "test_presets",
     "test_strategies",
     "test_recovery",
@@ -20,6 +22,9 @@ _LONGEST = (
     "test_soak",
     "test_outside",
     "test_device_memory",
+    "test_images",
+    "test_keras",
+    "test_multimodal",
 )
 
 

@@ -19,10 +19,10 @@ from steadytrain.components.shared.events.types import (
     DecisionMade,
     TrainingStep,
 )
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train import step
 from steadytrain.components.train.attempt import AttemptFolder
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.recovery.policy import decide
 
 from support.checkpoints import flip

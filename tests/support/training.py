@@ -26,9 +26,9 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.batch import plan_batch
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
 from steadytrain.components.train.loop.main import Rank
-from steadytrain.components.train.loop.order import RowOrder
 
 if TYPE_CHECKING:
     from steadytrain.components.train.loop.training import Training

@@ -24,6 +24,7 @@ from steadytrain.components.sizing.batch import batch_at
 from steadytrain.components.sizing.hardware import device_name
 from steadytrain.components.sizing.length import total_steps, without_effect
 from steadytrain.components.tasks.base import Row
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.attempt import AttemptSpec
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamaged, CheckpointStore
 from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
@@ -36,7 +37,6 @@ from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.export import write_model
-from steadytrain.components.train.loop.order import RowOrder
 from steadytrain.components.train.loop.progress import (
     Emitter,
     ExportedChoice,

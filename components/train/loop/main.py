@@ -35,8 +35,8 @@ class Rank(RankProcess):
         from steadytrain.components.sizing.recipe import learning_rate
         from steadytrain.components.train.checkpoint import Checkpoint
         from steadytrain.components.train.loop.control import StoppedEarly, Watch
-        from steadytrain.components.train.loop.export import latency_is_known, measure_latency
         from steadytrain.components.train.loop.kernels import keep_compiled
+        from steadytrain.components.train.loop.latency import latency_is_known, measure_latency
         from steadytrain.components.train.loop.process import wait_for_file
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up

@@ -28,8 +28,7 @@ from steadytrain.components.techniques.curriculum.order import (
     difficulty_of,
 )
 from steadytrain.components.techniques.multi_task.mixture import mixture_of
-from steadytrain.components.techniques.order import Order as Order
-from steadytrain.components.techniques.order import RowOrder as RowOrder
+from steadytrain.components.techniques.order import Order
 from steadytrain.components.train.failures import naming
 from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows

@@ -30,6 +30,7 @@ from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
 from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask
 from steadytrain.components.tasks.frozen_parts import attach, parameter_count
 from steadytrain.components.techniques.curriculum.order import SequenceLength
+from steadytrain.components.techniques.order import Order
 from steadytrain.components.train.errors import CannotRecompute
 from steadytrain.components.train.heartbeat import Heartbeat, longest_wait
 from steadytrain.components.train.loop.control import Watch
@@ -37,7 +38,7 @@ from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.exchange import set_longest_wait
 from steadytrain.components.train.loop.kernels import compile_layers, usable
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler
-from steadytrain.components.train.loop.order import Order, run_order, sequences_of
+from steadytrain.components.train.loop.order import run_order, sequences_of
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy, Timer, apply_strategy

@@ -14,8 +14,8 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
 from steadytrain.components.techniques.image_augmentation.changes import augmented
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.order import RowOrder
 
 from support.pictures import noise
 from support.training import TWENTY_STEPS, events_of, losses_of

@@ -20,7 +20,7 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.hardware import find_gpu, this_cpu
 from steadytrain.components.sizing.machine import Machine
 from steadytrain.components.sizing.time_cost import THE_TABLE, Span, Speed, of_all_ranks
-from steadytrain.components.train.loop.order import RowOrder
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.pipelines.cli import app
 
 from support.training import GPT2, LLAMA, class_rows, language_rows, write_data

@@ -18,8 +18,8 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.order import RowOrder
 
 from support.benches import one_thread
 from support.series import FIRMS, firms, prepared, promoted

@@ -23,8 +23,8 @@ from steadytrain.components.tasks.masked_lm import MaskedLanguageModel, masked_l
 from steadytrain.components.tasks.scoring.masked import MaskedScorer
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.masked_tokens.masking import Masking
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.loop.batches import take_share
-from steadytrain.components.train.loop.order import RowOrder
 
 from support.declared import assert_declared
 from support.training import VOCABULARY, write_data, write_tokenizer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -273,3 +275,15 @@ def test_cut_is_continued_to_the_same_result(bench):
 def test_cut_where_nothing_is_validated_is_an_error(bench):
     with pytest.raises(BadInput, match="until = 6"):
         train(bench(), until=6)
+
+
+@pytest.mark.slow
+def test_training_of_another_framework_imports_no_transformers():
+    """They take longer to import than all else that it needs."""
+    code = (
+        "import sys\n"
+        "import steadytrain.components.train.framework.training\n"
+        "print(*{'transformers', 'torch._dynamo', 'accelerate'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

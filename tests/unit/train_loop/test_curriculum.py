@@ -18,8 +18,8 @@ from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect, number_of
 from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.techniques.curriculum.order import Curriculum, difficulty_of, share_at
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.loop.data import Rows
-from steadytrain.components.train.loop.order import RowOrder
 
 from support.data import quarantined, sentence, write_jsonl
 from support.training import write_data

@@ -10,8 +10,8 @@ import pytest
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.techniques.mixup.mixing import PARTNER, SHARE
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.loop.batches import partners_of, take_share
-from steadytrain.components.train.loop.order import RowOrder
 
 from support.training import GPT2, class_rows
 

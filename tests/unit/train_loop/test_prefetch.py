@@ -17,8 +17,8 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.tasks.base import Batch, Row
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.techniques.modules import to_device
+from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.loop.batches import Prefetch, take_share
-from steadytrain.components.train.loop.order import RowOrder
 
 from support.training import events_of, result_of
 
