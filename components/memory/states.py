@@ -110,7 +110,8 @@ def weight_bytes(shape: Shape, setting: Setting) -> int:
     in_layers = shape.layers * sum(matrix.size for matrix in shape.matrices)
     frozen = shape.parameters * frozen_width(setting)
     if kind == "qlora":
-        frozen = (shape.parameters - in_layers) * 2 + int(in_layers * NF4_BITS / 8)
+        outside = (shape.parameters - in_layers) * frozen_width(setting)
+        frozen = outside + int(in_layers * NF4_BITS / 8)
     return frozen - saved_outside(shape, setting) + trained * FP32
 
 
@@ -202,10 +203,10 @@ def _layers_gathered(shape: Shape, setting: Setting) -> int:
     """Return the bytes of two gathered layers: the one being computed and the next.
 
     FSDP works like this (Zhao et al. 2023, "PyTorch FSDP", section 3.3); ZeRO-3 gathers by buckets.
-    4-bit weights are unpacked to 16 bits one matrix at a time.
+    4-bit weights are unpacked one matrix at a time.
     """
     if setting.adapter.kind == "qlora":
-        return 2 * max(matrix.size for matrix in shape.matrices)
+        return frozen_width(setting) * max(matrix.size for matrix in shape.matrices)
     apart = setting.gathers and not setting.by_buckets
     return 2 * setting.width * shape.layer if apart else 0
 
@@ -285,7 +286,7 @@ def lighter(shape: Shape) -> Iterator[tuple[FrozenEmbeddings, FrozenHead]]:
 
 def frozen_width(setting: Setting) -> int:
     """Return the bytes of a frozen value that is not quantized."""
-    return 2 if setting.adapter.kind == "qlora" else setting.width
+    return 2 if setting.adapter.kind == "qlora" and setting.cuda else setting.width
 
 
 def host_table(shape: Shape, setting: Setting) -> int:

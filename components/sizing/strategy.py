@@ -49,10 +49,7 @@ class TrainingOption:
             return False
         if self.adapter != "none" and job.config.conflict_with("adapters"):
             return False
-        plain, cuda = self.adapter != "qlora", job.machine.gpu.cuda
-        if not (plain or cuda):
-            return False
-        on_cpu = not cuda or self.offload != "none"
+        on_cpu = not job.machine.gpu.cuda or self.offload != "none"
         used = {*strategy_features(self.strategy), job.precision, "cpu" if on_cpu else "cuda"}
         if used & optimizer_spec(self.optim).unsupported.keys():
             return False

@@ -304,7 +304,9 @@ def _quantized(
     how: Mapping[str, Any],
     adapter: AdapterConfig,
 ) -> torch.nn.Module:
-    """Load the model in 4 bits, on the GPU except for the parts that belong in host memory."""
+    """Load the model in 4 bits, on the device except for the parts that belong in host memory."""
+    from bitsandbytes.nn import Linear4bit
+
     device, run_code = how["device_map"][""], how["trust_remote_code"]
     there = places(auto, folder, adapter, device, run_code=run_code)
     spread = len(set(there.values())) > 1
@@ -312,6 +314,11 @@ def _quantized(
     model = _loaded(auto, folder, tokenizer, settings, {**how, "device_map": there})
     if spread:
         leave_on_the_host(model, device)
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            # In a forward pass without gradients, a CPU with AVX512-BF16 would repack the weights
+            # for good: their scales lose bits, and later passes have no gradients.
+            layer.support_avx512bf16_for_cpu = False
     return model
 
 
@@ -319,25 +326,28 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     """Return the settings for loading a base model's weights.
 
     Frozen weights need no more bits than they are computed with. 4 bits follow QLoRA (Dettmers et
-    al. 2023): NF4 with quantized scales, on this rank's GPU. What QLoRA doesn't quantize
-    (embeddings, head, norms) is in 16 bits.
+    al. 2023): NF4 with quantized scales, on this rank's GPU or the CPU. What QLoRA doesn't quantize
+    (embeddings, head, norms) has the precision of the forward pass; on a GPU, it is in 16 bits.
     """
     kind = config.model.adapter.kind
     if kind == "none":
         return {"dtype": torch.float32}
     if kind == "lora":
         return {"dtype": _forward_type(config)}
-    half = torch.float16 if config.training.fp16 else torch.bfloat16
+    on_gpu = torch.cuda.is_available() and config.compute.device != "cpu"
+    computed = _forward_type(config)
+    if on_gpu and computed == torch.float32:
+        computed = torch.bfloat16
     from transformers import BitsAndBytesConfig
 
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=half,
+        bnb_4bit_compute_dtype=computed,
     )
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    return {"dtype": half, "quantization_config": quantization, "device_map": {"": device}}
+    device = torch.cuda.current_device() if on_gpu else "cpu"
+    return {"dtype": computed, "quantization_config": quantization, "device_map": {"": device}}
 
 
 def _forward_type(config: RunConfig) -> torch.dtype:

@@ -177,7 +177,6 @@ FEATURES: Final[Mapping[str, str]] = {
 too."""
 RULES: Final = (
     Rule("training.fp16", "training.bf16", "a step computes in one of the two"),
-    Rule("model.adapter.kind qlora", "cpu", "its kernels need a CUDA device"),
     *(
         Rule(f"training.{name}", "another framework", PYTORCH_ONLY)
         for name in TrainingConfig.all_objectives()

@@ -64,7 +64,7 @@ class AdapterConfig(Section):
         "none",
         description="Kind of adapter. none: train the model's own weights; lora: freeze them and "
         "train adapters; qlora: also keep the frozen weights in 4 bits (NF4 with double "
-        "quantization), which needs CUDA.",
+        "quantization).",
     )
     rank: int = Field(16, ge=4, le=64, description="Rank of the adapter matrices.")
     alpha: int | None = Field(

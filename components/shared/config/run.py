@@ -310,13 +310,9 @@ class RunConfig(Section):
     @property
     def only_cuda(self) -> list[tuple[str, str, str]]:
         """The settings that need CUDA, as (field, value, replacement on a CPU)."""
-        kind, optim = self.model.adapter.kind, self.training.optim
-        found: list[tuple[str, str, str]] = []
-        if kind == "qlora":
-            found.append(("model.adapter.kind", kind, "lora"))
-        if "cpu" in optimizer_spec(optim).unsupported:
-            found.append(("training.optim", optim, DEFAULT))
-        return found
+        optim = self.training.optim
+        needs = "cpu" in optimizer_spec(optim).unsupported
+        return [("training.optim", optim, DEFAULT)] if needs else []
 
     def conflict_with(self, feature: str) -> str:
         """Return the setting that does not support a feature, and why; "" if none.

@@ -33,16 +33,10 @@ def test_unworkable_strategy_is_rejected_with_an_alternative(section, fields, to
         from_mapping({**MINIMAL, section: fields})
 
 
-@pytest.mark.parametrize(
-    ("section", "fields", "instead"),
-    [
-        ("model", {"base": "hub:x", "adapter": {"kind": "qlora"}}, "use lora"),
-        ("training", {"optim": "paged_adamw_8bit"}, "use adamw_torch"),
-    ],
-)
-def test_cuda_settings_are_rejected_on_a_cpu(section, fields, instead):
-    with pytest.raises(ConfigError, match=instead):
-        from_mapping({**MINIMAL, "compute": {"device": "cpu"}, section: fields})
+def test_cuda_settings_are_rejected_on_a_cpu():
+    paged = {"optim": "paged_adamw_8bit"}
+    with pytest.raises(ConfigError, match="use adamw_torch"):
+        from_mapping({**MINIMAL, "compute": {"device": "cpu"}, "training": paged})
 
 
 @pytest.mark.parametrize(

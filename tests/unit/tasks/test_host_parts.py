@@ -78,7 +78,8 @@ def test_four_bit_base_is_ready_for_the_gpu_once_built(folder, monkeypatch, tmp_
     base = folder(tie_word_embeddings=tied, hidden_size=64, intermediate_size=128)
     data = write_data(tmp_path / "data", language_rows(4), language_rows(2))
     model = {"base": str(base), "adapter": {"kind": "qlora", **BOTH}}
-    config = from_mapping({"name": "q", "data": {"source": ["x"]}, "model": model})
+    content = {"name": "q", "data": {"source": ["x"]}, "training": {"bf16": True}}
+    config = from_mapping({**content, "model": model})
     of_cpu = models._precision(config)
     assert of_cpu["device_map"] == {"": "cpu"}
     monkeypatch.setattr(models, "_precision", lambda _: {**of_cpu, "device_map": {"": GPU}})

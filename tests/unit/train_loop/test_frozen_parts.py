@@ -1,11 +1,13 @@
-"""Full training runs on a CPU, with frozen embeddings on the host and a low-bit frozen head."""
+"""Full training runs on a CPU, with a frozen model in 4 bits and with lighter frozen parts."""
 
 from __future__ import annotations
 
 import json
 
+import bitsandbytes
 import pytest
 import torch
+from bitsandbytes.nn import Linear4bit
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
@@ -38,6 +40,8 @@ RECIPE = {
 PLAIN = {"kind": "lora", "rank": 4}
 TOLERANCES = {"8bit": 1e-3, "4bit": 2e-2}
 """Tolerated differences in loss, relative to the plain path."""
+FOUR_BITS = {"kind": "qlora"}
+LIGHTENED = {"frozen_embeddings": "host", "frozen_head": "4bit"}
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +104,30 @@ def test_quantized_head_losses_are_within_the_stated_error(losses, bits):
     assert found == pytest.approx(plain, rel=TOLERANCES[bits])
 
 
+@pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
+def test_layers_in_4_bits_learn_as_lora_does(losses):
+    _, plain = losses()
+    _, found = losses(**FOUR_BITS)
+    assert found != plain
+    assert found == pytest.approx(plain, rel=TOLERANCES["4bit"])
+    assert found[STEPS] < found[1]
+
+
+@pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
+def test_validation_leaves_layers_in_4_bits_unchanged(losses, data, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+    model = {"base": base, "adapter": {**PLAIN, **FOUR_BITS}}
+    bench = bench_of(tmp_path, data, model, {"eval_steps": 1})
+    module = bench.train_here().parts.module
+    assert losses_of(bench.workspace) == losses(**FOUR_BITS)[1]
+    frozen = [part.weight for part in module.modules() if isinstance(part, Linear4bit)]
+    assert {weight.dtype for weight in frozen} == {torch.uint8}
+    assert all(weight.quant_state.nested for weight in frozen)
+
+
 @pytest.mark.slow
-def test_training_resumes_bit_for_bit(losses, data, base, tmp_path):
-    frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}
+@pytest.mark.parametrize("frozen", [FOUR_BITS, LIGHTENED, {**FOUR_BITS, **LIGHTENED}])
+def test_training_resumes_bit_for_bit(losses, data, base, tmp_path, frozen):
     bench, whole = losses(**frozen)
     rest = bench_of(tmp_path, data, {"base": base, "adapter": {**PLAIN, **frozen}})
     rest.train_here(resume_from=bench.workspace.checkpoints / "step-00000003")
@@ -112,7 +137,7 @@ def test_training_resumes_bit_for_bit(losses, data, base, tmp_path):
 
 
 def test_checkpoints_and_adapters_exclude_frozen_parts(losses):
-    bench, _ = losses(frozen_embeddings="host", frozen_head="4bit")
+    bench, _ = losses(**LIGHTENED)
     plain, _ = losses()
     held = [
         sorted(path.stat().st_size for path in run.workspace.checkpoints.rglob("*.safetensors"))
@@ -127,7 +152,7 @@ def test_checkpoints_and_adapters_exclude_frozen_parts(losses):
 
 @pytest.mark.slow
 def test_export_is_an_ordinary_model_with_the_bases_weights(tmp_path, data, base):
-    adapter = {**PLAIN, "frozen_head": "4bit", "frozen_embeddings": "host", "merge": True}
+    adapter = {**PLAIN, **LIGHTENED, "merge": True}
     bench = bench_of(tmp_path, data, {"base": base, "adapter": adapter})
     bench.train_here()
     merged, before = (
@@ -146,7 +171,7 @@ def steps_in_4_bits(data, base, **frozen):
     """Return the loss of each step, as on a 6 GB card.
 
     That means NF4 layers, paged 8-bit AdamW, and activation checkpointing. It calls the parts
-    directly, because a full run on a CPU refuses features whose kernels need a GPU.
+    directly, because a full run on a CPU refuses paged AdamW, whose kernels need a GPU.
     """
     adapter = {"kind": "qlora", "rank": 4, **frozen}
     config = from_mapping(
@@ -179,7 +204,7 @@ def test_all_small_card_settings_work_together(data, base):
     plain = steps_in_4_bits(data, base)
     if not tied:
         assert steps_in_4_bits(data, base, frozen_embeddings="host") == plain
-    found = steps_in_4_bits(data, base, frozen_embeddings="host", frozen_head="4bit")
+    found = steps_in_4_bits(data, base, **LIGHTENED)
     assert found == pytest.approx(plain, rel=TOLERANCES["4bit"])
     assert found[-1] < found[0]
 
@@ -187,12 +212,11 @@ def test_all_small_card_settings_work_together(data, base):
 @pytest.mark.long
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
 def test_two_ranks_train_with_frozen_parts(losses, data, base, tmp_path):
-    frozen = {"frozen_embeddings": "host", "frozen_head": "4bit"}
-    model = {"base": base, "adapter": {**PLAIN, "dropout": 0.0, **frozen}}
+    model = {"base": base, "adapter": {**PLAIN, "dropout": 0.0, **LIGHTENED}}
     compute = {"device": "cpu", "nproc_per_node": 2}
     bench = Bench.make(tmp_path / "two", data, training=RECIPE, model=model, compute=compute)
     assert bench.run(ranks=2).code == 0
-    _, alone = losses(dropout=0.0, **frozen)
+    _, alone = losses(dropout=0.0, **LIGHTENED)
     assert losses_of(bench.workspace) == pytest.approx(alone, rel=1e-4)
 
 
@@ -206,7 +230,7 @@ def test_parameter_count_includes_frozen_parts(tied):
     model = llama(tie_word_embeddings=tied)
     count, table = parameter_count(model), 64 * 64
     assert count == sum(item.numel() for item in model.parameters())
-    adapter = AdapterConfig(kind="lora", frozen_embeddings="host", frozen_head="4bit")
+    adapter = AdapterConfig(kind="lora", **LIGHTENED)
     adapted = attach(model, adapter)
     trained = sum(item.numel() for item in adapted.parameters() if item.requires_grad)
     # A head with its own weights is not a tied table.
@@ -260,7 +284,7 @@ def test_model_without_named_embeddings_is_rejected(frozen):
 
 
 def test_applying_twice_changes_nothing():
-    adapter = AdapterConfig(kind="lora", frozen_embeddings="host", frozen_head="4bit")
+    adapter = AdapterConfig(kind="lora", **LIGHTENED)
     model = llama()
     lighten(model, adapter)
     parts = model.get_input_embeddings(), model.get_output_embeddings()

@@ -187,7 +187,7 @@ def test_frozen_base_is_in_half_precision_if_training_is(tmp_path, data, base):
 
 @pytest.fixture
 def quantized(data, base):
-    """A 4-bit model with adapters, and its packager. A CPU allows only the parts of such a run."""
+    """A 4-bit model with adapters, and its packager."""
     content = {"name": "q", "data": {"source": ["x"]}, "training": {"bf16": True}}
     model = {"base": base, "adapter": {**ADAPTER, "kind": "qlora"}}
     config = from_mapping({**content, "model": model})
@@ -223,13 +223,12 @@ def test_four_bit_adapters_are_evaluated_on_the_original_base(quantized, tmp_pat
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"model": {"adapter": {"kind": "qlora"}}}, r"model\.adapter\.kind = 'qlora'"),
         ({"training": {"optim": "paged_adamw_8bit"}}, r"training\.optim = 'paged_adamw_8bit'"),
         ({"training": {"fp16": True}}, r"training\.fp16 = True"),
         ({"compute": {"strategy": "fsdp", "offload": "all"}}, r"compute\.offload = 'all'"),
     ],
 )
-def test_cuda_only_adapters_are_rejected_without_cuda(tmp_path, data, base, sections, told):
+def test_cuda_only_settings_are_rejected_without_cuda(tmp_path, data, base, sections, told):
     model = {"base": base, **sections.pop("model", {})}
     bench = Bench.make(tmp_path, data, model=model, **sections)
     with pytest.raises(BadInput, match=told):
