@@ -172,6 +172,7 @@ RUN: Final = Dashboard(
             {
                 _of_run("gradient_norm"): "norm",
                 f"increase({_series('gradient_overflows_total')}[10m])": "overflows in 10 min",
+                f"increase({_series('gradients_clipped_total')}[10m])": "clipped in 10 min",
                 f"increase({_series('divergences_total')}[10m])": "divergences in 10 min",
             },
         ),

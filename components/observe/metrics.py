@@ -148,6 +148,12 @@ _ALL: Final = (
     ),
     Metric("divergences", "counter", "divergences", "How often training diverged."),
     Metric("gradient_overflows", "counter", "steps", "Steps that the loss scaler of fp16 skipped."),
+    Metric(
+        "gradients_clipped",
+        "counter",
+        "steps",
+        "Steps whose gradients training.max_grad_norm clipped; repeats count.",
+    ),
     Metric("validation_loss", "gauge", "", "Loss on the validation data."),
     Metric("validation_perplexity", "gauge", "", "Perplexity on the validation data."),
     Metric("validation_accuracy", "gauge", "share, 0 to 1", "Accuracy on the validation data."),

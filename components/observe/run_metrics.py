@@ -54,6 +54,7 @@ class RunMetrics:
         self._counted: set[tuple[str, int, int]] = set()
         self._tokens: dict[int, int] = {}
         self._retries: dict[int, int] = {}
+        self._clipped: dict[int, int] = {}
         self._prices: dict[int, float] = {}
         self._finished = False
         self._lost = 0.0
@@ -253,6 +254,10 @@ class RunMetrics:
         if retries > 0:
             self._retries[event.attempt] = event.gpu_memory_retries
             self.samples.add("gpu_memory_retries", retries)
+        clipped = event.clipped_steps - self._clipped.get(event.attempt, 0)
+        if clipped > 0:
+            self._clipped[event.attempt] = event.clipped_steps
+            self.samples.add("gradients_clipped", clipped)
         if self._is_newest(event):
             self._show(event)
 
@@ -276,7 +281,8 @@ class RunMetrics:
 
     @_add.register
     def _(self, event: GradientOverflow) -> None:
-        self.samples.add("gradient_overflows", float(self._is_first(event)))
+        if event.scale is not None:
+            self.samples.add("gradient_overflows", float(self._is_first(event)))
 
     def _show(self, event: TrainingStep) -> None:
         """Set the gauges to a step's values."""

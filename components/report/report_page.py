@@ -129,6 +129,12 @@ def _tiles(
         note = f"of {number(planned[-1].max_steps)}" if planned else ""
         tiles.append(("Last step", number(steps[-1].step), note))
         tiles.append(("Last loss", number(steps[-1].loss), "training"))
+    newest = {event.attempt: event for event in facts.of(TrainingStep)}
+    if clipped := sum(event.clipped_steps for event in newest.values()):
+        begun = {item.number: item.first_step for item in attempts(facts)}
+        ended = sum(event.step - begun.get(event.attempt, 0) for event in newest.values())
+        note = f"{number(clipped)} of {number(ended)}, by training.max_grad_norm"
+        tiles.append(("Clipped steps", percent(clipped / ended), note))
     if spending.times.wall:
         tiles.append(("Goodput", percent(spending.times.goodput), "useful share of training"))
     if ran:

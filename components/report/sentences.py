@@ -147,7 +147,12 @@ def _(event: TrainingDiverged) -> str:
 
 @describe.register
 def _(event: GradientOverflow) -> str:
-    return f"train: step {event.step:,} skipped, gradients overflowed at scale {event.scale:g}"
+    if event.scale is not None:
+        return f"train: step {event.step:,} skipped, gradients overflowed at scale {event.scale:g}"
+    return (
+        f"train: step {event.step:,}: training.max_grad_norm clipped the gradients of "
+        f"{event.clipped or 0:.0%} of the last {event.steps} steps"
+    )
 
 
 @describe.register

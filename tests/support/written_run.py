@@ -194,6 +194,7 @@ class Writer:
                     tokens_per_second=64_000 + self.random.gauss(0, 1500),
                     gpu_memory_used=0,
                     memory_used=int(1.1e9 + 8e7 * (1 - math.exp(-20 * done))),
+                    clipped_steps=(step - first) // 4,
                 )
             )
             if step % save_every == 0:

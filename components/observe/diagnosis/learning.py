@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from statistics import median
+from statistics import median, quantiles
 from typing import Final
 
 from steadytrain.components.observe.diagnosis.outlook import extrapolated
 from steadytrain.components.observe.diagnosis.rule import ObservedRun, Rule
-from steadytrain.components.shared.events.types import LayersMeasured
+from steadytrain.components.shared.events.types import (
+    CLIPPED_SHARE,
+    CLIPPED_STEPS,
+    LayersMeasured,
+)
 
 _AFTER_BEST: Final = 3
 """Validations after the best one before overfitting can be found."""
@@ -138,6 +142,22 @@ def exploding_gradients(run: ObservedRun) -> str:
     if now <= bound:
         return ""
     return f"the norm of the gradients is {now:.3g}, and {against}{_largest(run)}"
+
+
+def clipped_gradients(run: ObservedRun) -> str:
+    """Most of the last steps were clipped, although their gradients do not explode."""
+    limit, recent = run.setting("training", "max_grad_norm"), run.recent
+    if not (limit and len(recent) >= _REPORTS) or exploding_gradients(run):
+        return ""
+    steps = recent[-1].step - recent[0].step
+    clipped = recent[-1].clipped_steps - recent[0].clipped_steps
+    if steps < CLIPPED_STEPS or clipped <= CLIPPED_SHARE * steps:
+        return ""
+    usual = quantiles([step.grad_norm for step in recent if math.isfinite(step.grad_norm)], n=10)[-1]
+    return (
+        f"training.max_grad_norm = {limit:g} clipped {clipped:,} of the last {steps:,} steps; nine "
+        f"of ten reported norms are below {usual:.3g}"
+    )
 
 
 def learning_rate_too_high(run: ObservedRun) -> str:
@@ -304,6 +324,14 @@ LEARNING: Final = (
         "to 1.",
         "Pascanu, Mikolov and Bengio 2013, On the difficulty of training recurrent neural networks",
         rate_factor=_LOWER,
+    ),
+    Rule(
+        "clipped_gradients",
+        clipped_gradients,
+        "Most steps are clipped, which only lowers the learning rate in a strange way.",
+        f"Lower training.learning_rate{_ADJUST}, or raise training.max_grad_norm to the norm that "
+        "nine of ten steps stay below.",
+        "Godbole et al. 2023, Deep Learning Tuning Playbook, section on gradient clipping",
     ),
     Rule(
         "learning_rate_too_high",

@@ -435,6 +435,7 @@ class TrainingStep(Event):
     slowest_rank: the rank that waited least for the others in those steps. None if
         `communication_wait` is.
     slowest_rank_wait: share of the time of those steps that this rank waited.
+    clipped_steps: steps of the attempt so far whose gradients `training.max_grad_norm` clipped.
     forward, backward, optimizer: shares of the time of those steps that rank 0 spent in forward
         passes, in backward passes without waiting for other ranks, and on clipping and the update.
         None if they were not measured.
@@ -457,6 +458,7 @@ class TrainingStep(Event):
     gpu_memory_reserved: int = 0
     gpu_memory_peak: int = 0
     gpu_memory_retries: int = 0
+    clipped_steps: int = 0
     gpu_utilization: float | None = None
     slowest_rank: int | None = None
     slowest_rank_wait: float | None = None
@@ -617,15 +619,29 @@ class TrainingDiverged(Event):
     loss: float
 
 
+CLIPPED_STEPS: Final = 100
+"""Steps of which the share that was clipped is taken."""
+CLIPPED_SHARE: Final = 0.5
+"""Share of clipped steps above which clipping is "a strange way of reducing the learning rate"
+(Godbole et al. 2023, Deep Learning Tuning Playbook)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GradientOverflow(Event):
-    """The loss scaler skipped a step."""
+    """The loss scaler skipped a step, or most of the last steps were clipped.
+
+    scale: of the loss scaler after the skipped step. None if steps were clipped.
+    clipped: share of the last `steps` steps whose gradients `training.max_grad_norm` clipped. None
+        if a step was skipped.
+    """
 
     name: ClassVar[str] = "gradient_overflow"
     level: ClassVar[Level] = "warn"
     attempt: int
     step: int
-    scale: float
+    scale: float | None = None
+    clipped: float | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

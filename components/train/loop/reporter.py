@@ -13,6 +13,8 @@ import torch
 from steadytrain.components.shared.environment import environment
 from steadytrain.components.shared.events import EventStream
 from steadytrain.components.shared.events.types import (
+    CLIPPED_SHARE,
+    CLIPPED_STEPS,
     GradientOverflow,
     LatencyMeasured,
     TrainingStarted,
@@ -24,6 +26,34 @@ from steadytrain.components.train.loop.progress import Emitter, Progress
 from steadytrain.components.train.loop.setup import Parts, precision
 from steadytrain.components.train.loop.steps import StepResult
 from steadytrain.components.train.loop.usage import gpu_use
+
+
+@dataclass
+class Clipping:
+    """The steps of an attempt whose gradients were clipped.
+
+    count: of all its steps.
+    """
+
+    count: int = 0
+    _seen: int = 0
+    _before: int = 0
+    _often: bool = False
+
+    def note(self, *, clipped: bool) -> float | None:
+        """Count a step.
+
+        Returns:
+            The share of clipped steps in the last CLIPPED_STEPS, if it is above CLIPPED_SHARE now
+            and was not in those before. Otherwise None.
+        """
+        self.count += clipped
+        self._seen += 1
+        if self._seen % CLIPPED_STEPS:
+            return None
+        share, self._before = (self.count - self._before) / CLIPPED_STEPS, self.count
+        before, self._often = self._often, share > CLIPPED_SHARE
+        return share if self._often and not before else None
 
 
 @dataclass
@@ -62,7 +92,7 @@ class Reporter(Emitter):
     def __init__(self, stream: EventStream | None, attempt: int) -> None:
         super().__init__(stream, attempt)
         self.tokens = 0
-        self._window = _Window()
+        self._window, self._clipping = _Window(), Clipping()
         self._worked = -math.inf
 
     def worked(self, work: str, done: int, total: int) -> None:
@@ -121,6 +151,15 @@ class Reporter(Emitter):
         for rank, waited in enumerate(result.waits):
             window.waits[rank] += waited
 
+    def gradients(self, parts: Parts, progress: Progress, result: StepResult) -> None:
+        """Count a step that was clipped, and report one that overflowed."""
+        if result.overflow:
+            self._overflow(progress, scale=parts.strategy.scale)
+        limit = parts.config.training.max_grad_norm or math.inf
+        share = self._clipping.note(clipped=limit < result.grad_norm < math.inf)
+        if share is not None:
+            self._overflow(progress, clipped=share, steps=CLIPPED_STEPS)
+
     def step(self, parts: Parts, progress: Progress, result: StepResult) -> None:
         """Report the steps since the last report."""
         window, self._window = self._window, _Window()
@@ -137,6 +176,7 @@ class Reporter(Emitter):
                 tokens_per_second=window.tokens / window.seconds,
                 padding=1 - window.tokens / window.places,
                 memory_used=self.resident(),
+                clipped_steps=self._clipping.count,
                 **window.shares(),
                 **(gpu_use() if on_gpu else {"gpu_memory_used": 0}),
             )
@@ -162,14 +202,8 @@ class Reporter(Emitter):
             )
         )
 
-    def overflow(self, parts: Parts, progress: Progress) -> None:
-        self.emit(
-            GradientOverflow(
-                attempt=self.attempt,
-                step=progress.step,
-                scale=parts.strategy.scale,
-            )
-        )
+    def _overflow(self, progress: Progress, **what: Any) -> None:
+        self.emit(GradientOverflow(attempt=self.attempt, step=progress.step, **what))
 
 
 def epoch(parts: Parts, step: int) -> float:

@@ -217,8 +217,7 @@ class Training:
         progress.window_weight += agreed.weight
         seconds = own.waited + time.monotonic() - began
         self.reporter.count(agreed.tokens, agreed.places, seconds, own.waited, result)
-        if result.overflow:
-            self.reporter.overflow(parts, progress)
+        self.reporter.gradients(parts, progress, result)
         every = parts.config.training.logging_steps
         if progress.step % every == 0 or progress.step == parts.steps:
             self.reporter.step(parts, progress, result)

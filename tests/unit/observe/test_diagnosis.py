@@ -14,6 +14,7 @@ import torch
 
 from steadytrain.components.observe.diagnosis import RULES, findings
 from steadytrain.components.observe.diagnosis.findings import DiagnosisSink
+from steadytrain.components.observe.diagnosis.learning import clipped_gradients
 from steadytrain.components.observe.diagnosis.rule import ObservedRun
 from steadytrain.components.preprocess import step as preprocess
 from steadytrain.components.shared.batch import BatchSettings
@@ -268,6 +269,38 @@ def test_rule_about_what_this_machine_lacks_follows_its_reports(healthy, rule):
 
     assert [item.rule for item in findings(with_reports(CHANGED[rule]))] == [rule]
     assert findings(with_reports(FINE[rule])) == []
+
+
+@pytest.mark.parametrize(("clipped", "found"), [(5, False), (6, True)])
+def test_clipping_of_more_than_half_of_the_steps_is_a_problem(clipped, found):
+    """Of each ten steps, some are clipped. None is far above the limit."""
+    settings = {"training": {"max_grad_norm": 1.0}}
+    events = [
+        SupervisorStarted(generation=1, pid=1, host="h", settings=settings),
+        *(
+            TrainingStep(
+                attempt=1,
+                step=10 * number,
+                epoch=number,
+                loss=1.0,
+                learning_rate=1e-3,
+                grad_norm=1.0 + number / 10,
+                tokens=number,
+                tokens_per_second=1.0,
+                gpu_memory_used=0,
+                memory_used=1,
+                clipped_steps=clipped * number,
+            )
+            for number in range(1, 22)
+        ),
+    ]
+    assert ["clipped_gradients"] * found == [
+        item.rule for item in findings(events) if "gradients" in item.rule
+    ]
+    evidence = clipped_gradients(ObservedRun.of(events))
+    # 20 reports count: their norms are evenly spaced from 1.2 to 3.1.
+    assert ("clipped 114 of the last 190 steps" in evidence) == found
+    assert ("are below 2.99" in evidence) == found
 
 
 def test_straggler_that_changes_is_none(healthy):

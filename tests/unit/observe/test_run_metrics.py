@@ -219,3 +219,14 @@ def test_faults_of_the_numbers_count_once():
     metrics = RunMetrics.of([started(), overflow, overflow, diverged, diverged])
     assert value(metrics, "gradient_overflows") == 1
     assert value(metrics, "divergences") == 1
+
+
+def test_clipped_steps_add_up_over_attempts_and_are_no_overflows():
+    reports = [
+        replace(STEP, attempt=attempt, step=step, tokens=step, clipped_steps=clipped)
+        for attempt, step, clipped in [(1, 10, 3), (1, 20, 3), (1, 30, 9), (2, 40, 2)]
+    ]
+    often = GradientOverflow(attempt=1, step=30, clipped=0.9, steps=10)
+    metrics = RunMetrics.of([started(), *reports[:3], often, started(2), reports[3], reports[3]])
+    assert value(metrics, "gradients_clipped") == 11
+    assert value(metrics, "gradient_overflows") == 0

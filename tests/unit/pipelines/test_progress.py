@@ -117,6 +117,10 @@ STARTED = TrainingStarted(
         ),
         (TrainingDiverged(attempt=1, step=9, loss=float("nan")), "diverged at step 9, loss nan"),
         (GradientOverflow(attempt=1, step=9, scale=65536.0), "overflowed at scale 65536"),
+        (
+            GradientOverflow(attempt=1, step=200, clipped=0.625, steps=100),
+            "step 200: training.max_grad_norm clipped the gradients of 62% of the last 100 steps",
+        ),
         (Warned(stage="train", message="MLflow is gone"), "train: MLflow is gone"),
     ],
 )

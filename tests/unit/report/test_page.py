@@ -13,7 +13,8 @@ import pytest
 from steadytrain.components.report.explain import summary
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.report_page import render
-from steadytrain.components.shared.events.types import NoiseScaleMeasured
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import NoiseScaleMeasured, TrainingStep
 from steadytrain.components.shared.records import EvaluationRecord, Interval
 from steadytrain.components.shared.tracking.notes import RUN, remember
 from steadytrain.components.shared.workspace import Workspace
@@ -159,6 +160,20 @@ def test_promoted_language_model(language_model: Any) -> None:
     training = page.sections["training"]
     for text in ("training.learning_rate", "1e-4", "the rule's reason", "(open)", "Young"):
         assert text in training
+
+
+def test_clipped_steps_are_counted_over_all_attempts(language_model: Any) -> None:
+    page = Page(language_model.workspace)
+    steps = [
+        event
+        for event in read_events(language_model.workspace.events)
+        if isinstance(event, TrainingStep)
+    ]
+    newest = {event.attempt: event.clipped_steps for event in steps}
+    assert len(newest) == 3
+    # 400 steps, and 130 that were taken twice.
+    count = sum(newest.values())
+    assert f"Clipped steps{count / 530:.1%}{count} of 530, by training.max_grad_norm" in page.top
 
 
 def test_numbers_to_predict_are_described_by_side(classifier: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import asdict
+from itertools import accumulate
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint.store import CheckpointStore, committed
 from steadytrain.components.train.errors import CannotRecompute, Diverged
+from steadytrain.components.train.loop import reporter
 from steadytrain.components.train.loop.main import Rank
 
 from support.training import GPT2, events_of, exported, losses_of, result_of, weights_digest
@@ -250,6 +252,28 @@ def test_overflow_under_a_loss_scaler_skips_the_step(make_bench, monkeypatch):
     steps = events_of(bench.workspace, TrainingStep)
     assert steps[3].learning_rate == steps[2].learning_rate
     assert result_of(bench).outcome == "finished"
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e-3, 0.8, 1e3])
+def test_clipped_steps_are_counted_and_reported_once(make_bench, monkeypatch, limit):
+    monkeypatch.setattr(reporter, "CLIPPED_STEPS", 2)
+    bench = make_bench(training={"max_grad_norm": limit})
+
+    bench.train_here()
+
+    steps = events_of(bench.workspace, TrainingStep)
+    clipped = [bool(limit) and event.grad_norm > limit for event in steps]
+    assert [event.clipped_steps for event in steps] == list(accumulate(clipped))
+    shares = [sum(pair) / 2 for pair in zip(clipped[::2], clipped[1::2], strict=True)]
+    expected = [
+        (2 * place + 2, share)
+        for place, share in enumerate(shares)
+        if share > 0.5 and (place == 0 or shares[place - 1] <= 0.5)
+    ]
+    found = events_of(bench.workspace, GradientOverflow)
+    assert [(event.step, event.clipped) for event in found] == expected
+    assert bool(found) == (limit in (1e-3, 0.8))
+    assert all((event.steps, event.scale) == (2, None) for event in found)
 
 
 def test_export_that_cannot_be_written_leaves_nothing_half(make_bench, monkeypatch):
