@@ -221,7 +221,7 @@ def test_cpu_plan_uses_nothing_that_needs_cuda(configure):
     timed = lambda job, choice: Speed(Span(1, 2), "nobody")  # noqa: E731
     plan = plan_training(config, TABLE, small, timed=timed)
     assert not plan.works
-    assert (plan.choice.option.adapter, plan.choice.option.optim) == ("lora", "adamw_torch")
+    assert (plan.choice.option.adapter, plan.choice.option.optim) == ("qlora", "adamw_torch")
 
 
 @pytest.fixture
