@@ -65,6 +65,7 @@ _UNITS = {
     "profile.steps": "optimizer steps",
     "save_keep_every": "optimizer steps",
     "prefetch_batches": "global batches",
+    "loader_workers": "threads",
     "spike_window": "optimizer steps",
     "warmup_steps": "optimizer steps, or a share below 1",
     "averaging.start": "optimizer steps, or a share below 1",

@@ -247,6 +247,14 @@ class TrainingConfig(Section):
         "reading is slow now and then. Each takes the memory of a rank's share, on a GPU in its "
         "memory. What is learned stays the same.",
     )
+    loader_workers: Annotated[int, Effect.HANDLING, IfSet()] = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Threads of each rank that read and change the rows of a global batch. More "
+        "help where training waits for changes of images, which leave Python's lock free. What is "
+        "learned stays the same.",
+    )
     seed: Annotated[int, Effect.SEED] = Field(
         42, ge=0, description="Seed for new weights, dropout and the order of samples."
     )

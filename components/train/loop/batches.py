@@ -1,13 +1,14 @@
 """This rank's share of a global batch, as tensors, which a thread prepares while a step computes.
 
 The rows of a step depend only on its number, so prefetching changes neither the order nor what a
-resumed run sees. At most `training.prefetch_batches` shares exist besides the one in use.
+resumed run sees. At most `training.prefetch_batches` shares exist besides the one in use. Its rows
+are read and changed by `training.loader_workers` threads.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
@@ -73,7 +74,11 @@ class RankBatches:
     waited: float = 0.0
 
 
-def take_share(parts: Parts, step: int) -> RankBatches:
+EachRow = Callable[[Callable[[int], Row], Iterable[int]], Iterable[Row]]
+"""Calls a function with each place, and yields the rows in the order of the places."""
+
+
+def take_share(parts: Parts, step: int, each: EachRow = map) -> RankBatches:
     """Return this rank's micro-batches of the global batch of `step`, on the CPU."""
     training = parts.config.training
     size, mixup = training.global_batch_size, training.mixup
@@ -87,20 +92,18 @@ def take_share(parts: Parts, step: int) -> RankBatches:
         return row if cut is None else cut.cut(row, at)
 
     own = share(range(size), parts.rank, parts.world_size)
-    rows = [row_at(place) for place in own]
+    rows = [*each(row_at, own)]
     if mixup.on:
         mixed = partners_of(number, size, alpha=mixup.alpha, seed=training.seed)
-        others = [row_at(mixed.places[place]) for place in own]
+        others = each(row_at, [mixed.places[place] for place in own])
         shares = [mixed.shares[place] for place in own]
         rows = [
             {**row, PARTNER: other, SHARE: part}
             for row, other, part in zip(rows, others, shares, strict=True)
         ]
     elif hasattr(parts.task, "measure"):
-        rows = [
-            {**row, PARTNER: row_at((place - 1) % size)}
-            for row, place in zip(rows, own, strict=True)
-        ]
+        others = each(row_at, [(place - 1) % size for place in own])
+        rows = [{**row, PARTNER: other} for row, other in zip(rows, others, strict=True)]
     micro = parts.batch.micro_batch_size
     batches = [parts.task.collate(part) for part in micro_batches(rows, micro)]
     weight = sum(map(parts.task.weight, batches))
@@ -116,6 +119,8 @@ class Prefetch:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._thread = ThreadPoolExecutor(1, "prefetch")
+        workers = parts.config.training.loader_workers
+        self._workers = ThreadPoolExecutor(workers, "loader") if workers > 1 else None
         self._ahead: dict[int, Future[RankBatches]] = {}
         device = parts.accelerator.device
         # Copies on a separate stream do not wait for the step that is computing.
@@ -124,8 +129,10 @@ class Prefetch:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """End the thread after its current task."""
+        """End the threads after their current tasks."""
         self._thread.shutdown(cancel_futures=True)
+        if self._workers is not None:
+            self._workers.shutdown()
 
     def take(self, step: int) -> RankBatches:
         """Return this rank's share of the global batch of `step`.
@@ -150,7 +157,7 @@ class Prefetch:
         return self._thread.submit(self._fetch, step) if found is None else found
 
     def _fetch(self, step: int) -> RankBatches:
-        own = take_share(self.parts, step)
+        own = take_share(self.parts, step, self._workers.map if self._workers else map)
         return replace(own, batches=self._transfer(own.batches))
 
     def _transfer(self, batches: list[Batch]) -> list[Batch]:

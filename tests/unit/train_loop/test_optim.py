@@ -69,6 +69,7 @@ OURS_ALONE = {
     "masking",
     "multi_task",
     "prefetch_batches",
+    "loader_workers",
     "goal",
     "mixture",
     "denoising",

@@ -48,10 +48,10 @@ class _Task:
         return 10
 
 
-def _parts(task: _Task, ahead: int = 1) -> Any:
+def _parts(task: _Task, ahead: int = 1, **training: Any) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(
-            training=TrainingConfig(global_batch_size=BATCH, prefetch_batches=ahead)
+            training=TrainingConfig(global_batch_size=BATCH, prefetch_batches=ahead, **training)
         ),
         accelerator=SimpleNamespace(device=torch.device("cpu")),
         task=task,
@@ -100,6 +100,34 @@ def test_as_many_steps_are_fetched_ahead_as_are_set(ahead):
             assert len(task.collated) == min(step + 1 + ahead, STEPS) * BATCH
             expected = [batch["lengths"] for batch in plain[step].batches]
             assert [batch["lengths"] for batch in found.batches] == expected
+
+
+class _Drawn(_Task):
+    """Rows are dictionaries. Each waits until another thread reads one, too."""
+
+    def __init__(self, meeting: threading.Barrier | None = None) -> None:
+        super().__init__()
+        self.meeting = meeting
+
+    def draw(self, row: int, place: int, *, training: bool) -> Row:
+        assert training
+        if self.meeting:
+            self.meeting.wait()
+        return {"row": row, "place": place}
+
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        return {"rows": rows}
+
+
+@pytest.mark.parametrize("mixup", [{}, {"alpha": 0.4}], ids=["plain", "mixup"])
+def test_loader_workers_read_rows_side_by_side_and_in_order(mixup):
+    before, plain = threading.active_count(), _parts(_Drawn(), mixup=mixup)
+    task = _Drawn(threading.Barrier(2, timeout=20))
+    with closing(Prefetch(_parts(task, loader_workers=2, mixup=mixup))) as data:
+        for step in range(STEPS):
+            rows = [batch["rows"] for batch in data.take(step).batches]
+            assert rows == [batch["rows"] for batch in take_share(plain, step).batches]
+    assert threading.active_count() == before
 
 
 def test_smaller_micro_batches_are_fetched_again():

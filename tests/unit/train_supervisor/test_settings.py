@@ -72,6 +72,7 @@ ACCEPTED = {
         "gradient_checkpointing": True,
         "torch_compile": True,
         "prefetch_batches": 3,
+        "loader_workers": 2,
         "goal": "best",
         "logging_steps": 3,
         "eval_steps": 7,
