@@ -153,7 +153,8 @@ def clipped_gradients(run: ObservedRun) -> str:
     clipped = recent[-1].clipped_steps - recent[0].clipped_steps
     if steps < CLIPPED_STEPS or clipped <= CLIPPED_SHARE * steps:
         return ""
-    usual = quantiles([step.grad_norm for step in recent if math.isfinite(step.grad_norm)], n=10)[-1]
+    norms = [step.grad_norm for step in recent if math.isfinite(step.grad_norm)]
+    usual = quantiles(norms, n=10)[-1]
     return (
         f"training.max_grad_norm = {limit:g} clipped {clipped:,} of the last {steps:,} steps; nine "
         f"of ten reported norms are below {usual:.3g}"
@@ -329,9 +330,10 @@ LEARNING: Final = (
         "clipped_gradients",
         clipped_gradients,
         "Most steps are clipped, which only lowers the learning rate in a strange way.",
-        f"Lower training.learning_rate{_ADJUST}, or raise training.max_grad_norm to the norm that "
-        "nine of ten steps stay below.",
+        "Lower training.learning_rate, or raise training.max_grad_norm to the norm that nine of "
+        "ten steps stay below.",
         "Godbole et al. 2023, Deep Learning Tuning Playbook, section on gradient clipping",
+        rate_factor=_LOWER,
     ),
     Rule(
         "learning_rate_too_high",

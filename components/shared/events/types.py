@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from steadytrain.components.shared.batch import BatchSettings
 
