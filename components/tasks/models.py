@@ -305,7 +305,7 @@ def _quantized(
     adapter: AdapterConfig,
 ) -> torch.nn.Module:
     """Load the model in 4 bits, on the device except for the parts that belong in host memory."""
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn.modules import Linear4bit
 
     device, run_code = how["device_map"][""], how["trust_remote_code"]
     there = places(auto, folder, adapter, device, run_code=run_code)
