@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,9 +24,10 @@ from steadytrain.components.automl.calibration import (
 from steadytrain.components.automl.design import SearchDesign
 from steadytrain.components.automl.ensemble import ROUNDS, Limit, OutOfFold, chosen
 from steadytrain.components.automl.explanation import Explanation, explanation_of
-from steadytrain.components.automl.portfolio import DEFAULT, Configuration, portfolio
+from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.unit_scores import (
     best_step,
+    forecasts_of,
     joined_folds,
     losses_of,
     out_of_fold,
@@ -38,7 +39,6 @@ from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import SERIES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import Interval
@@ -168,7 +168,7 @@ def board_of(study: Study, folder: Path) -> Board | None:
         return None
     order = sorted(range(len(rows)), key=lambda place: (rows[place].score, place))
     rows, tables = [rows[place] for place in order], [tables[place] for place in order]
-    found, costs = out_of_fold(tables), list(_limits(rows, limits))
+    found, costs = out_of_fold(tables, _alone(rows)), list(_limits(rows, limits))
     rounds = _rounds(study.config)
     weights = chosen(found, costs, rounds=rounds)
     if not weights:
@@ -205,13 +205,20 @@ def board_of(study: Study, folder: Path) -> Board | None:
             calibration,
         ),
         _first_numbers(mixed, found, study.config.cross_validation.folds),
-        None if found.scale is None else tables[next(iter(weights))],
+        None if found.scale is None else forecasts_of(tables, weights, found),
     )
 
 
 def _rounds(config: RunConfig) -> int:
-    """Return how many members an ensemble has at most. A single model forecasts."""
-    return 1 if config.automl.constraints.interpretable or config.data.task in SERIES else ROUNDS
+    """Return how many members an ensemble has at most."""
+    return 1 if config.automl.constraints.interpretable else ROUNDS
+
+
+def _alone(rows: Iterable[Row]) -> Iterator[int]:
+    known = families()
+    for place, row in enumerate(rows):
+        if not known[row.configuration.family].combines:
+            yield place
 
 
 def _decided(table: pa.Table, promise: Promise, decision: Decision) -> tuple[float, ...]:
@@ -246,7 +253,8 @@ def members_of(config: RunConfig, history: History, folder: Path) -> list[int]:
     if not trained:
         return []
     limits = config.automl.constraints
-    found = out_of_fold([joined_folds(parts) for _, _, parts in trained])
+    tables = [joined_folds(parts) for _, _, parts in trained]
+    found = out_of_fold(tables, _alone(row for _, row, _ in trained))
     rounds = _rounds(config)
     costs = list(_limits([row for _, row, _ in trained], limits))
     return [trained[place][0] for place in chosen(found, costs, rounds=rounds)]

@@ -37,6 +37,7 @@ class OutOfFold:
     chances: of each configuration, the probabilities: (rows, classes); empty for numbers.
     classes: (rows,), the true classes; empty for numbers.
     scale: (rows,), of forecasts: what their absolute error is divided by; None for other numbers.
+    alone: places of configurations that are in no ensemble with others.
     """
 
     predicted: FloatArray
@@ -46,6 +47,7 @@ class OutOfFold:
     chances: Sequence[NDArray[np.float32]] = ()
     classes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     scale: FloatArray | None = None
+    alone: frozenset[int] = frozenset()
 
     def only(self, rows: IntArray) -> OutOfFold:
         """Return some of the rows."""
@@ -55,6 +57,7 @@ class OutOfFold:
             [each[rows] for each in self.chances],
             self.classes[rows] if self.chances else self.classes,
             None if self.scale is None else self.scale[rows],
+            self.alone,
         )
 
     def apart_from(self, rows: IntArray) -> IntArray:
@@ -95,15 +98,22 @@ def chosen(found: OutOfFold, costs: Sequence[Limit] = (), *, rounds: int = ROUND
         costs: limits that all members together keep.
     """
     picks = greedy(found, costs, rounds=rounds)
-    if not picks:
+    ensembles = [Counter(picks[:end]) for end in range(1, len(picks) + 1)]
+    ensembles += [
+        Counter([place])
+        for place in sorted(found.alone)
+        if all(limit.costs[place] <= limit.most for limit in costs)
+    ]
+    if not ensembles:
         return Counter()
-    losses = [found.losses(found.mixed(Counter(picks[: end + 1]))) for end in range(len(picks))]
-    best = min(range(len(picks)), key=lambda end: (losses[end].mean(), end))
-    for end in range(best + 1):
-        extra = losses[end] - losses[best]
-        if extra.mean() <= standard_error(extra, found.units):
-            return Counter(picks[: end + 1])
-    raise AssertionError("the best ensemble is within noise of itself")
+    losses = [found.losses(found.mixed(each)) for each in ensembles]
+    best = min(range(len(ensembles)), key=lambda place: (losses[place].mean(), place))
+    near = [
+        place
+        for place, each in enumerate(losses)
+        if (extra := each - losses[best]).mean() <= standard_error(extra, found.units)
+    ]
+    return ensembles[min(near, key=lambda at: (ensembles[at].total(), losses[at].mean(), at))]
 
 
 @dataclass(frozen=True)
@@ -118,8 +128,14 @@ class Limit:
 
 
 def greedy(found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUNDS) -> list[int]:
-    """Return the configuration that each round adds. Of equally good ones, the first is added."""
+    """Return the configuration that each round adds. Of equally good ones, the first is added.
+
+    None is in `found.alone`.
+    """
     total, picks = np.zeros(found.predicted.shape[1]), list[int]()
+    if found.alone:
+        mask = np.array([float(place in found.alone) for place in range(len(found.predicted))])
+        limits = [*limits, Limit(0.5, mask)]
     for count in range(1, rounds + 1):
         means = (total + found.predicted) / count
         scores = found.losses(means).mean(axis=1)

@@ -28,8 +28,9 @@ def best_config(study: Study, board: Board) -> RunConfig:
     Its members train as many steps as in the search: the mean over the folds.
     """
     known, members = families(), list[dict[str, Any]]()
-    if study.config.data.task in SERIES:
-        winner = board.rows[next(iter(board.weights))].configuration
+    if study.config.data.task in SERIES and len(board.weights) == 1:
+        (place,) = board.weights
+        winner = board.rows[place].configuration
         judged = {"gate.compared": len(board.rows), "gate.promised": board.corrected}
         fields = {**winner.fields(known[winner.family]), **judged}
         return from_mapping(changed(study.config, fields))

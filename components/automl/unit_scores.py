@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from steadytrain.components.automl.ensemble import OutOfFold
 from steadytrain.components.automl.portfolio import Configuration, families
 from steadytrain.components.evaluate.bootstrap import FloatArray, units_of
+from steadytrain.components.series.boosting import widths_of
 from steadytrain.components.series.encoder import NAME
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.errors import BadInput
@@ -101,11 +102,12 @@ def joined_folds(parts: Sequence[pa.Table]) -> pa.Table:
     )
 
 
-def out_of_fold(tables: Sequence[pa.Table]) -> OutOfFold:
+def out_of_fold(tables: Sequence[pa.Table], alone: Iterable[int] = ()) -> OutOfFold:
     """Return what configurations predict for records that they did not learn from.
 
     Args:
         tables: the joined scores of each configuration.
+        alone: see `OutOfFold`.
     """
     first = tables[0]
     # A record without a group is a unit of its own, in all divisions.
@@ -115,12 +117,48 @@ def out_of_fold(tables: Sequence[pa.Table]) -> OutOfFold:
     if "probabilities" not in first.column_names:
         numbers = np.stack([table.column("predicted").to_numpy() for table in tables])
         truth, scale = first.column("target").to_numpy(), _scale(tables)
-        return OutOfFold(numbers, truth, units, fold, scale=scale)
+        return OutOfFold(numbers, truth, units, fold, scale=scale, alone=frozenset(alone))
     rows = np.arange(first.num_rows)
     truth = first.column("label").to_numpy()
     chances = [_chances(table) for table in tables]
     own = np.stack([each[rows, truth] for each in chances]).astype(np.float64)
-    return OutOfFold(own, None, units, fold, chances, truth.astype(np.int64))
+    classes = truth.astype(np.int64)
+    return OutOfFold(own, None, units, fold, chances, classes, alone=frozenset(alone))
+
+
+def forecasts_of(
+    tables: Sequence[pa.Table], weights: Mapping[int, float], found: OutOfFold
+) -> pa.Table:
+    """Return the joined scores of an ensemble's forecasts.
+
+    The interval of a fold is as wide as the errors on the other folds were, by time ahead. That of
+    a single configuration is its own.
+
+    Args:
+        tables: the joined scores of each configuration.
+    """
+    first = tables[next(iter(weights))]
+    if len(weights) == 1:
+        return first
+    mixed = found.mixed(weights)
+    errors, width = found.losses(mixed), np.zeros(len(mixed))
+    place, ahead = first["place"].to_numpy(), np.zeros(len(mixed), np.int64)
+    for several in set(zip(found.units.tolist(), found.fold.tolist(), strict=True)):
+        inside = np.flatnonzero((found.units == several[0]) & (found.fold == several[1]))
+        ahead[inside[place[inside].argsort()]] = np.arange(len(inside))
+    for fold in np.unique(found.fold):
+        others, inside = found.fold != fold, found.fold == fold
+        apart = [errors[others & (ahead == time)].tolist() for time in range(ahead.max() + 1)]
+        width[inside] = np.array(widths_of(apart))[ahead[inside]]
+    scale = np.ones(len(mixed)) if found.scale is None else found.scale
+    changed = {
+        "predicted": mixed,
+        "low": mixed - width * scale,
+        "high": mixed + width * scale,
+    }
+    for name, values in changed.items():
+        first = first.set_column(first.column_names.index(name), name, pa.array(values))
+    return first
 
 
 def _scale(tables: Sequence[pa.Table]) -> FloatArray | None:

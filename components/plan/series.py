@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from steadytrain.components.series.boosting import BoostingLearner
+from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import read_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import RunConfig
@@ -15,6 +16,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.length import prepared, total_steps
+from steadytrain.components.train.framework.ensemble import ENSEMBLE
 
 _DOUBLE, _SINGLE, _BIN = 8, 4, 1
 """Bytes of a feature as it is made, of a weight, and of a binned feature."""
@@ -89,26 +91,31 @@ def plan_series(config: RunConfig, *, calibrate: bool = False) -> SeriesPlan:
             "the series are not prepared, and their memory and time depend on them",
             remedy="run `steadytrain step preprocess FILE` first",
         )
-    known, training = read_series(data), config.training
+    series, training = read_series(data), config.training
     framework, model_type = config.model.framework, str(config.model.config.get("model_type"))
     rows, whole = data.sides["train"].rows, total_steps(training, 1, 1)
-    features = parameters = 0
+    parameters = 0
     if framework == "pytorch":
         features, parameters, batch, seconds = _network(config, data, calibrate)
         whole = total_steps(training, rows, training.global_batch_size)
         memory = _COPIES * _SINGLE * parameters + batch * features * _SINGLE + rows * _DOUBLE
-    elif framework == "mlforecast":
-        trees = BoostingLearner(config, data)
-        rows, features = trees.matrix.shape
-        memory = trees.matrix.size * (_DOUBLE + _BIN)
-        seconds = _timed(trees) if calibrate else None
+    elif framework == ENSEMBLE:
+        ensemble = SeriesEnsembleLearner(config, data)
+        # One after the other is trained.
+        parts = [
+            _of_learner(ensemble.member(place), calibrate) for place in range(len(ensemble.members))
+        ]
+        rows, features, memory = (max(it) for it in zip(*(part[:3] for part in parts), strict=True))
+        steps = [item.max_steps for item in ensemble.members]
+        times = [count * (part[3] or 0.0) for count, part in zip(steps, parts, strict=True)]
+        seconds = sum(times) / len(times) if calibrate else None
     else:
-        fitted = StatisticalLearner(config, data)
-        memory, seconds = rows * _DOUBLE, _timed(fitted) if calibrate else None
+        known = BoostingLearner if framework == "mlforecast" else StatisticalLearner
+        rows, features, memory, seconds = _of_learner(known(config, data), calibrate)
     return SeriesPlan(
         framework=framework,
         model=model_type,
-        series=known.count,
+        series=series.count,
         rows=rows,
         horizon=config.data.series.horizon or 0,
         features=features,
@@ -116,8 +123,19 @@ def plan_series(config: RunConfig, *, calibrate: bool = False) -> SeriesPlan:
         memory=memory,
         steps=whole,
         step_seconds=seconds,
-        remarks=list(known.remarks()),
+        remarks=list(series.remarks()),
     )
+
+
+def _of_learner(
+    learner: BoostingLearner | StatisticalLearner, calibrate: bool
+) -> tuple[int, int, int, float | None]:
+    """Return rows, features, memory, and the seconds of a step."""
+    seconds = _timed(learner) if calibrate else None
+    if isinstance(learner, StatisticalLearner):
+        return len(learner.past), 0, len(learner.past) * _DOUBLE, seconds
+    rows, features = learner.matrix.shape
+    return rows, features, learner.matrix.size * (_DOUBLE + _BIN), seconds
 
 
 def _timed(learner: BoostingLearner | StatisticalLearner) -> float:

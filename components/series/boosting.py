@@ -18,6 +18,7 @@ from steadytrain.components.series.model import (
     DATE_FEATURES,
     LEVEL,
     Calendar,
+    MeasuredModel,
     TreesModel,
     naive_scale,
 )
@@ -145,6 +146,11 @@ class BoostingLearner:
         for start, end in pairwise([0, *ends]):
             self._add(state["trees"][start:end].tobytes())
 
+    def learned_model(self) -> TreesModel:
+        """Return what has been learned so far."""
+        self._merge()
+        return self.model
+
     def export(self, folder: Path) -> None:
         self._merge()
         self.model.widths = interval_widths(self.model, self.past, self.held_out)
@@ -153,7 +159,7 @@ class BoostingLearner:
 
 
 def interval_widths(
-    model: TreesModel, past: Sequence[Value], held_out: Sequence[Value]
+    model: MeasuredModel, past: Sequence[Value], held_out: Sequence[Value]
 ) -> list[float]:
     """Return half the width of the interval of each time ahead, from forecasts of held-out values.
 
@@ -184,6 +190,11 @@ def interval_widths(
                 true = truth.get((name, it.last + step * (index + 1)))
                 if true is not None and scale > 0:
                     apart[index].append(abs(value - true) / scale)
+    return widths_of(apart)
+
+
+def widths_of(apart: Iterable[Iterable[float]]) -> list[float]:
+    """Return half the width of the interval of each time ahead, from the errors there."""
     widths = list[float]()
     for several in apart:
         ordered, width = sorted(several), widths[-1] if widths else 0.0

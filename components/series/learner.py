@@ -140,6 +140,10 @@ class StatisticalLearner:
     def restore(self, state: State) -> None:
         del state
 
+    def learned_model(self) -> SeriesModel:
+        """Return what has been learned so far."""
+        return self.model
+
     def export(self, folder: Path) -> None:
         self.model.save(folder)
         shutil.copyfile(exported.__file__, folder / MODULE)

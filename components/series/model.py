@@ -23,6 +23,8 @@ TREES = "trees.txt"
 """File with the trees of LightGBM, of a model that has them."""
 WEIGHTS = "model.safetensors"
 """File with the weights of a network, of a model that is one."""
+_MEMBER = "member-{}"
+"""Folder with a member of an ensemble."""
 LEVEL = 80
 """Percent of the values that an interval of a forecast is meant to hold."""
 QUANTILES = {"quantile_0.1": 0.1, "prediction": 0.5, "quantile_0.9": 0.9}
@@ -488,7 +490,72 @@ class SeriesModel:
         (folder / FILE).write_text(json.dumps(self.settings(), indent=1), encoding="utf-8")
 
 
-class TreesModel(SeriesModel):
+class MeasuredModel(SeriesModel):
+    """Forecasts with an interval that is as wide as the errors of held-out forecasts were.
+
+    widths: half the width of the interval of each time ahead, in errors of the seasonal naive
+        forecast of the history.
+    """
+
+    def __init__(self, *args: Any, widths: Sequence[float] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.widths = [*widths]
+
+    def with_interval(self, past: History, point: Any) -> Forecast:
+        """Return the forecast of a series with its interval.
+
+        Args:
+            point: (times,).
+        """
+        times, last = len(point), self.widths[-1] if self.widths else math.nan
+        widths = np.array([*self.widths[:times]] + [last] * times)[:times]
+        apart = widths * naive_scale(past.values, self.season)
+        return {"quantile_0.1": point - apart, "prediction": point, "quantile_0.9": point + apart}
+
+
+class EnsembleModel(MeasuredModel):
+    """Forecasts the weighted mean of what its members forecast.
+
+    weights: of the members; they add up to 1.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        weights: Sequence[float],
+        members: Sequence[SeriesModel],
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.weights, self.members = [*weights], [*members]
+        self.packages = tuple(dict.fromkeys(it for one in members for it in one.packages))
+
+    @property
+    def least(self) -> int:
+        return max(member.least for member in self.members)
+
+    def forecasts(
+        self, pasts: Mapping[str, History], ahead: Mapping[str, int], known: Known
+    ) -> dict[str, Forecast]:
+        found = [member.forecasts(pasts, ahead, known) for member in self.members]
+        points = {name: [one[name]["prediction"] for one in found] for name in pasts}
+        return {
+            name: self.with_interval(past, np.average(points[name], axis=0, weights=self.weights))
+            for name, past in pasts.items()
+        }
+
+    def settings(self) -> dict[str, Any]:
+        own = ("members", "packages")
+        return {name: value for name, value in super().settings().items() if name not in own}
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        for place, member in enumerate(self.members):
+            (folder / _MEMBER.format(place)).mkdir()
+            member.save(folder / _MEMBER.format(place))
+
+
+class TreesModel(MeasuredModel):
     """Forecasts all series by the same trees of LightGBM, one time after the other.
 
     The trees learn from the features that mlforecast makes of a history whose differences have been
@@ -497,8 +564,6 @@ class TreesModel(SeriesModel):
     features: `lags`; `windows` of rolling means and standard deviations; `dates`, names of
         `DATE_FEATURES`; `differences`.
     trees: in the text form of LightGBM.
-    widths: half the width of the interval of each time ahead, in errors of the seasonal naive
-        forecast of the history.
     """
 
     packages = ("lightgbm", "mlforecast")
@@ -508,11 +573,10 @@ class TreesModel(SeriesModel):
         *args: Any,
         features: Mapping[str, Sequence[Any]],
         trees: str = "",
-        widths: Sequence[float] = (),
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
-        self.features, self.trees, self.widths = dict(features), trees, [*widths]
+        self.features, self.trees = dict(features), trees
 
     @property
     def least(self) -> int:
@@ -594,17 +658,10 @@ class TreesModel(SeriesModel):
         frame = self._frame(starts, dict.fromkeys(pasts, most), known)
         future = frame if len(frame.columns) > 2 else None
         points = made.predict(most, X_df=future)["trees"].to_numpy(np.float64)
-        found = dict[str, Forecast]()
-        for (name, past), values in zip(pasts.items(), points.reshape(-1, most), strict=True):
-            last = self.widths[-1] if self.widths else math.nan
-            widths = np.array([*self.widths[: ahead[name]]] + [last] * ahead[name])[: ahead[name]]
-            apart, point = widths * naive_scale(past.values, self.season), values[: ahead[name]]
-            found[name] = {
-                "quantile_0.1": point - apart,
-                "prediction": point,
-                "quantile_0.9": point + apart,
-            }
-        return found
+        return {
+            name: self.with_interval(past, values[: ahead[name]])
+            for (name, past), values in zip(pasts.items(), points.reshape(-1, most), strict=True)
+        }
 
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in super().settings().items() if name != "trees"}
@@ -776,6 +833,10 @@ def load(folder: Path) -> SeriesModel:
         OSError, ValueError, KeyError, TypeError: it cannot be read.
     """
     settings = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    if "weights" in settings:
+        places = range(len(settings["weights"]))
+        members = [load(folder / _MEMBER.format(place)) for place in places]
+        return EnsembleModel(**settings, members=members)
     if (folder / TREES).is_file():
         return TreesModel(**settings, trees=(folder / TREES).read_text(encoding="utf-8"))
     if (folder / WEIGHTS).is_file():

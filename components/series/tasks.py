@@ -10,7 +10,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.tasks.base import Task, late
 
 _PARTS: Final = "steadytrain.components.series.scoring"
-FRAMEWORKS: Final = frozenset({"mlforecast", "pytorch", "statsforecast"})
+FRAMEWORKS: Final = frozenset({"ensemble", "mlforecast", "pytorch", "statsforecast"})
 _READS: Final = frozenset(
     f"{section}.{field}"
     for section, fields in {

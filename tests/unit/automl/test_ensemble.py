@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,13 @@ def diabetes():
     return out_of_fold(load_diabetes, models, classes=False)
 
 
+@pytest.fixture(scope="module")
+def forecasts(diabetes):
+    """The same numbers as forecasts, whose errors are relative to those of a naive one."""
+    scale = np.random.default_rng(0).uniform(5, 80, len(diabetes.truth))
+    return replace(diabetes, scale=scale)
+
+
 def by_hand(found, rounds):
     """Select greedily, from the mean of all members of each ensemble."""
     picks = []
@@ -70,13 +78,15 @@ def by_hand(found, rounds):
                 -np.log(np.maximum(mean, 1e-15))
                 if found.truth is None
                 else (mean - found.truth) ** 2
+                if found.scale is None
+                else abs(mean - found.truth) / found.scale
             )
             trials.append(np.mean(loss))
         picks.append(int(np.argmin(trials)))
     return picks
 
 
-@pytest.mark.parametrize("data", ["wine", "diabetes"])
+@pytest.mark.parametrize("data", ["wine", "diabetes", "forecasts"])
 def test_each_round_adds_what_improves_the_mean_most(data, request):
     found = request.getfixturevalue(data)
     assert greedy(found, rounds=12) == by_hand(found, 12)
@@ -89,7 +99,21 @@ def test_ensemble_of_diabetes_is_better_than_each_of_its_members(diabetes):
     assert ensemble < diabetes.losses(diabetes.predicted).mean(axis=1).min()
 
 
-@pytest.mark.parametrize("data", ["wine", "diabetes"])
+@pytest.mark.parametrize("alone", [0, 1, 2])
+def test_configuration_that_no_ensemble_may_have_wins_alone_or_not_at_all(forecasts, alone):
+    found = replace(forecasts, alone=frozenset([alone]))
+    assert alone not in greedy(found)
+    weights = chosen(found)
+    assert alone not in weights or weights == Counter([alone])
+    # Nothing is better than the truth.
+    predicted = found.predicted.copy()
+    predicted[alone] = found.truth
+    assert chosen(replace(found, predicted=predicted)) == Counter([alone])
+    limit = Limit(0.5, np.eye(3)[alone])
+    assert alone not in chosen(replace(found, predicted=predicted), [limit])
+
+
+@pytest.mark.parametrize("data", ["wine", "diabetes", "forecasts"])
 def test_smallest_ensemble_within_one_standard_error_of_the_best_wins(data, request):
     found = request.getfixturevalue(data)
     picks, weights = greedy(found), chosen(found)

@@ -20,7 +20,7 @@ from steadytrain.components.automl.ensemble import OutOfFold
 from steadytrain.components.automl.explanation import explanation_of
 from steadytrain.components.tabular.encoder import FEATURES
 from steadytrain.components.tabular.explained import explain
-from steadytrain.components.tabular.learners.ensemble import EnsembleLearner
+from steadytrain.components.tabular.learners.ensemble import TableEnsembleLearner
 from steadytrain.components.tabular.model import LinearModel, Preparation, TableModel
 from steadytrain.components.tabular.scoring import TablePackager
 
@@ -183,7 +183,7 @@ def test_explanation_is_of_the_calibrated_model_that_is_registered(tmp_path):
     more = "training.max_steps=2", "training.load_best_model_at_end=false"
     alone = "model.framework=ensemble", f"model.config={json.dumps(settings)}"
     config, data = prepared(tmp_path, frame, *alone, *more, "training.early_stopping_patience=null")
-    learner = EnsembleLearner(config, data)
+    learner = TableEnsembleLearner(config, data)
     for _ in members:
         learner.learn((), learning_rate_scale=1.0)
     (tmp_path / "model").mkdir()

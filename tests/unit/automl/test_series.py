@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from steadytrain.components.automl.board import Board, Row
 from steadytrain.components.automl.calibration import promised
 from steadytrain.components.automl.design import (
     SearchDesign,
@@ -18,12 +19,14 @@ from steadytrain.components.automl.design import (
 from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.plan import plan
 from steadytrain.components.automl.portfolio import DEFAULT, families, portfolio
+from steadytrain.components.automl.results import best_config
 from steadytrain.components.automl.unit_scores import out_of_fold
 from steadytrain.components.series.artifact import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.pipelines.searches import searched
 
 from support.series import FIRMS, firms, prepared
@@ -114,6 +117,35 @@ def test_series_are_a_task_that_needs_no_shares(tmp_path):
     repeated, _ = searched("", {**given, "automl.repeats": 2})
     with pytest.raises(BadInput, match="follow each other in time"):
         as_automl(repeated)
+
+
+@pytest.mark.parametrize("weights", [{0: 2, 1: 1}, {1: 1}])
+def test_the_winner_is_trained_again_as_one_model(tmp_path, weights):
+    firms().to_csv(tmp_path / "table.csv", index=False)
+    given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
+    config, _ = searched("", {**given, "output": str(tmp_path / "output")})
+    known = {item.name: item for item in portfolio(AutoMLConstraints(), of_firms())[0]}
+    rows = [
+        Row(known[name], 1.0, 0.1, {}, 1.0, [], steps, "")
+        for name, steps in (("Theta", [1, 1, 1]), ("LightGBM, few leaves", [9, 4, 6]))
+    ]
+    board = Board(rows, weights, 1.0, 1.2, None, {})
+    best = best_config(SimpleNamespace(config=as_automl(config)), board)
+    check_task(best)
+    assert (best.gate.promised, best.gate.compared) == (1.2, 2)
+    if len(weights) == 1:
+        assert best.model.framework == "mlforecast"
+        assert best.training.early_stopping_patience == 3
+        return
+    theta, boosted = best.model.config["members"]
+    assert (theta["weight"], theta["framework"], theta["max_steps"]) == (2, "statsforecast", 1)
+    assert (boosted["weight"], boosted["framework"], boosted["max_steps"]) == (1, "mlforecast", 6)
+    assert (best.model.framework, best.training.max_steps) == ("ensemble", 2)
+
+
+def test_a_network_is_in_no_ensemble_of_forecasts():
+    alone = [name for name, item in families().items() if not item.combines]
+    assert alone == ["series_network"]
 
 
 def numbered(times):

@@ -13,7 +13,7 @@ from steadytrain.components.shared.config.space import changed
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.encoder import parsed
 from steadytrain.components.tabular.learners import read_side
-from steadytrain.components.tabular.learners.ensemble import EnsembleLearner
+from steadytrain.components.tabular.learners.ensemble import TableEnsembleLearner
 from steadytrain.components.tabular.model import load
 from steadytrain.components.tabular.scoring import TableClassScorer
 from steadytrain.components.train.step import load_trainer
@@ -46,7 +46,7 @@ def tables(request, tmp_path_factory):
 
 
 def trained(config, data, steps=3):
-    learner = EnsembleLearner(config, data)
+    learner = TableEnsembleLearner(config, data)
     for _ in range(steps):
         learner.learn((), learning_rate_scale=1.0)
     return learner
@@ -63,7 +63,7 @@ def test_prediction_is_the_weighted_mean_of_the_members(tables, tmp_path):
     records, _ = read_side(data, "validation")
     found = outputs(trained(config, data), tmp_path / "model", records)
     members = []
-    learner = EnsembleLearner(config, data)
+    learner = TableEnsembleLearner(config, data)
     for item, own in zip(learner.members, learner.configs, strict=True):
         alone = load_trainer(item.framework).learner(own, learner.data)
         for _ in range(item.max_steps):
@@ -81,7 +81,7 @@ def test_calibration_leaves_with_the_exported_model(tables, tmp_path):
     given = {"temperature": 2.0, "decision": dict.fromkeys(data.labels, 1.0)}
     if not data.labels:
         with pytest.raises(BadInput, match="temperature = 2"):
-            EnsembleLearner(with_settings(config, **given), data)
+            TableEnsembleLearner(with_settings(config, **given), data)
         return
     given["decision"][data.labels[0]] = 100.0
     folder = tmp_path / "calibrated"
@@ -112,7 +112,7 @@ def with_settings(config, **settings):
 def test_members_learn_from_the_validation_side_too(tables):
     config, data = tables
     train, validation = data.sides["train"].rows, data.sides["validation"].rows
-    records, _ = read_side(EnsembleLearner(config, data).data, "train")
+    records, _ = read_side(TableEnsembleLearner(config, data).data, "train")
     assert len(records) == train + validation
 
 
@@ -121,7 +121,7 @@ def test_interrupted_training_continues_to_identical_predictions(tables, tmp_pat
     records, _ = read_side(data, "validation")
     whole = outputs(trained(config, data), tmp_path / "whole", records)
     for steps in (0, 1, 2):
-        resumed = EnsembleLearner(config, data)
+        resumed = TableEnsembleLearner(config, data)
         resumed.restore(trained(config, data, steps).state())
         for _ in range(3 - steps):
             resumed.learn((), learning_rate_scale=1.0)
@@ -151,4 +151,4 @@ def test_interrupted_training_continues_to_identical_predictions(tables, tmp_pat
 def test_what_is_no_ensemble_is_bad_input(tables, change, named):
     config, data = tables
     with pytest.raises(BadInput, match=named):
-        EnsembleLearner(from_mapping(changed(config, change)), data)
+        TableEnsembleLearner(from_mapping(changed(config, change)), data)

@@ -1,0 +1,180 @@
+"""Forecasts of an ensemble are the mean of its members', with an interval of its own errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from steadytrain.components.automl.unit_scores import forecasts_of, out_of_fold
+from steadytrain.components.plan.series import plan_series
+from steadytrain.components.series.ensemble import SeriesEnsembleLearner
+from steadytrain.components.series.errors import errors, read_values
+from steadytrain.components.series.model import load
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tasks.checks import check_task
+
+from support.series import FIRMS, firms, prepared
+
+pytestmark = pytest.mark.slow
+MEMBERS = (
+    "[{weight: 3, framework: statsforecast, config: {model_type: auto_theta}}, "
+    "{framework: statsforecast, config: {model_type: seasonal_naive}}, "
+    "{framework: mlforecast, config: {model_type: lightgbm}, max_steps: 4, learning_rate: 0.2}]"
+)
+
+
+def fields(members=MEMBERS, steps=3):
+    given = f"model.config={{model_type: ensemble, members: {members}}}"
+    return [*FIRMS, "model.framework=ensemble", given, f"training.max_steps={steps}"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    config, data = prepared(tmp_path_factory.mktemp("ensemble"), firms(), *fields())
+    check_task(config)
+    return config, data
+
+
+def trained(config, data, folder, stop=None):
+    """Train members, in a second learner from a step on; return the exported model."""
+    learner = SeriesEnsembleLearner(config, data)
+    for place in range(3):
+        if place == stop:
+            state = {name: value.copy() for name, value in learner.state().items()}
+            learner = SeriesEnsembleLearner(config, data)
+            learner.restore(state)
+        learner.learn((), learning_rate_scale=1.0)
+    folder.mkdir()
+    learner.export(folder)
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    return trained(*made, tmp_path_factory.mktemp("whole") / "model")
+
+
+def histories(until):
+    """Return the investments of each firm before the last `until` years."""
+    tables = firms().sort_values(["firm", "year"]).groupby("firm")["invest"]
+    return {firm: it.to_numpy()[: len(it) - until] for firm, it in tables}
+
+
+def test_forecasts_are_the_weighted_mean_of_those_of_statsforecast(made, whole):
+    from statsforecast.models import AutoTheta, SeasonalNaive
+
+    config, data = made
+    rows = whole.rows(firms().to_dict("records"))
+    trees = SeriesEnsembleLearner(config, data).member(2)
+    for _ in range(4):
+        trees.learn((), learning_rate_scale=1.0)
+    boosted = trees.learned_model().rows(firms().to_dict("records"))
+    for firm, values in histories(0).items():
+        own, learned = (
+            [row["prediction"] for row in it if row["firm"] == firm] for it in (rows, boosted)
+        )
+        theta, naive = (
+            kind(season_length=1).forecast(values, 3)["mean"] for kind in (AutoTheta, SeasonalNaive)
+        )
+        assert own == pytest.approx((3 * theta + naive + np.array(learned)) / 5, rel=1e-9)
+
+
+def test_its_interval_is_as_wide_as_its_errors_on_the_validation_side(made, whole):
+    _, data = made
+    truth = histories(3)
+    apart = [[], [], []]
+    # The training side ends 6 years before the last one; later origins see more of the years.
+    for origin in range(3):
+        sides = [read_values(data, whole.calendar, side) for side in ("train", "validation")]
+        values = [*sides[0], *sides[1]]
+        last = 1948 + origin
+        past = [one for one in values if one.place <= last]
+        found = errors(whole, past, [one for one in values if one.place > last])
+        later = [one for one in values if one.place > last]
+        for one, wrong in zip(later, found["scaled_error"], strict=True):
+            assert one.value == truth[one.series][one.place - 1935]
+            apart[one.place - last - 1].append(wrong)
+    widths = []
+    for several in apart:
+        rank = min(len(several), math.ceil((len(several) + 1) * 0.8))
+        widths.append(max([*widths, sorted(several)[rank - 1]]))
+    assert whole.widths == pytest.approx(widths, rel=1e-9)
+    for row in whole.rows(firms().to_dict("records")):
+        scale = np.abs(np.diff(histories(0)[row["firm"]])).mean()
+        half = widths[int(row["year"]) - 1955] * scale
+        assert row["quantile_0.9"] - row["prediction"] == pytest.approx(half, rel=1e-6)
+        assert row["prediction"] - row["quantile_0.1"] == pytest.approx(half, rel=1e-6)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2])
+def test_interrupted_training_continues_to_identical_forecasts(made, whole, tmp_path, stop):
+    again = trained(*made, tmp_path / "model", stop)
+    records = firms().to_dict("records")
+    assert again.rows(records) == whole.rows(records)
+    assert again.packages == ("statsforecast", "lightgbm", "mlforecast")
+
+
+@pytest.mark.parametrize(
+    ("members", "steps", "message"),
+    [
+        ("[{framework: pytorch, config: {model_type: mlp}}]", 1, "members.0.framework = 'pytorch'"),
+        ("[{framework: lightgbm, config: {model_type: lightgbm}}]", 1, "does not train"),
+        (MEMBERS, 2, "training.max_steps = 2: each step trains one of the 3 members"),
+        ("[]", 1, "members has no member"),
+    ],
+)
+def test_members_that_forecast_nothing_are_refused(tmp_path, members, steps, message):
+    config, data = prepared(tmp_path, firms(), *fields(members, steps))
+    with pytest.raises(BadInput, match=message):
+        SeriesEnsembleLearner(config, data).learn((), learning_rate_scale=1.0)
+
+
+def test_a_plan_counts_the_largest_member(made):
+    config, _ = made
+    found = plan_series(config)
+    assert (found.framework, found.steps, found.step_seconds) == ("ensemble", 3, None)
+    assert found.features > 3
+    # Of 14 years, 13 have a difference to learn; each feature takes 8 bytes, and one when binned.
+    assert found.memory == 11 * 13 * found.features * 9
+
+
+def test_intervals_of_held_out_forecasts_come_from_the_other_folds():
+    random, count = np.random.default_rng(0), 4 * 3 * 2
+    truth, scale = random.normal(size=count), random.uniform(1, 2, count)
+    tables = []
+    for shift in (0.5, -1.0):
+        predicted = truth + shift * random.uniform(0.5, 1, count)
+        apart = np.abs(predicted - truth)
+        tables.append(
+            pa.table(
+                {
+                    "id": [str(n) for n in range(count)],
+                    "group": [f"series {n // 6}" for n in range(count)],
+                    "fold": [n // 2 % 3 for n in range(count)],
+                    "place": [float(n % 6) for n in range(count)],
+                    "target": truth,
+                    "predicted": predicted,
+                    "absolute_error": apart,
+                    "scaled_error": apart / scale,
+                    "low": predicted - 9,
+                    "high": predicted + 9,
+                }
+            )
+        )
+    found = out_of_fold(tables)
+    assert forecasts_of(tables, {1: 3}, found) == tables[1]
+    table = forecasts_of(tables, {0: 2, 1: 1}, found)
+    mixed = (2 * tables[0]["predicted"].to_numpy() + tables[1]["predicted"].to_numpy()) / 3
+    assert table["predicted"].to_numpy() == pytest.approx(mixed)
+    wrong = np.abs(mixed - truth) / scale
+    for n in range(count):
+        widest = 0.0
+        for ahead in range(n % 2 + 1):
+            others = [m for m in range(count) if m // 2 % 3 != n // 2 % 3 and m % 2 == ahead]
+            # Of 8 errors, the eighth: 9 times 0.8 is above 7.
+            widest = max(widest, sorted(wrong[others])[7])
+        assert table["high"][n].as_py() == pytest.approx(mixed[n] + widest * scale[n])
+        assert table["low"][n].as_py() == pytest.approx(mixed[n] - widest * scale[n])
