@@ -35,6 +35,8 @@ _ISO = re.compile(r"\d{4}-\d{2}(-\d{2}([T ]\d{2}:?\d{2}.*)?)?")
 _BASIC = re.compile(r"(1[6-9]|2[0-3])\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
 _WHOLE = re.compile(r"[+-]?\d{1,15}(\.0*)?")
 _EPOCH = datetime(1970, 1, 1)
+_MOSTLY = 0.9
+"""Share of dates on one day of the month from which on the others are wrong."""
 DAY = 86_400_000_000
 """In microseconds."""
 _UNITS = {"week": 7 * DAY, "day": DAY, "hour": 3_600_000_000, "minute": 60_000_000}
@@ -216,7 +218,11 @@ def inferred(series: Mapping[str, Iterable[str]]) -> Calendar:
 
 
 def _unit(every: Sequence[Moment], series: Mapping[str, Sequence[Moment]]) -> tuple[str, int, int]:
-    """Return the unit of dates, the time of day that all have, and the day of the month."""
+    """Return the unit of dates, the time of day that all have, and the day of the month.
+
+    Raises:
+        ValueError: a few are on another day of the month.
+    """
     dates = [*map(_date, every)]
     clocks = {(when - when.replace(hour=0, minute=0, second=0, microsecond=0)) for when in dates}
     if len(clocks) > 1:
@@ -227,6 +233,13 @@ def _unit(every: Sequence[Moment], series: Mapping[str, Sequence[Moment]]) -> tu
     several = len({(when.year, when.month) for when in dates}) > 1
     if several and (ends or (len(days) == 1 and min(days) <= 28)):
         return "month", clock, 0 if ends else days.pop()
+    shared, count = Counter(when.day for when in dates).most_common(1)[0]
+    if several and shared <= 28 and len(dates) > count >= _MOSTLY * len(dates):
+        odd = next(found.text for found in every if _date(found).day != shared)
+        raise ValueError(
+            f"the times are not regular: nearly all are on day {shared} of a month, and {odd} is "
+            "not"
+        )
     if all(when.weekday() < 5 for when in dates):
         gaps = Counter(
             (after - before).days
