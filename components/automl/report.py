@@ -44,6 +44,11 @@ _DEPENDENCE: Final = 6
 _CLASSES: Final = 6
 """Classes of a figure, so that their lines differ visibly."""
 _DOTS: Final = 1000
+_LOSSES: Final = {
+    "tabular_regression": "a squared error",
+    "forecasting": "an absolute error, in errors of the seasonal naive forecast (MASE)",
+}
+"""What the loss of a record is; in nats for other tasks."""
 
 
 def write_search(study: Study, folder: Path) -> None:
@@ -82,6 +87,7 @@ def render(study: Study, board: Board | None, judgment: Mapping[str, Any] | None
             (label[0].upper() + label[1:], text) for label, text in said if label != "winner"
         ],
         rows=[] if board is None else _rows(board),
+        loss=_LOSSES.get(study.config.data.task, "in nats"),
         skipped=[] if board is None else list(board.skipped.items()),
         figures=[]
         if board is None

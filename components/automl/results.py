@@ -20,6 +20,8 @@ from steadytrain.components.tune.results import BEST
 from steadytrain.components.tune.study import Study, study_name
 
 BOARD: Final = "board.json"
+_METRICS: Final = {"tabular_regression": "squared_error", "forecasting": "mase"}
+"""The metric that scores are, where it is not the loss in nats."""
 
 
 def best_config(study: Study, board: Board) -> RunConfig:
@@ -86,7 +88,7 @@ def summary(study: Study, board: Board | None) -> dict[str, Any]:
         "quality": study.config.automl.quality,
         "folds": study.config.cross_validation.folds,
         "repeats": study.config.cross_validation.repeats,
-        "metric": "squared_error" if study.config.data.task == "tabular_regression" else "loss",
+        "metric": _METRICS.get(study.config.data.task, "loss"),
         "best_params": None if board is None else shares(board),
         "best_score": None if board is None or not board.weights else board.score,
         "corrected_score": None if board is None or not board.weights else board.corrected,

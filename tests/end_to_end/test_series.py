@@ -215,8 +215,14 @@ def test_search_of_forecasts_ends_with_a_registered_model_that_serves_elsewhere(
     workspace = Workspace(steadytrain.output, board["run"])
     evaluated = EvaluationRecord.load(workspace.record("evaluate"))
     assert board["test"]["metrics"]["mase"]["value"] == evaluated.metrics["mase"].value
+    assert board["metric"] == "mase"
     page = (steadytrain.output / "studies" / board["study"] / "report.html").read_text()
-    for said in (*rows, "Forecasts of American Steel", "opened once, after 2 configurations"):
+    for said in (
+        *rows,
+        "Forecasts of American Steel",
+        "opened once, after 2 configurations",
+        "The loss is an absolute error, in errors of the seasonal naive forecast (MASE)",
+    ):
         assert said in page
     address = RegistrationRecord.load(workspace.record("register")).model_uri
     served = forecasts_elsewhere(steadytrain, address, source)
