@@ -14,7 +14,6 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
 from steadytrain.components.shared.tracking.batches import Curved, points
-from steadytrain.components.shared.tracking.mlflow_sink import PullSink, SinkTiming
 from steadytrain.components.shared.tracking.notes import (
     BATCH_EVENTS,
     by_attempt,
@@ -23,6 +22,7 @@ from steadytrain.components.shared.tracking.notes import (
     remember,
 )
 from steadytrain.components.shared.tracking.parallel import check_package
+from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "tensorboard"

@@ -25,12 +25,9 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 from steadytrain.components.shared.tracking.batches import Curved, flatten, points
-from steadytrain.components.shared.tracking.mlflow_sink import (
-    PullSink,
-    SinkTiming,
-)
 from steadytrain.components.shared.tracking.notes import Spool, by_attempt, identity
 from steadytrain.components.shared.tracking.parallel import check_package
+from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "wandb"

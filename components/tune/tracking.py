@@ -31,8 +31,8 @@ from steadytrain.components.shared.tracking.connect import (
     tracking_errors,
 )
 from steadytrain.components.shared.tracking.from_environment import PARENT, run_id_from_environment
-from steadytrain.components.shared.tracking.mlflow_sink import PullSink
 from steadytrain.components.shared.tracking.notes import recall, remember
+from steadytrain.components.shared.tracking.pull_sink import PullSink
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune.driver import Watcher

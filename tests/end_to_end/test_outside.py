@@ -15,8 +15,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.shared.storage import s3
-from steadytrain.components.shared.tracking import MlflowSink, finish_run, use_tracking
-from steadytrain.components.shared.tracking import mlflow_sink as pull_module
+from steadytrain.components.shared.tracking import MlflowSink, finish_run, pull_sink, use_tracking
 from steadytrain.components.train import step
 
 from support.command import wait_for
@@ -79,8 +78,8 @@ def impatient(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    monkeypatch.setattr(pull_module, "FIRST_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr(pull_module, "LAST_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr(pull_sink, "FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(pull_sink, "LAST_DELAY_SECONDS", 0.5)
 
 
 class Breaks:

@@ -15,10 +15,6 @@ from steadytrain.components.observe.otlp.spans import Span
 from steadytrain.components.observe.run_metrics import add_present
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Cursor
-from steadytrain.components.shared.tracking.mlflow_sink import (
-    PullSink,
-    SinkTiming,
-)
 from steadytrain.components.shared.tracking.notes import (
     Trace,
     exclusive,
@@ -27,6 +23,7 @@ from steadytrain.components.shared.tracking.notes import (
     warn,
 )
 from steadytrain.components.shared.tracking.parallel import check_package
+from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming
 from steadytrain.components.shared.workspace import Workspace
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from steadytrain.components.observe.run_metrics import RunMetrics
 from steadytrain.components.observe.unsent import send_unsent
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.tracking import mlflow_sink as pull_module
+from steadytrain.components.shared.tracking import pull_sink
 from steadytrain.components.shared.tracking.notes import Trace
 from steadytrain.components.shared.workspace import Workspace
 
@@ -32,9 +32,9 @@ from support.written_run import Writer
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(pull_module, "FIRST_DELAY_SECONDS", 0.05)
-    monkeypatch.setattr(pull_module, "LAST_DELAY_SECONDS", 0.2)
-    monkeypatch.setattr(pull_module, "CLOSE_SECONDS_UNANSWERED", 0.3)
+    monkeypatch.setattr(pull_sink, "FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(pull_sink, "LAST_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr(pull_sink, "CLOSE_SECONDS_UNANSWERED", 0.3)
     monkeypatch.setattr(collector_module, "TIMEOUT_SECONDS", 0.5)
 
 

@@ -15,9 +15,8 @@ from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.retry import waiting
-from steadytrain.components.shared.tracking import MlflowSink, finish_run
+from steadytrain.components.shared.tracking import MlflowSink, finish_run, pull_sink
 from steadytrain.components.shared.tracking import finish as finish_module
-from steadytrain.components.shared.tracking import mlflow_sink as pull_module
 from steadytrain.components.shared.tracking import notes as notes_module
 from steadytrain.components.shared.tracking import notes as spool_module
 from steadytrain.components.shared.tracking.connect import open_tracking, short_timeouts
@@ -32,8 +31,8 @@ from support.tracking import ended, started, steps, until
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    monkeypatch.setattr(pull_module, "FIRST_DELAY_SECONDS", 0.05)
-    monkeypatch.setattr(pull_module, "LAST_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr(pull_sink, "FIRST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(pull_sink, "LAST_DELAY_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -177,7 +176,7 @@ def test_closing_does_not_wait_for_a_server_that_never_answered(
 ) -> None:
     """Request timeouts cannot end the wait, so the sink's other limit must."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "600")
-    monkeypatch.setattr(pull_module, "CLOSE_SECONDS_UNANSWERED", 0.1)
+    monkeypatch.setattr(pull_sink, "CLOSE_SECONDS_UNANSWERED", 0.1)
     proxy.queued.append("500")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sink = MlflowSink(story.config, story.workspace, batch_seconds=0.05, close_seconds=600)

@@ -275,9 +275,7 @@ def test_server_killed_in_mid_run_and_back_at_the_end(
 def test_server_that_comes_up_in_mid_run_gets_everything(
     make_config: Callable[..., RunConfig], server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "steadytrain.components.shared.tracking.mlflow_sink.LAST_DELAY_SECONDS", 1.0
-    )
+    monkeypatch.setattr("steadytrain.components.shared.tracking.pull_sink.LAST_DELAY_SECONDS", 1.0)
     config = make_config(tracking={"uri": server.uri})
     workspace = Workspace.of(config)
     workspace.create()
@@ -310,9 +308,7 @@ def test_broken_server_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(
-        "steadytrain.components.shared.tracking.mlflow_sink.FIRST_DELAY_SECONDS", 0.0
-    )
+    monkeypatch.setattr("steadytrain.components.shared.tracking.pull_sink.FIRST_DELAY_SECONDS", 0.0)
     config = make_config(tracking={"uri": answer(500, "broken")})
     workspace = Workspace.of(config)
     workspace.create()

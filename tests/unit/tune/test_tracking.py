@@ -8,7 +8,7 @@ import mlflow
 import pytest
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.tracking.mlflow_sink import PullSink
+from steadytrain.components.shared.tracking.pull_sink import PullSink
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
 from steadytrain.components.tune.study import Study, study_name
