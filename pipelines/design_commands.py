@@ -161,6 +161,7 @@ def _open(source: str, task: str, overrides: Sequence[Override]) -> Selection:
         BadInput: neither is given, or there is no such preset.
     """
     from steadytrain.components.shared.config import load, preset_names
+    from steadytrain.components.shared.config.task_names import TABLES
     from steadytrain.pipelines.sources import PRESETS, open_source
 
     name = _MODEL_TYPES.get(task, task)
@@ -172,7 +173,7 @@ def _open(source: str, task: str, overrides: Sequence[Override]) -> Selection:
         )
     tasks = {preset: load(preset).data.task for preset in reversed(preset_names())}
     presets = {of: preset for preset, of in tasks.items()} | PRESETS
-    presets["tabular_regression"] = presets["tabular_classification"]
+    presets |= dict.fromkeys(TABLES, presets[TABLES[0]])
     if name not in presets:
         raise BadInput(
             f"--task {task}: no preset has it",

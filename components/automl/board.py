@@ -39,6 +39,7 @@ from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.task_names import LABEL_SETS
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import Interval
@@ -106,6 +107,7 @@ class Board:
     numbers: what the winner predicts for each record of the first division, and the truth; empty
         for classes.
     forecasts: the winner's out-of-fold scores of time series.
+    sets: whether a record has any number of the labels.
     """
 
     rows: Sequence[Row]
@@ -121,6 +123,7 @@ class Board:
     explanation: Explanation | None = None
     numbers: Sequence[tuple[float, float]] = ()
     forecasts: pa.Table | None = None
+    sets: bool = False
 
 
 def mean_loss(folder: Path, trials: Sequence[Trial]) -> float | None:
@@ -206,6 +209,7 @@ def board_of(study: Study, folder: Path) -> Board | None:
         ),
         _first_numbers(mixed, found, study.config.cross_validation.folds),
         None if found.scale is None else forecasts_of(tables, weights, found),
+        sets=study.config.data.task in LABEL_SETS,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -71,6 +71,15 @@ def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -
 def mixed_chances(found: OutOfFold, weights: Mapping[int, float]) -> FloatArray:
     """Return the weighted mean of the members' probabilities: (rows, classes)."""
     return weighted_mean({n: found.chances[n].astype(np.float64) for n in weights}, weights)
+
+
+def no_and_yes(chances: Any) -> Any:
+    """Return the probabilities of two classes for each label: (..., labels, 2).
+
+    Args:
+        chances: of each label, that a record has it: (..., labels).
+    """
+    return np.stack([1 - chances, chances], axis=-1)
 
 
 def temperature(chances: FloatArray, truth: IntArray, units: IntArray) -> float:

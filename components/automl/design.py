@@ -83,7 +83,7 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
         )
     if chosen.decision != "likeliest" and config.data.task != "tabular_classification":
         raise BadInput(
-            f"automl.decision = {chosen.decision!r}: {config.data.task} predicts no class",
+            f"automl.decision = {chosen.decision!r}: {config.data.task} has no single class",
             remedy="leave it out",
         )
     if chosen.constraints.memory_gb is not None and (in_pods or jobs_for(config.compute)):

@@ -28,6 +28,8 @@ class OutOfFold:
     """What configurations predicted for records that they did not learn from.
 
     A row is a record that a fold held out: with several divisions into folds, a record has several.
+    Where a record has any number of labels, it has a row for each of them, one after another, whose
+    classes are no and yes.
 
     predicted: (configurations, rows): the probability of the true class, or the number.
     truth: (rows,), the true numbers; None for classes.
@@ -38,6 +40,7 @@ class OutOfFold:
     classes: (rows,), the true classes; empty for numbers.
     scale: (rows,), of forecasts: what their absolute error is divided by; None for other numbers.
     alone: places of configurations that are in no ensemble with others.
+    labels: rows of a record, one for each label; 0 where it has one class or number.
     """
 
     predicted: FloatArray
@@ -48,6 +51,7 @@ class OutOfFold:
     classes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     scale: FloatArray | None = None
     alone: frozenset[int] = frozenset()
+    labels: int = 0
 
     def only(self, rows: IntArray) -> OutOfFold:
         """Return some of the rows."""
@@ -58,6 +62,7 @@ class OutOfFold:
             self.classes[rows] if self.chances else self.classes,
             None if self.scale is None else self.scale[rows],
             self.alone,
+            self.labels,
         )
 
     def apart_from(self, rows: IntArray) -> IntArray:

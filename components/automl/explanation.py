@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from steadytrain.components.automl.calibration import Calibration, mixed_chances
+from steadytrain.components.automl.calibration import Calibration, mixed_chances, no_and_yes
 from steadytrain.components.automl.ensemble import OutOfFold, standard_error, weighted_mean
 from steadytrain.components.evaluate.bootstrap import FloatArray
 from steadytrain.components.tabular.explained import Explained, Grid
@@ -77,16 +77,31 @@ def explanation_of(
         rows: the record and the fold of each row of `found`.
         calibration: of the ensemble.
     """
-    served = calibration.chances if found.chances else _as_they_are
-    places = {row: place for place, row in enumerate(rows)}
+    several, each = found.labels > 0, max(1, found.labels)
+
+    def served(mixed: FloatArray) -> FloatArray:
+        if not found.chances:
+            return mixed
+        if not several:
+            return calibration.chances(mixed)
+        return calibration.chances(no_and_yes(mixed))[..., 1]
+
+    places = {row: place * each for place, row in enumerate(rows)}
     first = next(iter(parts.values()))
     examined = [(record, fold) for fold, part in enumerate(first) for record in part.ids]
-    known = found.only(np.array([places[row] for row in examined]))
-    places_of_truth = known.classes if known.chances else np.zeros(len(examined), np.int64)
+    known = found.only(
+        (np.array([places[row] for row in examined])[:, None] + np.arange(each)).ravel()
+    )
     plain = mixed_chances(known, weights) if known.chances else known.mixed(weights)[:, None]
+    if several:
+        plain = plain[:, 1].reshape(-1, found.labels)
 
     def losses(mixed: FloatArray) -> FloatArray:
-        return known.losses(served(mixed)[np.arange(len(mixed)), places_of_truth])
+        chances = served(mixed)
+        if several:
+            chances = no_and_yes(chances).reshape(-1, 2)
+        of_truth = known.classes if known.chances else np.zeros(len(chances), np.int64)
+        return known.losses(chances[np.arange(len(chances)), of_truth])
 
     base, importances = losses(plain), list[Importance]()
     for column in first[0].shuffled:
@@ -96,19 +111,16 @@ def explanation_of(
         importances.append(Importance(column, float(more.mean()), error))
     dependence = dict[str, Dependence]()
     for column, item in first[0].dependence.items():
-        each = {n: _values(parts[n][0].dependence[column]) for n in weights}
-        found_there = served(weighted_mean(each, weights))
-        dependence[column] = Dependence(item.at, found_there.mean(axis=1))
+        values = {n: _values(parts[n][0].dependence[column]) for n in weights}
+        dependence[column] = Dependence(
+            item.at, served(weighted_mean(values, weights)).mean(axis=1)
+        )
     return Explanation(
         sorted(importances, key=lambda item: (-item.loss, item.column)),
         len({record for record, _ in examined}),
         dependence,
         first[0].columns - len(first[0].shuffled),
     )
-
-
-def _as_they_are(values: FloatArray) -> FloatArray:
-    return values
 
 
 def _values(grid: Grid) -> FloatArray:

@@ -60,19 +60,20 @@ def plan(config: RunConfig) -> Plan:
         if item.unfit
     )
     try:
-        records = sum(preview_folds(with_fold(config, 0)).sizes)
+        preview = preview_folds(with_fold(config, 0))
     except DataError:
         raise
     except (BadInput, StorageError):
         return Plan(known, skipped, units, None, None, None)
-    families_by_name = families()
+    records, families_by_name = sum(preview.sizes), families()
     costs = [families_by_name[item.family].seconds for item in known]
     # What is searched for after the portfolio costs as much as the portfolio's mean.
     each = [
         costs[place] if place < len(costs) else sum(costs) / len(costs)
         for place in range(units // folds + (units % folds > 0))
     ]
-    learning = sum(each) * folds * records * _COLUMNS / 1e6
+    # Each of several labels is learned alone.
+    learning = sum(each) * folds * records * _COLUMNS * max(1, preview.labels) / 1e6
     seconds = (learning + units * UNIT_SECONDS) / budget.parallel
     price = config.compute.price_per_hour
     usd = None if price is None else seconds / 3600 * price

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -225,7 +225,7 @@ def _explained(board: Board | None) -> dict[str, Any] | None:
         "chart": _importance(found),
         "others": max(0, len(found.importances) - _BARS),
         "figures": [
-            _dependence(item.column, found.dependence[item.column], board.labels)
+            _dependence(item.column, found.dependence[item.column], board)
             for item in found.importances
             if item.column in found.dependence and len(found.dependence[item.column].at)
         ][:_DEPENDENCE],
@@ -246,12 +246,12 @@ def _importance(found: Explanation) -> Markup:
     return intervals("How much the loss rises without a column", rows)
 
 
-def _dependence(column: str, found: Dependence, labels: Sequence[str]) -> Figure:
+def _dependence(column: str, found: Dependence, board: Board) -> Figure:
     """Draw the mean prediction by a column's value."""
     # Of two classes, the second one says it all.
     lines = found.values.T.tolist()
-    names = list(labels)
-    if len(labels) == 2:
+    names = list(board.labels)
+    if len(names) == 2 and not board.sets:
         lines, names = lines[1:], names[1:]
     lines, names = lines[:_CLASSES], names[:_CLASSES]
     across = [value if isinstance(value, float) else float(n) for n, value in enumerate(found.at)]

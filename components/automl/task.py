@@ -1,4 +1,4 @@
-"""What a search predicts, if the configuration does not say: classes or numbers."""
+"""What a search predicts, if the configuration does not say: classes, numbers or sets of labels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from steadytrain.components.preprocess.inspection import first_rows
 from steadytrain.components.shared.config import DataConfig
+from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tabular.model import is_missing, level_of, plain_number
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -31,6 +32,8 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
         DataError: the records have no such column, or its values are neither classes nor numbers.
         BadInput: they cannot be read.
     """
+    if data.get("label_separator") is not None:
+        return TABULAR_MULTI_LABEL, "data.label_separator is set"
     config = DataConfig.model_validate({**data, "task": "tabular_classification"})
     target, values, names = str(config.target), list[Any](), dict[str, None]()
     with closing(first_rows(config, _ROWS)) as rows:
@@ -49,6 +52,9 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
         raise DataError(
             f"data.target = {target!r}: every value is missing", remedy="name another column"
         )
+    lists = sum(isinstance(value, list) for value in values)
+    if 2 * lists > len(values):
+        return TABULAR_MULTI_LABEL, f"{target} has lists in {lists:,} of {len(values):,} records"
     numbers = [plain_number(value) for value in values]
     other = [value for value, number in zip(values, numbers, strict=True) if math.isnan(number)]
     different = len(set(map(level_of, values)))

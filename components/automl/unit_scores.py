@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from steadytrain.components.automl.calibration import no_and_yes
 from steadytrain.components.automl.ensemble import OutOfFold
 from steadytrain.components.automl.portfolio import Configuration, families
 from steadytrain.components.evaluate.bootstrap import FloatArray, units_of
@@ -25,6 +26,8 @@ from steadytrain.components.tune.trials.folder import ARTIFACT, EXPLAINED, LABEL
 
 SCALED: Final = "scaled_error"
 """A column that only the scores of forecasts have. Their loss is the mean of it (MASE)."""
+SETS: Final = "labels"
+"""A column that only the scores of sets of labels have: the places of a record's labels."""
 
 
 def unit_scores(folder: Path, trial: Trial) -> pa.Table:
@@ -118,12 +121,20 @@ def out_of_fold(tables: Sequence[pa.Table], alone: Iterable[int] = ()) -> OutOfF
         numbers = np.stack([table.column("predicted").to_numpy() for table in tables])
         truth, scale = first.column("target").to_numpy(), _scale(tables)
         return OutOfFold(numbers, truth, units, fold, scale=scale, alone=frozenset(alone))
-    rows = np.arange(first.num_rows)
-    truth = first.column("label").to_numpy()
-    chances = [_chances(table) for table in tables]
-    own = np.stack([each[rows, truth] for each in chances]).astype(np.float64)
-    classes = truth.astype(np.int64)
-    return OutOfFold(own, None, units, fold, chances, classes, alone=frozenset(alone))
+    chances, labels = [_chances(table) for table in tables], 0
+    if SETS in first.column_names:
+        labels = chances[0].shape[1]
+        flags = np.zeros((first.num_rows, labels), np.int64)
+        for row, places in enumerate(first.column(SETS).to_pylist()):
+            flags[row, places] = 1
+        truth = flags.ravel()
+        chances = [no_and_yes(each).reshape(-1, 2) for each in chances]
+        units, fold = np.repeat(units, labels), np.repeat(fold, labels)
+    else:
+        truth = first.column("label").to_numpy().astype(np.int64)
+    own = np.stack([each[np.arange(len(truth)), truth] for each in chances]).astype(np.float64)
+    never = frozenset(alone)
+    return OutOfFold(own, None, units, fold, chances, truth, alone=never, labels=labels)
 
 
 def forecasts_of(

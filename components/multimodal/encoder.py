@@ -268,7 +268,7 @@ class MultimodalEncoder:
                 remedy=f"leave it out; the columns are {', '.join(sorted(names))[:500]}",
             )
         columns = {name: [record.get(name) for record in records] for name in names}
-        target = Target(self.target, np.array(labels), numbers=False)
+        target = Target(self.target, [np.array(labels)], numbers=False)
         allowed, text = self.data.allow_leaks, self.data.columns.text
         return inferred(columns, target, allowed=allowed, text=text)
 

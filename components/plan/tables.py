@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.validate import Checked
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.length import prepared, total_steps
@@ -23,7 +24,11 @@ from steadytrain.components.tabular.columns import Table
 from steadytrain.components.tabular.learners.base import read_table
 from steadytrain.components.tabular.model import Preparation
 from steadytrain.components.tasks.base import open_encoder
-from steadytrain.components.tasks.encoding.base import Content, Fitted
+from steadytrain.components.tasks.encoding.base import (
+    Content,
+    Fitted,
+    class_reader,
+)
 from steadytrain.components.tasks.encoding.fields import Defect
 from steadytrain.components.train.framework.lightgbm import ROUNDS, threads_for
 
@@ -99,17 +104,19 @@ def plan_table(config: RunConfig, data_bytes: int | None = None) -> TablePlan:
     data = prepared(config)
     rows: int | None
     if data_bytes is not None:
-        table, rows, source = _scaled(config, data_bytes)
+        table, rows, labels, source = _scaled(config, data_bytes)
     elif data is None:
-        table, rows, source = _first(config)
+        table, rows, labels, source = _first(config)
     else:
-        table, source = read_table(data), "the prepared data"
+        table, labels, source = read_table(data), len(data.labels), "the prepared data"
         rows = data.sides["train"].rows + data.sides["validation"].rows
     width = len(Preparation(table.features).columns)
     threads = None if rows is None else threads_for(rows * width, config.compute)
     # A step has all rows, so it is an epoch.
     steps = total_steps(config.training, 1, 1)
-    hours, unknown = _hours(config, rows, width, steps, threads or 1)
+    # A record with a set of labels is learned once for each of them.
+    models = labels if config.data.task == TABULAR_MULTI_LABEL else 1
+    hours, unknown = _hours(config, rows, width, steps * models, threads or 1)
     return TablePlan(
         framework=config.model.framework,
         model=str(config.model.config["model_type"]),
@@ -146,13 +153,13 @@ def _hours(
     return Span(work / fast / threads, work / slow / ((1 + threads) / 2)), ""
 
 
-def _scaled(config: RunConfig, data_bytes: int) -> tuple[Table, int, str]:
-    """Return the columns of a sample, and the number of rows of data with that many bytes.
+def _scaled(config: RunConfig, data_bytes: int) -> tuple[Table, int, int, str]:
+    """Return the same as `_first`, with the number of rows of data with that many bytes.
 
     Raises:
         BadInput, DataError: as for `plan_table`.
     """
-    table, rows, _ = _first(config)
+    table, rows, labels, _ = _first(config)
     files = [file.location for file, _ in find_inputs(config.data).files]
     known = sum(one.stat().st_size for one in files if isinstance(one, Path))
     if not rows or not known:
@@ -162,11 +169,13 @@ def _scaled(config: RunConfig, data_bytes: int) -> tuple[Table, int, str]:
         )
     scaled = round(rows * data_bytes / known)
     source = f"{rows:,} records of a sample, scaled to {size(data_bytes)} of data"
-    return table, scaled, source
+    return table, scaled, labels, source
 
 
-def _first(config: RunConfig) -> tuple[Table, int | None, str]:
+def _first(config: RunConfig) -> tuple[Table, int | None, int, str]:
     """Return the columns of the first records, their number if there are no more, and the source.
+
+    The third value is the number of their labels.
 
     Raises:
         BadInput, DataError: as for `plan_table`.
@@ -174,7 +183,8 @@ def _first(config: RunConfig) -> tuple[Table, int | None, str]:
     encoder: Any = open_encoder(config.data)
     found = [one for _, _, one in islice(first_records(config, encoder, _READ), _READ)]
     good = [one for one in found if isinstance(one, Checked)]
-    labels = tuple(in_order({one.label for one in good if one.label is not None}))
+    classes = (class_reader(encoder)(one.label) for one in good if one.label is not None)
+    labels = tuple(in_order({*chain.from_iterable(classes)}))
     rows = encoder.row_encoder(Fitted(None, labels, frozenset(labels), Path()))
     encoded = rows.encode([Content(one.content, one.label) for one in good])
     values = [row.values for one in encoded if not isinstance(one, Defect) for row in one.rows]
@@ -183,5 +193,5 @@ def _first(config: RunConfig) -> tuple[Table, int | None, str]:
     inputs = find_inputs(config.data)
     # Of several files, not all records are read.
     if len(inputs.files) + len(inputs.datasets) == 1 and len(found) < _READ:
-        return described, len(good), "all records, before they are split"
-    return described, None, f"the first {len(found):,} records"
+        return described, len(good), len(labels), "all records, before they are split"
+    return described, None, len(labels), f"the first {len(found):,} records"

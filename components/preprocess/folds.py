@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import tempfile
 import warnings
 from collections import Counter
@@ -281,11 +282,13 @@ class Preview:
 
     sizes: records of each fold.
     shortest: the fewest times that a fold learns a series from; None without series.
+    labels: number of labels, of records with any number of them; otherwise 0.
     """
 
     sizes: tuple[int, ...]
     warnings: tuple[str, ...]
     shortest: int | None = None
+    labels: int = 0
 
 
 def preview_folds(config: RunConfig) -> Preview:
@@ -347,7 +350,9 @@ def preview_folds(config: RunConfig) -> Preview:
         warnings.append(division.warning)
     if defects := quarantine.warning(found.reading.records):
         warnings.append(defects)
-    return Preview(tuple(tested), tuple(warnings), division.shortest)
+    sets = found.reading.labels.values() if has_label_sets(encoder) else ()
+    labels = {*itertools.chain.from_iterable(map(class_reader(encoder), sets))}
+    return Preview(tuple(tested), tuple(warnings), division.shortest, len(labels))
 
 
 def _records(spool: Spool, encoder: Encoder) -> Iterator[pa.Table]:

@@ -24,7 +24,7 @@ from steadytrain.components.tabular.model import is_missing, level_of, plain_num
 Kind = Literal["number", "category", "date", "text", "image"]
 Values = Sequence[Any]
 
-_FEW: Final = 20
+FEW: Final = 20
 """Values below which a column is not judged to be an identifier, text or a leak."""
 _STRAY: Final = 0.05
 """Share of values up to which those that are not numbers are errors in a column of numbers."""
@@ -127,13 +127,14 @@ class Table(BaseModel):
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted: for each record, its class or number.
+    """What is predicted.
 
+    values: for each record, its class or number; of each of several labels, whether it has it.
     numbers: whether it is a number.
     """
 
     name: str
-    values: NDArray[Any]
+    values: Sequence[NDArray[Any]]
     numbers: bool
 
 
@@ -169,10 +170,12 @@ def _column(
     kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed, text=text)
     if kind and not allowed:
         clues = numbers if kind == "number" else np.array([level_of(value) for value in present])
-        if len(present) >= max(_FEW, 0.5 * len(values)) and (
-            evidence := _leak(clues, kind, target.values[rows], numbers=target.numbers)
-        ):
-            kind, reason = None, f"{evidence}; {_ALLOW}"
+        evidence = (
+            _leak(clues, kind, truth[rows], numbers=target.numbers)
+            for truth in (target.values if len(present) >= max(FEW, 0.5 * len(values)) else ())
+        )
+        if found := next(filter(None, evidence), ""):
+            kind, reason = None, f"{found}; {_ALLOW}"
     finite = numbers[~np.isnan(numbers)] if kind == "number" else np.zeros(0)
     return Column(
         name=name,
@@ -208,7 +211,7 @@ def _kind(
         return None, f"every value is {next(iter(counts))[:40]!r}", ""
     if name == text:
         return "text", "", ""
-    different = len(counts) == len(present) >= _FEW
+    different = len(counts) == len(present) >= FEW
     other = [present[place] for place in np.flatnonzero(np.isnan(numbers)).tolist()]
     if not other:
         if different and not allowed and _numbers_records(name, numbers):
@@ -228,7 +231,7 @@ def _other_kind(
     odd = ""
     if len(other) < len(present) / 2:
         odd = f"has {len(other):,} values that are not numbers, such as {str(other[0])[:40]!r}"
-    if len(other) <= _STRAY * len(present) and len(counts) > _FEW:
+    if len(other) <= _STRAY * len(present) and len(counts) > FEW:
         return "number", "", f"{odd}; they count as missing"
     undated = [value for value in present if not _is(value, "date")]
     if not undated:
@@ -258,7 +261,7 @@ def _numbers_records(name: str, numbers: NDArray[np.float64]) -> bool:
         return False
     dense = numbers.max() - numbers.min() < 1.5 * len(numbers)
     named = re.search(r"(^|[_\W])(id|index|key|uuid|nr|no|row_?(names?|number|id)?)$", name.lower())
-    return named is not None or (dense and numbers.min() in (0, 1) and len(numbers) >= 10 * _FEW)
+    return named is not None or (dense and numbers.min() in (0, 1) and len(numbers) >= 10 * FEW)
 
 
 def is_date(text: str) -> bool:

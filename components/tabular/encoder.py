@@ -13,18 +13,24 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import Side
-from steadytrain.components.tabular.columns import Table, Target, inferred
+from steadytrain.components.tabular.columns import FEW, Table, Target, inferred
 from steadytrain.components.tabular.model import plain_number
 from steadytrain.components.tasks.encoding.base import Content, EncodedRecord, EncodedRow, Fitted
 from steadytrain.components.tasks.encoding.fields import Defect, class_of, number_of
 from steadytrain.components.tasks.encoding.labeled_text import (
     ClassIndex,
+    LabelIndices,
+    classes_in,
+    each_once,
     number_target,
+    sets_of,
     trained_indices,
+    written_labels,
 )
 from steadytrain.components.tasks.encoding.labeled_text import Target as LabelTarget
 
@@ -85,6 +91,14 @@ class TableEncoder:
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         return {FEATURES: records["content"], "label": self.targets_of(records["label"])}
 
+    def truths(self, labels: Sequence[Any]) -> list[NDArray[Any]]:
+        """Return what a column may give away, for each record.
+
+        Args:
+            labels: the column `label` of rows.
+        """
+        return [np.array(labels)]
+
     def describe(self, sides: Mapping[Side, Iterable[pa.Table]]) -> Table:
         """Return what the columns of the training side are.
 
@@ -102,7 +116,7 @@ class TableEncoder:
         # The encoder keeps the weight with what a record says, but no model learns from it.
         names.pop(self.data.columns.weight or "", None)
         columns = {name: [record.get(name) for record in records] for name in names}
-        target = Target(self.target, np.array(labels), numbers=not self.labeled)
+        target = Target(self.target, self.truths(labels), numbers=not self.labeled)
         found = inferred(columns, target, allowed=self.data.allow_leaks)
         if unknown := sorted({*self.data.allow_leaks} - names.keys()):
             raise DataError(
@@ -140,6 +154,33 @@ class ClassTableEncoder(TableEncoder):
 
     def row_encoder(self, fitted: Fitted) -> TableRows:
         return TableRows(ClassIndex(trained_indices(fitted)))
+
+
+class LabelSetTableEncoder(TableEncoder):
+    """Records with any number of labels. A row has the index of each of them."""
+
+    labeled = True
+    label = pa.list_(pa.int32())
+
+    def read(self, row: Mapping[str, Any]) -> Content:
+        return each_once(super().read(row))
+
+    def label_of(self, row: Mapping[str, Any]) -> str:
+        return written_labels(row, self.target, self.data)
+
+    def classes_in(self, label: str) -> Sequence[str]:
+        return classes_in(label)
+
+    def targets_of(self, labels: Any) -> Any:
+        return sets_of(labels)
+
+    def row_encoder(self, fitted: Fitted) -> TableRows:
+        return TableRows(LabelIndices(trained_indices(fitted)))
+
+    def truths(self, labels: Sequence[Any]) -> list[NDArray[Any]]:
+        present = range(1 + max((max(own, default=-1) for own in labels), default=-1))
+        flags = [np.array([label in own for own in labels]) for label in present]
+        return [own for own in flags if min(own.sum(), (~own).sum()) >= FEW]
 
 
 class NumberTableEncoder(TableEncoder):

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from steadytrain.components.shared.records import Record
 from steadytrain.components.tabular.encoder import parsed
-from steadytrain.components.tabular.model import Preparation, TableModel, log_probabilities
+from steadytrain.components.tabular.model import Preparation, TableModel
 
 _COLUMNS: Final = 40
 _PREDICTED: Final = 4000
@@ -100,7 +100,7 @@ def _places(preparation: Preparation, name: str) -> list[int]:
 def _predicted(model: TableModel, matrix: Any) -> Any:
     """Return probabilities (rows, classes), or numbers (rows, 1)."""
     raw = model.raw(matrix)
-    return np.exp(log_probabilities(raw)) if model.labels else raw[:, :1]
+    return np.exp(model.log_chances(raw)) if model.labels else raw[:, :1]
 
 
 def _dependence(model: TableModel, matrix: Any, name: str) -> Grid:

@@ -27,6 +27,8 @@ CATEGORIES = 255
 """Categories of a column that a tree tells apart. Others count as missing."""
 _VALUES = 2_000_000
 """Values that are computed at a time."""
+_LEAST = 1e-15
+"""The smallest probability."""
 _MOST = 1e300
 """The largest number. Sums of larger ones are infinite."""
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
@@ -323,6 +325,20 @@ def log_probabilities(raw: Any) -> Any:
     return raw - np.log(np.exp(raw).sum(axis=1, keepdims=True))
 
 
+def odds_of(raw: Any) -> Any:
+    """Return the logarithm of the odds of the second of two classes: (rows,).
+
+    Args:
+        raw: (rows, 1) or (rows, 2).
+    """
+    return raw[:, 0] if raw.shape[1] == 1 else raw[:, 1] - raw[:, 0]
+
+
+def log_odds(chances: Any) -> Any:
+    """Return the logarithms of the odds of probabilities. None is infinite."""
+    return np.log(np.maximum(chances, _LEAST)) - np.log(np.maximum(1 - chances, _LEAST))
+
+
 class TableModel:
     """A model with its preparation. This one predicts the same for all records.
 
@@ -330,13 +346,16 @@ class TableModel:
     libraries: the packages that it needs beside NumPy.
     labels: the classes, in the order of the outputs; empty if it predicts a number.
     base: what the raw outputs begin at: (outputs,).
-    temperature: the log-probabilities are divided by it.
+    sets: whether a record has any number of the labels. Then there is a raw output for each label,
+        the logarithm of its odds.
+    temperature: the log-probabilities, or the logarithms of odds, are divided by it.
     decision: of each class, what its probability is multiplied with before the largest one is the
         prediction; empty if the likeliest class is.
     """
 
     kind = "constant"
     libraries: tuple[str, ...] = ()
+    sets: bool = False
     temperature: float = 1.0
     decision: Sequence[float] = ()
 
@@ -353,13 +372,22 @@ class TableModel:
     def outputs(self, records: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Any:
         """Return log-probabilities (records, classes), or numbers (records,)."""
         raw = self.raw(self.preparation.matrix(records, strict=strict))
-        if not self.labels:
-            return raw[:, 0]
+        return self.log_chances(raw) if self.labels else raw[:, 0]
+
+    def log_chances(self, raw: Any) -> Any:
+        """Return the log-probabilities of raw outputs: (rows, classes), in nats."""
+        if self.sets:
+            return -np.logaddexp(0, -raw / self.temperature)
         found = log_probabilities(raw)
         return found if self.temperature == 1 else log_probabilities(found / self.temperature)
 
     def decided(self, outputs: Any) -> Any:
-        """Return the place of each predicted class: (records,)."""
+        """Return the place of each predicted class: (records,).
+
+        Of sets of labels, return whether each label is predicted: (records, labels).
+        """
+        if self.sets:
+            return outputs >= math.log(0.5)
         return (outputs + np.log(self.decision or [1.0])).argmax(axis=1)
 
     @property
@@ -370,6 +398,8 @@ class TableModel:
     def rows(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return, for each record, its `prediction`, and `probability_CLASS` for each class.
 
+        The prediction is a class or a number, or the list of the labels.
+
         Raises:
             ValueError: a column is absent, or has a value of another kind than in training.
         """
@@ -377,9 +407,15 @@ class TableModel:
         if not self.labels:
             return [{"prediction": float(number)} for number in found]
         return [
-            dict(zip(self.names, [self.labels[int(place)], *row.tolist()], strict=True))
-            for place, row in zip(self.decided(found), np.exp(found), strict=True)
+            dict(zip(self.names, [self._named(places), *row.tolist()], strict=True))
+            for places, row in zip(self.decided(found), np.exp(found), strict=True)
         ]
+
+    def _named(self, places: Any) -> Any:
+        """Return what `decided` says of a record, by name."""
+        if self.sets:
+            return [label for label, has in zip(self.labels, places, strict=True) if has]
+        return self.labels[int(places)]
 
     def save(self, folder: Path) -> None:
         """Write the preparation and what else the outputs need."""
@@ -388,6 +424,7 @@ class TableModel:
             **self.preparation.save(folder),
             "labels": self.labels,
             "base": self.base.tolist(),
+            "sets": self.sets,
             "temperature": self.temperature,
             "decision": list(self.decision),
         }
@@ -676,7 +713,9 @@ class NetworkModel(ArraysModel):
         parts = [np.zeros((0, outputs))]
         for start in range(0, len(matrix), size):
             found = self._members(matrix[start : start + size]).astype(np.float64)
-            if self.labels:
+            if self.sets:
+                parts.append(log_odds(np.exp(-np.logaddexp(0, -found)).mean(axis=0)))
+            elif self.labels:
                 found = np.exp(found - found.max(axis=2, keepdims=True))
                 found /= found.sum(axis=2, keepdims=True)
                 parts.append(np.log(found.mean(axis=0) + 1e-12))
@@ -787,6 +826,18 @@ class CatBoostModel(BoostedModel):
         return cls(*shared, booster=catboost.CatBoost().load_model(str(folder / CATBOOST)))
 
 
+def save_members(members: Sequence[TableModel], folder: Path) -> None:
+    """Save each member in a folder of its own."""
+    for place, member in enumerate(members):
+        (folder / f"member-{place}").mkdir()
+        member.save(folder / f"member-{place}")
+
+
+def load_members(folder: Path, count: int) -> list[TableModel]:
+    """Load what `save_members` saved."""
+    return [load(folder / f"member-{place}") for place in range(count)]
+
+
 class EnsembleModel(TableModel):
     """The weighted mean of what members predict: of their probabilities, or of their numbers.
 
@@ -807,20 +858,51 @@ class EnsembleModel(TableModel):
         found = [member.raw(matrix) for member in self.members]
         if not self.labels:
             return np.tensordot(self.base, np.stack(found), 1)
-        chances = np.stack([np.exp(log_probabilities(raw)) for raw in found])
+        chances = np.stack(
+            [
+                np.exp(member.log_chances(raw))
+                for member, raw in zip(self.members, found, strict=True)
+            ]
+        )
+        mixed = np.tensordot(self.base, chances, 1)
         # No probability is 0, so that a loss is finite.
-        return np.log(np.maximum(np.tensordot(self.base, chances, 1), 1e-15))
+        return log_odds(mixed) if self.sets else np.log(np.maximum(mixed, _LEAST))
 
     def save(self, folder: Path) -> None:
         super().save(folder)
-        for place, member in enumerate(self.members):
-            (folder / f"member-{place}").mkdir()
-            member.save(folder / f"member-{place}")
+        save_members(self.members, folder)
 
     @classmethod
     def load(cls, folder: Path, *shared: Any) -> TableModel:
-        weights = shared[-1]
-        return cls(*shared, members=[load(folder / f"member-{n}") for n in range(len(weights))])
+        return cls(*shared, members=load_members(folder, len(shared[-1])))
+
+
+class LabelSetsModel(TableModel):
+    """A model of two classes for each label: whether a record has it.
+
+    members: they share the preparation.
+    """
+
+    kind = "label_sets"
+    sets = True
+
+    def __init__(self, *shared: Any, members: Sequence[TableModel]) -> None:
+        super().__init__(*shared)
+        self.members = members
+        self.libraries = tuple(
+            dict.fromkeys(name for member in members for name in member.libraries)
+        )
+
+    def raw(self, matrix: Any) -> Any:
+        return np.stack([odds_of(member.raw(matrix)) for member in self.members], axis=1)
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        save_members(self.members, folder)
+
+    @classmethod
+    def load(cls, folder: Path, *shared: Any) -> TableModel:
+        return cls(*shared, members=load_members(folder, len(shared[1])))
 
 
 _KINDS: dict[str, type[TableModel]] = {
@@ -828,7 +910,7 @@ _KINDS: dict[str, type[TableModel]] = {
     for model in (
         *(TableModel, LinearModel, NeighborsModel, TreesModel, ForestModel),
         *(NetworkModel, LightGBMModel, XGBoostModel, CatBoostModel),
-        EnsembleModel,
+        *(EnsembleModel, LabelSetsModel),
     )
 }
 
@@ -840,7 +922,8 @@ def load(folder: Path | str) -> TableModel:
     preparation = Preparation.load(folder, content)
     shared = preparation, content["labels"], content["base"]
     model = _KINDS[content["model"]].load(folder, *shared)
-    # Models of earlier versions have neither.
+    # Models of earlier versions have none of them.
+    model.sets = content.get("sets", False)
     model.temperature = content.get("temperature", 1.0)
     model.decision = content.get("decision", [])
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from steadytrain.components.shared.config import RunConfig
@@ -18,10 +19,18 @@ from steadytrain.components.tasks.scoring.classification import (
     label_indices,
     score_class_frequencies,
 )
+from steadytrain.components.tasks.scoring.multi_label import (
+    HALF,
+    label_flags,
+    label_scores,
+    score_label_frequencies,
+)
 from steadytrain.components.tasks.scoring.regression import RegressionScorer
 from steadytrain.components.tasks.served import ServedPackager
 
 _EXAMPLES: Final = 3
+_SURE: Final = -1e-15
+"""The largest logarithm of a probability, so that its odds are finite."""
 
 
 class TableClassScorer:
@@ -38,6 +47,23 @@ class TableClassScorer:
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         return score_class_frequencies(self.data, records)
+
+
+class TableLabelsScorer:
+    """Scores predicted sets of labels: a label is predicted from the probability of a half on."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        truth, found = label_flags(records, self.data.labels), _outputs(components, records)
+        halves = np.full(len(self.data.labels), HALF)
+        predicted = components["model"].decided(found)
+        odds = found - np.log(-np.expm1(np.minimum(found, _SURE)))
+        return label_scores(records, truth, odds, predicted, halves)
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        return score_label_frequencies(self.data, records, self.config.gate.metric)
 
 
 class TableNumberScorer(RegressionScorer):
@@ -80,8 +106,8 @@ class TablePackager(ServedPackager):
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
         import pandas as pd
-        from mlflow.types import ColSpec
-        from mlflow.types.schema import AnyType
+        from mlflow.types import ColSpec, DataType
+        from mlflow.types.schema import AnyType, Array
 
         model: TableModel = self.load_exported(folder)["model"]
         example = pd.DataFrame(
@@ -106,4 +132,10 @@ class TablePackager(ServedPackager):
             example=example,
             metadata=metadata,
             packages=["mlflow", "numpy", "pandas", *model.libraries],
+            outputs=[
+                ColSpec(Array(DataType.string), "prediction"),
+                *(ColSpec("double", chance) for chance in model.names[1:]),
+            ]
+            if model.sets
+            else (),
         )

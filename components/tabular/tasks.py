@@ -8,8 +8,13 @@ from typing import Any, Final
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tabular.encoder import ClassTableEncoder, NumberTableEncoder
+from steadytrain.components.tabular.encoder import (
+    ClassTableEncoder,
+    LabelSetTableEncoder,
+    NumberTableEncoder,
+)
 from steadytrain.components.tasks.base import Task, late
+from steadytrain.components.tasks.built_in import label_metrics, tested_label_metrics
 
 _PARTS: Final = "steadytrain.components.tabular.scoring"
 _NO_MODULE: Final = "steadytrain.components.tabular.tasks:no_module"
@@ -76,6 +81,15 @@ TABULAR_CLASSIFICATION: Final = Task(
     frameworks=FRAMEWORKS,
     objectives=frozenset({"class_weights"}),
     reads=_READS | {"training.class_weights"},
+)
+TABULAR_MULTI_LABEL: Final = Task(
+    encoder=LabelSetTableEncoder,
+    training=late(_NO_MODULE, metrics=label_metrics),
+    scorer=late(f"{_PARTS}:TableLabelsScorer", metrics=tested_label_metrics),
+    packager=late(f"{_PARTS}:TablePackager"),
+    tabular=True,
+    frameworks=FRAMEWORKS,
+    reads=_READS | {"data.label_separator"},
 )
 TABULAR_REGRESSION: Final = Task(
     encoder=NumberTableEncoder,

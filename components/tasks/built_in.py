@@ -68,11 +68,13 @@ def _tested_number_metrics(_: RunConfig) -> Sequence[str]:
     return "loss", "mae", "mse", "pearson", "r2", "rmse", "spearman"
 
 
-def _label_metrics(_: RunConfig) -> Sequence[str]:
+def label_metrics(_: RunConfig) -> Sequence[str]:
+    """Return the validation metrics of sets of labels."""
     return "loss", "micro_f1", "macro_f1", "subset_accuracy"
 
 
-def _tested_label_metrics(_: RunConfig) -> Sequence[str]:
+def tested_label_metrics(_: RunConfig) -> Sequence[str]:
+    """Return the metrics of sets of labels on the test side."""
     return (
         "hamming_loss",
         "loss",
@@ -186,8 +188,8 @@ SEQUENCE_REGRESSION: Final = Task(
 )
 MULTI_LABEL_CLASSIFICATION: Final = Task(
     encoder=MultiLabelEncoder,
-    training=late(f"{_TASKS}.multi_label:MultiLabelClassification", metrics=_label_metrics),
-    scorer=late(f"{_TASKS}.scoring.multi_label:MultiLabelScorer", metrics=_tested_label_metrics),
+    training=late(f"{_TASKS}.multi_label:MultiLabelClassification", metrics=label_metrics),
+    scorer=late(f"{_TASKS}.scoring.multi_label:MultiLabelScorer", metrics=tested_label_metrics),
     packager=late(f"{_TASKS}.multi_label:MultiLabelPackager"),
     objectives=frozenset({"adversarial", "augmentation"}),
     robustness=True,

@@ -31,6 +31,8 @@ from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.server.submission import Submission
 
 from support import kfp_local
+from support.label_sets import NAMES, labeled_table
+from support.label_sets import SETS as LABEL_SETS
 from support.plugins import install_example
 from support.searched import board_of, without_times
 from support.tables import shipped, write_csv
@@ -462,3 +464,67 @@ def test_compiled_pipeline_ends_with_the_board_and_the_verdict_of_the_command(pl
     assert board["study"] == sent.config.run
     # The winner trains once.
     assert {path.name for path in output.glob("runs/*")} == {board["study"], board["run"]}
+
+
+FRESH = """
+import json, sys
+
+class WithoutSteadytrain:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "steadytrain":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, WithoutSteadytrain())
+import mlflow, pandas
+mlflow.set_tracking_uri(sys.argv[1])
+frame = pandas.read_csv(sys.argv[2]).drop(columns="target")
+found = mlflow.pyfunc.load_model("models:/wine@champion").predict(frame)
+print(found.to_json(orient="records"))
+"""
+
+
+@pytest.mark.long
+def test_search_for_sets_of_labels_ends_with_a_model_that_predicts_in_a_fresh_process(tmp_path):
+    frame = labeled_table()
+    source, output = write_csv(tmp_path, frame), tmp_path / "output"
+    sets = (word for item in LABEL_SETS for word in ("--set", item))
+    done = subprocess.run(
+        command(source, output, *sets, "--json"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    board = board_of(output)
+    assert (board["trials_completed"], board["trials_failed"]) == (12, 0)
+    linear, dummy = (
+        next(row for row in board["configurations"] if row["name"] == name)
+        for name in ("linear", "dummy")
+    )
+    assert linear["metrics"]["micro_f1"] > dummy["metrics"]["micro_f1"] + 0.1
+    assert linear["score"] < dummy["score"]
+    assert board["test"]["metric"] == "micro_f1"
+    assert len(board["importance"]) == len(frame.columns) - 1
+    page = (output / "studies" / board["study"] / "report.html").read_text()
+    for said in ("Partial dependence", *NAMES):
+        assert said in page
+    store = f"sqlite:///{output / 'mlflow.db'}"
+    told = subprocess.run(
+        [sys.executable, "-c", FRESH, store, str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    fresh = json.loads(told.stdout.splitlines()[-1])
+    for row in fresh:
+        assert row["prediction"] == [n for n in sorted(NAMES) if row[f"probability_{n}"] >= 0.5]
+    out = tmp_path / "out.jsonl"
+    predict = (*PROGRAM[:-1], "predict", "wine@champion", str(source), "--out", str(out))
+    subprocess.run([*predict, "--output", str(output)], check=True, capture_output=True)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    for row, again in zip(rows, fresh, strict=True):
+        assert row["prediction"] == again.pop("prediction")
+        assert {name: row[name] for name in again} == pytest.approx(again)
+    hits = [
+        set(row["prediction"]) == set(filter(None, text.split(";")))
+        for row, text in zip(rows, frame["target"].fillna(""), strict=True)
+    ]
+    assert np.mean(hits) > 0.3

@@ -23,6 +23,7 @@ from steadytrain.components.shared.config.data_sections import (
 from steadytrain.components.shared.config.task_names import (
     ANSWERING,
     IMAGES,
+    LABEL_SETS,
     MIXED,
     MULTI_LABEL,
     MULTI_TASK,
@@ -72,8 +73,8 @@ class DataConfig(Section):
         description="What to train for: causal_lm, supervised_finetuning, preference, masked_lm, "
         "denoising, text_embedding, sequence_classification, multi_label_classification, "
         "sequence_regression, multi_task, tabular_classification, tabular_regression, "
-        "image_classification, multimodal_classification, forecasting, the name of an installed "
-        "package's task, or module:NAME for your own task.",
+        "tabular_multi_label, image_classification, multimodal_classification, forecasting, the "
+        "name of an installed package's task, or module:NAME for your own task.",
     )
     task_options: Annotated[PlainJson, Effect.ROWS] = Field(
         {},
@@ -117,8 +118,8 @@ class DataConfig(Section):
     target: Annotated[str | None, IfSet()] = Field(
         None,
         min_length=1,
-        description="For tabular_classification, tabular_regression, multimodal_classification "
-        "and forecasting: the column to predict.",
+        description="For tables, multimodal_classification and forecasting: the column to predict. "
+        "For tabular_multi_label, it has lists of labels, or texts with data.label_separator.",
     )
     features: Annotated[list[str], IfSet()] = Field(
         [],
@@ -139,9 +140,10 @@ class DataConfig(Section):
     label_separator: Annotated[str | None, IN_RULES] = Field(
         None,
         min_length=1,
-        description="Only for multi_label_classification: what is between two labels in a column "
-        "of text, as in CSV files; spaces around a label do not count, and an empty text has no "
-        "label. None means that the column has lists, and that a text is one label.",
+        description="Only for multi_label_classification and tabular_multi_label: what is between "
+        "two labels in a column of text, as in CSV files; spaces around a label do not count, and "
+        "an empty text has no label. None means that the column has lists, and that a text is one "
+        "label.",
     )
     parts: Annotated[dict[PartName, PartConfig], IN_RULES] = Field(
         {},
@@ -380,12 +382,12 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _separated_labels_are_of_the_task(self) -> DataConfig:
         ours = plugins.is_ours(plugins.TASKS, self.task)
-        if self.label_separator and self.task != MULTI_LABEL and ours:
+        if self.label_separator and self.task not in LABEL_SETS and ours:
             raise at_odds(
                 "data.label_separator",
                 self.label_separator,
                 f"{self.task} has no lists of labels",
-                f"leave it out, or use data.task {MULTI_LABEL}",
+                f"leave it out, or use data.task {' or '.join(LABEL_SETS)}",
             )
         return self
 

@@ -6,7 +6,11 @@ from typing import Final
 
 MULTI_LABEL: Final = "multi_label_classification"
 """The task whose records have any number of labels."""
-TABLES: Final = ("tabular_classification", "tabular_regression")
+TABULAR_MULTI_LABEL: Final = "tabular_multi_label"
+"""The task of a table whose records have any number of labels."""
+LABEL_SETS: Final = (MULTI_LABEL, TABULAR_MULTI_LABEL)
+"""The tasks whose records have any number of labels."""
+TABLES: Final = ("tabular_classification", "tabular_regression", TABULAR_MULTI_LABEL)
 """The tasks that learn from the columns of a table."""
 MULTI_TASK: Final = "multi_task"
 """The task that learns several data sets, each with its own head."""

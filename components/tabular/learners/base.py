@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tabular import model as exported
 from steadytrain.components.tabular.columns import Table
 from steadytrain.components.tabular.encoder import FEATURES, parsed
 from steadytrain.components.tabular.model import (
+    LabelSetsModel,
     Preparation,
     TableModel,
     log_probabilities,
+    odds_of,
     plain_number,
 )
 from steadytrain.components.tabular.texts import fit_texts
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.tasks.encoding.base import COLUMNS
-from steadytrain.components.tasks.scoring.table import read_batches
+from steadytrain.components.tasks.scoring.table import class_counts, read_batches
 from steadytrain.components.train.framework import Learned
 from steadytrain.components.train.framework.learner import State
 from steadytrain.components.train.framework.lightgbm import RATE, ROUNDS, threads_for
@@ -44,17 +49,46 @@ def read_table(data: DataRecord) -> Table:
     return Table.model_validate_json(data.path(COLUMNS).read_text(encoding="utf-8"))
 
 
+class OneLabel(DataRecord):
+    """Prepared data with sets of labels, of which one label counts: the classes are no and yes.
+
+    place: of the label.
+    """
+
+    place: int
+
+    @classmethod
+    def of(cls, data: DataRecord, place: int) -> OneLabel:
+        """Return the data for one label."""
+        return cls.model_construct(**{**dict(data), "labels": ["no", "yes"], "place": place})
+
+
 def read_side(data: DataRecord, side: Side) -> tuple[list[Mapping[str, Any]], Array]:
-    """Return the records of a side, and their classes or numbers.
+    """Return the records of a side, and their classes or numbers: (records,).
+
+    Of records with sets of labels, 1 for each label that they have: (records, labels).
 
     Raises:
         DataError: a shard is corrupted.
     """
-    records, labels = list[Mapping[str, Any]](), [np.zeros(0)]
+    records, labels = list[Mapping[str, Any]](), list[Array]()
     for batch in read_batches(data, side, [FEATURES, "label"]):
         records += parsed(batch)
-        labels.append(batch.column("label").to_numpy().astype(np.float64))
-    return records, np.concatenate(labels)
+        labels.append(_targets(batch.column("label"), data))
+    return records, np.concatenate(labels) if labels else np.zeros(0)
+
+
+def _targets(column: Any, data: DataRecord) -> Array:
+    if not pa.types.is_list(column.type):
+        found: Array = column.to_numpy().astype(np.float64)
+        return found
+    sets = column.to_pylist()
+    if isinstance(data, OneLabel):
+        return np.array([data.place in own for own in sets], np.float64)
+    flags = np.zeros((len(sets), len(data.labels)))
+    for row, places in enumerate(sets):
+        flags[row, places] = 1
+    return flags
 
 
 class TableLearner:
@@ -64,6 +98,9 @@ class TableLearner:
     settings: what else `model.config` may have.
     has_rate: whether it reads `training.learning_rate`.
     needs_classes: whether it cannot learn from a training side that lacks a class.
+    learns_sets: whether it has an output for each of several labels of a record. Otherwise, one
+        learner for each label learns whether records have it (`LabelSetsLearner`).
+    sets: whether records have any number of labels.
     weighs: whether records can weigh differently.
     row_weights: what each record of the training side weighs, 1 on average; None if all the same.
     monotone: of each column of the matrix, whether outputs must rise (1) or fall (-1) with it.
@@ -77,10 +114,17 @@ class TableLearner:
     settings: ClassVar[tuple[str, ...]] = ()
     has_rate: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = True
+    learns_sets: ClassVar[bool] = False
     weighs: ClassVar[bool] = True
+
+    def __new__(cls, config: RunConfig, data: DataRecord) -> TableLearner:
+        if not _has_sets(config, data) or cls.learns_sets:
+            return super().__new__(cls)
+        return LabelSetsLearner(cls, config, data)
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.labels = config, data.labels
+        self.sets = _has_sets(config, data)
         self.given = {name: it for name, it in config.model.config.items() if name != "model_type"}
         self._check_settings()
         self.seed = config.training.seed
@@ -170,6 +214,8 @@ class TableLearner:
 
     def _check_classes(self) -> None:
         """Raise BadInput if a class has no record to learn it from."""
+        if self.sets:
+            return
         seen = {*self.targets.astype(int).tolist()} if self.labels else set[int]()
         if absent := [name for place, name in enumerate(self.labels) if place not in seen]:
             raise BadInput(
@@ -181,10 +227,18 @@ class TableLearner:
     @property
     def outputs(self) -> int:
         """Number of raw outputs: one for a number or for two classes, else one for each class."""
-        return len(self.labels) if len(self.labels) > 2 else 1
+        return len(self.labels) if self.sets or len(self.labels) > 2 else 1
 
     def base(self) -> list[float]:
-        """Return the best constant outputs: the mean, or the logarithms of the classes' shares."""
+        """Return the best constant outputs: the mean, or the logarithms of the classes' shares.
+
+        Of sets of labels, the logarithms of each label's odds.
+        """
+        if self.sets:
+            weights = np.ones(len(self.targets)) if self.row_weights is None else self.row_weights
+            having, lacking = weights @ self.targets, weights @ (1 - self.targets)
+            odds: list[float] = (np.log(having + 1) - np.log(lacking + 1)).tolist()
+            return odds
         if not self.labels:
             return [float(np.average(self.targets, weights=self.row_weights))]
         logs = np.log(self.shares())
@@ -208,9 +262,15 @@ class TableLearner:
         return float(np.average(self.losses(raw, self.targets), weights=self.row_weights))
 
     def losses(self, raw: Array, targets: Array) -> Array:
-        """Return the loss of each row: (rows,), in nats, or the squared error of a number."""
+        """Return the loss of each row: (rows,), in nats, or the squared error of a number.
+
+        That of a set of labels is the mean over all labels.
+        """
         if not self.labels:
             return np.square(raw[:, 0] - targets)
+        if self.sets:
+            each: Array = (np.logaddexp(0, raw) - targets * raw).mean(axis=1)
+            return each
         found: Array = -log_probabilities(raw)[np.arange(len(targets)), targets.astype(int)]
         return found
 
@@ -221,6 +281,8 @@ class TableLearner:
         if not self.labels:
             absolute = float(np.abs(raw[:, 0] - targets).mean())
             return {"loss": loss, "rmse": math.sqrt(loss), "mae": absolute}
+        if self.sets:
+            return {"loss": loss, **_set_metrics(raw >= 0, targets > 0)}
         hits = log_probabilities(raw).argmax(axis=1) == targets
         return {"loss": loss, "accuracy": float(hits.mean())}
 
@@ -244,6 +306,120 @@ class TableLearner:
     def export(self, folder: Path) -> None:
         self.model().save(folder)
         shutil.copyfile(exported.__file__, folder / MODULE)
+
+
+def _has_sets(config: RunConfig, data: DataRecord) -> bool:
+    return config.data.task == TABULAR_MULTI_LABEL and not isinstance(data, OneLabel)
+
+
+def _set_metrics(predicted: Any, truth: Any) -> dict[str, float]:
+    """Return how good predicted labels are.
+
+    As on the test side, a label that is neither true nor predicted does not count.
+
+    Args:
+        predicted, truth: (rows, labels).
+    """
+    hits, seen = (predicted & truth).sum(axis=0), predicted.sum(axis=0) + truth.sum(axis=0)
+    each = 2 * hits[seen > 0] / seen[seen > 0]
+    return {
+        "micro_f1": float(2 * hits.sum() / max(1, seen.sum())),
+        "macro_f1": float(each.mean()) if len(each) else 0.0,
+        "subset_accuracy": float((predicted == truth).all(axis=1).mean()),
+    }
+
+
+class ConstantLearner(TableLearner):
+    """Predicts the mean, or the shares of the classes, whatever the record is."""
+
+    model_type = "dummy"
+    needs_classes = False
+    learns_sets = True
+
+    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
+        del rows
+        raw = self.model().raw(self.matrix)
+        return Learned(self.training_loss(raw), learning_rate_scale)
+
+    def held_out(self) -> Array:
+        found: Array = self.model().raw(self.held_out_matrix)
+        return found
+
+    def model(self) -> TableModel:
+        found = TableModel(self.preparation, self.labels, self.base())
+        found.sets = self.sets
+        return found
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        del state
+
+
+class LabelSetsLearner(TableLearner):
+    """A step is one of each label's learner. They stop together.
+
+    A label that every training record has, or none, gets a constant probability where the learner
+    needs both classes, as in scikit-learn's OneVsRestClassifier.
+    """
+
+    def __new__(cls, *_: Any) -> Self:
+        return object.__new__(cls)
+
+    def __init__(self, made: type[TableLearner], config: RunConfig, data: DataRecord) -> None:
+        self.config, self.labels, self.sets = config, data.labels, True
+        self.model_type = made.model_type  # type: ignore[misc]
+        counts, rows = class_counts(data), data.sides["train"].rows
+        constant = made.needs_classes & ((counts == 0) | (counts == rows))
+        self.learners = [
+            ConstantLearner(_without_settings(config), OneLabel.of(data, place))
+            if constant[place]
+            else made(config, OneLabel.of(data, place))
+            for place in range(len(data.labels))
+        ]
+        self.preparation = self.learners[0].preparation
+        self.held_out_targets = np.stack([each.held_out_targets for each in self.learners], axis=1)
+
+    @property
+    def parameters(self) -> int:  # type: ignore[override]
+        return sum(each.parameters for each in self.learners)
+
+    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
+        found = [
+            each.learn(rows, learning_rate_scale=learning_rate_scale) for each in self.learners
+        ]
+        mean = float(np.mean([each.loss for each in found]))
+        return dataclasses.replace(found[0], loss=mean)
+
+    def held_out(self) -> Array:
+        return np.stack([odds_of(each.held_out()) for each in self.learners], axis=1)
+
+    def state(self) -> State:
+        return {
+            f"{place}.{name}": value
+            for place, each in enumerate(self.learners)
+            for name, value in each.state().items()
+        }
+
+    def restore(self, state: State) -> None:
+        parts = [dict[str, Any]() for _ in self.learners]
+        for key, value in state.items():
+            place, _, name = key.partition(".")
+            parts[int(place)][name] = value
+        for each, own in zip(self.learners, parts, strict=True):
+            each.restore(own)
+
+    def model(self) -> TableModel:
+        members = [each.model() for each in self.learners]
+        return LabelSetsModel(self.preparation, self.labels, [], members=members)
+
+
+def _without_settings(config: RunConfig) -> RunConfig:
+    """Return the configuration of a learner of constants."""
+    model = config.model.model_copy(update={"config": {"model_type": ConstantLearner.model_type}})
+    training = config.training.model_copy(update={"learning_rate": None})
+    return config.model_copy(update={"model": model, "training": training})
 
 
 class TreesLearner(TableLearner):

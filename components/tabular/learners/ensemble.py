@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tabular import model as exported
@@ -54,6 +55,11 @@ class TableEnsembleLearner(EnsembleLearner):
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         super().__init__(config, data)
         self.temperature, self.decision = calibration_of(config, data.labels)
+        if self.decision and config.data.task == TABULAR_MULTI_LABEL:
+            raise BadInput(
+                f"model.config.decision: data.task {TABULAR_MULTI_LABEL} has no single class",
+                remedy="leave it out",
+            )
         train, held_out = data.sides["train"], data.sides["validation"]
         both = SideRecord(
             shards=[*train.shards, *held_out.shards],
@@ -78,6 +84,7 @@ class TableEnsembleLearner(EnsembleLearner):
         ensemble = EnsembleModel(
             *(first.preparation, first.labels, np.array(self.weights)), members=self.models
         )
+        ensemble.sets = first.sets
         ensemble.temperature, ensemble.decision = self.temperature, self.decision
         ensemble.save(folder)
         shutil.copyfile(exported.__file__, folder / MODULE)

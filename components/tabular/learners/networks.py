@@ -36,7 +36,7 @@ class NetworkLearner(TableLearner):
     sizes: the settings that are numbers.
     batch: records of a step of the optimizer.
     middle: the mean and the deviation of the numbers to predict.
-    aims: the classes of the training side, or its numbers in deviations from the mean.
+    aims: the classes or labels of the training side, or its numbers in deviations from the mean.
     scale: what a squared error in deviations is multiplied by.
     """
 
@@ -83,7 +83,9 @@ class NetworkLearner(TableLearner):
 
     def model(self) -> TableModel:
         shared = self.preparation, self.labels, self.middle
-        return NetworkModel(*shared, **self.inputs.arrays, **self.trained())
+        found = NetworkModel(*shared, **self.inputs.arrays, **self.trained())
+        found.sets = self.sets
+        return found
 
 
 def _quantiles(matrix: Array, categories: Sequence[int]) -> dict[str, Any]:

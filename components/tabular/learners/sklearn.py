@@ -11,7 +11,7 @@ import numpy as np
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.tabular.learners.base import Array, TableLearner
+from steadytrain.components.tabular.learners.base import Array, ConstantLearner, TableLearner
 from steadytrain.components.tabular.learners.trees import (
     ExtraTreesLearner,
     HistogramBoostingLearner,
@@ -32,31 +32,6 @@ _ITERATIONS: Final = 1000
 _NEIGHBORS: Final = 5
 _REPORTED: Final = 1000
 """Records of the training side whose neighbors are looked for, for the reported loss."""
-
-
-class ConstantLearner(TableLearner):
-    """Predicts the mean, or the shares of the classes, whatever the record is."""
-
-    model_type = "dummy"
-    needs_classes = False
-
-    def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
-        del rows
-        raw = self.model().raw(self.matrix)
-        return Learned(self.training_loss(raw), learning_rate_scale)
-
-    def held_out(self) -> Array:
-        found: Array = self.model().raw(self.held_out_matrix)
-        return found
-
-    def model(self) -> TableModel:
-        return TableModel(self.preparation, self.labels, self.base())
-
-    def state(self) -> State:
-        return {}
-
-    def restore(self, state: State) -> None:
-        del state
 
 
 class StandardizingLearner(TableLearner):

@@ -34,6 +34,7 @@ class MlpLearner(NetworkLearner):
     """
 
     members = 1
+    learns_sets = True
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         super().__init__(config, data)
@@ -109,7 +110,11 @@ class MlpLearner(NetworkLearner):
     def _loss(self, some: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
         found = self._forward(some, chance)
         targets = torch.from_numpy(self.targets)[some]
-        if self.labels:
+        if self.sets:
+            flags = targets.float().expand_as(found)
+            losses = functional.binary_cross_entropy_with_logits(found, flags, reduction="none")
+            losses = losses.mean(dim=2).flatten()
+        elif self.labels:
             rows = targets.long().expand(self.members, -1)
             losses = functional.cross_entropy(found.flatten(0, 1), rows.flatten(), reduction="none")
         else:

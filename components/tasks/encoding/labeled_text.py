@@ -297,6 +297,40 @@ class PartTextEncoder(LabeledTextEncoder):
 _REPEATED: Final = "name a label twice, which counts once"
 
 
+def written_labels(row: Mapping[str, Any], column: str, data: DataConfig) -> str:
+    """Return the labels of a record as `Content.label`. A label may be there twice.
+
+    Raises:
+        Defect: as for `labels_of`.
+    """
+    return _written(sorted(labels_of(row, column, data.labels, data.label_separator)))
+
+
+def each_once(content: Content) -> Content:
+    """Return a record with a set of labels without those that are there twice."""
+    labels = classes_in(str(content.label))
+    once = sorted({*labels})
+    if len(once) == len(labels):
+        return content
+    return replace(content, label=_written(once), noticed=_REPEATED)
+
+
+def classes_in(label: str) -> Sequence[str]:
+    """Return the labels in `Content.label`."""
+    found: list[str] = json.loads(label)
+    return found
+
+
+def sets_of(labels: Any) -> Any:
+    """Return the column `label` of test records: lists of names.
+
+    Args:
+        labels: an array of `Content.label`.
+    """
+    given: list[Any] = labels.to_pylist()
+    return pa.array(map(classes_in, given), pa.list_(pa.string()))
+
+
 class MultiLabelEncoder(TargetedTextEncoder):
     """Records with a text, or two, and a set of labels. A row has the index of each of them."""
 
@@ -304,29 +338,19 @@ class MultiLabelEncoder(TargetedTextEncoder):
     target = pa.list_(pa.int32())
 
     def read(self, row: Mapping[str, Any]) -> Content:
-        content = super().read(row)
-        labels = self.classes_in(str(content.label))
-        once = sorted({*labels})
-        if len(once) == len(labels):
-            return content
-        return replace(content, label=_written(once), noticed=_REPEATED)
+        return each_once(super().read(row))
 
     def label_of(self, row: Mapping[str, Any]) -> str:
-        data = self.data
-        found = labels_of(row, data.columns.label, data.labels, data.label_separator)
-        return _written(sorted(found))
+        return written_labels(row, self.data.columns.label, self.data)
 
     def classes_in(self, label: str) -> Sequence[str]:
-        found: list[str] = json.loads(label)
-        return found
+        return classes_in(label)
 
     def target_of(self, fitted: Fitted) -> Target:
         return LabelIndices(trained_indices(fitted))
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
-        labels: list[Any] = records["label"].to_pylist()
-        sets = [self.classes_in(label) for label in labels]
-        return {**super().test_columns(records), "label": pa.array(sets, pa.list_(pa.string()))}
+        return {**super().test_columns(records), "label": sets_of(records["label"])}
 
 
 @dataclass(frozen=True)

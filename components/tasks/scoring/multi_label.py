@@ -53,24 +53,36 @@ class MultiLabelScorer(ClassificationScorer):
         thresholds = thresholds_of(components["model"], self.data.labels)
         probabilities = torch.from_numpy(logits).sigmoid().numpy()
         predicted = probabilities >= thresholds
-        return _scores(records, truth, logits, predicted, thresholds)
+        return label_scores(records, truth, logits, predicted, thresholds)
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
-        """Predict the same labels for each record, and each by its frequency alone.
+        return score_label_frequencies(self.data, records, self.config.gate.metric)
 
-        They are those with the best value of the gate's metric on the training side. So a model has
-        learned something from the texts if it is better.
-        """
-        truth = label_flags(records, self.data.labels)
-        if not len(truth):
-            return None
-        # With add-one smoothing, as for classes.
-        rates = (class_counts(self.data) + 1) / (self.data.sides["train"].rows + 2)
-        logits = np.tile(np.log(rates) - np.log1p(-rates), (len(truth), 1))
-        constant = constant_labels(self.data, self.config.gate.metric)
-        # The threshold is what the rate is, or above it.
-        thresholds = np.where(constant, rates, 1.0)
-        return _scores(records, truth, logits, np.tile(constant, (len(truth), 1)), thresholds)
+
+def score_label_frequencies(
+    data: DataRecord, records: pa.Table, metric: str | None
+) -> pa.Table | None:
+    """Predict the same labels for each record, and each by its frequency alone.
+
+    They are those with the best value of the gate's metric on the training side. So a model has
+    learned something from the records if it is better.
+
+    Args:
+        metric: of the gate.
+
+    Returns:
+        None without records.
+    """
+    truth = label_flags(records, data.labels)
+    if not len(truth):
+        return None
+    # With add-one smoothing, as for classes.
+    rates = (class_counts(data) + 1) / (data.sides["train"].rows + 2)
+    logits = np.tile(np.log(rates) - np.log1p(-rates), (len(truth), 1))
+    constant = constant_labels(data, metric)
+    # The threshold is what the rate is, or above it.
+    thresholds = np.where(constant, rates, 1.0)
+    return label_scores(records, truth, logits, np.tile(constant, (len(truth), 1)), thresholds)
 
 
 def constant_labels(data: DataRecord, metric: str | None) -> _Flags:
@@ -131,7 +143,7 @@ def _summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return label_losses(logits.float(), targets).sum()
 
 
-def _scores(
+def label_scores(
     records: pa.Table, truth: _Flags, logits: _Numbers, predicted: _Flags, thresholds: _Numbers
 ) -> pa.Table:
     """Return the scores of predictions.

@@ -8,8 +8,8 @@ import pytest
 from steadytrain.components.tabular.columns import Target, inferred
 
 ROWS = 60
-CLASSES = Target("y", np.arange(ROWS) % 2, numbers=False)
-NUMBERS = Target("y", np.linspace(1, 9, ROWS) ** 2, numbers=True)
+CLASSES = Target("y", [np.arange(ROWS) % 2], numbers=False)
+NUMBERS = Target("y", [np.linspace(1, 9, ROWS) ** 2], numbers=True)
 WORDS = ("red", "green", "blue")
 
 
@@ -78,7 +78,7 @@ def test_many_columns_of_one_value_share_a_sentence():
 
 def test_row_numbers_are_left_out_unless_allowed():
     rows = range(1, 10_001)
-    target = Target("y", np.arange(10_000) % 2, numbers=False)
+    target = Target("y", [np.arange(10_000) % 2], numbers=False)
     values = np.random.default_rng(0).permutation(rows).tolist()
     assert "numbers the records" in column(values, target).reason
     assert column(values, target, allowed=["x"]).kind == "number"
@@ -90,7 +90,7 @@ def test_row_numbers_are_left_out_unless_allowed():
     [
         (cycled("no", "yes"), CLASSES, "each of its 2 values belongs to one class"),
         ([row % 2 + row / 1000 for row in range(ROWS)], CLASSES, "separate the 2 classes"),
-        ((3 - 2 * NUMBERS.values).tolist(), NUMBERS, "linear function of the target"),
+        ((3 - 2 * NUMBERS.values[0]).tolist(), NUMBERS, "linear function of the target"),
     ],
 )
 def test_column_that_gives_the_target_away_is_left_out_with_evidence(values, target, evidence):
@@ -105,7 +105,7 @@ def test_column_that_gives_the_target_away_is_left_out_with_evidence(values, tar
     [
         (cycled("no", "yes", "yes"), CLASSES),
         ([row % 2 + row / 50 for row in range(ROWS)], CLASSES),
-        (np.sqrt(NUMBERS.values).tolist(), NUMBERS),
+        (np.sqrt(NUMBERS.values[0]).tolist(), NUMBERS),
     ],
 )
 def test_column_that_only_predicts_well_is_learned_from(values, target):
