@@ -42,6 +42,7 @@ from steadytrain.components.train.loop.order import run_order, sequences_of
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy, Timer, apply_strategy
+from steadytrain.components.train.strategy.batch_norm import synchronize
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ def set_up(
         *of_mixture(training, side, steps),
         *tried.remarks,
         *(task.ready(module) if hasattr(task, "ready") else ()),
+        *(synchronize(module, accelerator.device) if accelerator.num_processes > 1 else ()),
     ]
     if training.distillation.stored:
         # Before the student is on the device: the two never share its memory.

@@ -221,7 +221,7 @@ class Replicated(Strategy):
 
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        # Buffers differ between ranks, for example batch normalization's statistics.
+        # Buffers may differ between ranks, for example what a task's own layers count.
         buffers = {name for name, _ in self.module.named_buffers()}
         state = optimizer_tensors(self.module, self.optimizer, self.optimizer_spec)
         found: dict[str, Sequence[Piece]] = {

@@ -15,13 +15,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.shared.events.types import Validated, Warned
 from steadytrain.components.tasks.base import LossSum
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.train.attempt import RankError
 
-from support.training import CLASSES, Bench, class_rows, events_of, write_data
+from support.training import CLASSES, Bench, class_rows, events_of, losses_of, write_data
 
+PATHS = os.pathsep.join(
+    [str(Path(__file__).parent), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+)
 DIGITS = pa.schema([("pixels", pa.list_(pa.float32())), ("label", pa.int64())])
 
 
@@ -158,6 +161,46 @@ def test_images_are_classified_by_the_same_loop(tmp_path, digits):
     assert task.validation_metrics(sums)["accuracy"] == pytest.approx(accuracy)
 
 
+def test_two_ranks_share_the_statistics_of_batch_normalization(tmp_path, digits):
+    data = write_data(
+        tmp_path / "data",
+        digits[:64],
+        digits[64:80],
+        task=f"{Path(__file__).stem}:IMAGES",
+        schema=DIGITS,
+        labels=list("0123456789"),
+        tokenizer=False,
+    )
+    learned = {}
+    for ranks in (1, 2):
+        bench = Bench.make(
+            tmp_path / f"of {ranks}",
+            data,
+            model={"config": {"model_type": "a task builds its own"}},
+            training={
+                "global_batch_size": 16,
+                # Ranks divide a step before micro-batches do, so one of each has the same rows.
+                "micro_batch_size": 16 // ranks,
+                "max_steps": 4,
+                # Adam would enlarge the rounding of the bias before the layer, which has no effect.
+                "optim": "sgd",
+                "learning_rate": 0.1,
+                "logging_steps": 1,
+            },
+            compute={"device": "cpu", "nproc_per_node": ranks},
+        )
+        ended = bench.run(ranks=ranks, PYTHONPATH=PATHS)
+        assert ended.code == 0, ended.output
+        learned[ranks] = load_file(bench.workspace.model / "model.safetensors")
+        told = [event.message for event in events_of(bench.workspace, Warned)]
+        assert any("1 layers of batch norm" in message for message in told) == (ranks == 2)
+        assert len(losses_of(bench.workspace)) == 4
+    assert learned[1].keys() == learned[2].keys()
+    for name, one in learned[1].items():
+        torch.testing.assert_close(learned[2][name], one, rtol=1e-4, atol=1e-5, msg=name)
+    assert not torch.allclose(learned[1]["layers.1.running_var"], torch.ones(16), atol=0.1)
+
+
 @pytest.mark.slow
 def test_texts_are_classified(tmp_path):
     data = write_data(
@@ -212,7 +255,6 @@ def test_task_that_ends_its_rank_is_reported(tmp_path, digits):
         model={"config": {"model_type": "a task builds its own"}},
         training={"global_batch_size": 8, "max_steps": 2},
     )
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-    ended = bench.run(PYTHONPATH=":".join([*paths, os.environ.get("PYTHONPATH", "")]))
+    ended = bench.run(PYTHONPATH=PATHS)
     assert ended.code == 1
     assert RankError.load(ended.folder.error(0)).kind == "SystemExit"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import timm
 import torch
+from timm.layers import BatchNormAct2d
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from steadytrain.components.train.strategy.batch_norm import SummedBatchNorm, synchronize
 from steadytrain.components.train.strategy.replicated import bucket_mb, learns_in_buffers
 
 from support.collectives import recorded
@@ -41,6 +44,38 @@ def test_only_buffers_of_the_models_state_are_sent_to_other_ranks():
     assert list(rotary.buffers())
     assert not learns_in_buffers(rotary)
     assert learns_in_buffers(torch.nn.Sequential(torch.nn.BatchNorm1d(2)))
+
+
+class _Own(torch.nn.BatchNorm2d):
+    def forward(self, values):
+        return 2 * super().forward(values)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batch_normalization_is_synchronized_or_named(device):
+    network = timm.create_model("test_resnet")
+    model = torch.nn.Sequential(
+        network, BatchNormAct2d(network.num_classes), _Own(network.num_classes)
+    )
+    model[1].running_mean.fill_(-0.5)
+    images = torch.randn(2, 3, 64, 64)
+
+    def answers():
+        with torch.no_grad():
+            found = model[0](images)
+            return model[1:](found[..., None, None])
+
+    model.eval()
+    names, before = list(model.state_dict()), answers()
+    shared, own = synchronize(model, torch.device(device))
+    assert list(model.state_dict()) == names
+    assert torch.equal(answers(), before)
+    kind = SummedBatchNorm if device == "cpu" else torch.nn.SyncBatchNorm
+    layers = [item for item in model.modules() if isinstance(item, kind)]
+    assert f"{len(layers)} layers of batch normalization" in shared
+    assert len(layers) > 2
+    assert "_Own) take their statistics from the micro-batch of each rank alone" in own
+    assert synchronize(torch.nn.Linear(1, 1), torch.device(device)) == []
 
 
 @pytest.mark.slow
