@@ -131,6 +131,8 @@ def build(
     if torch.get_default_device().type == "meta" and config.model.base:
         return _outline(auto, config, settings)
     folder = resolve_model(config.model.base, config) if config.model.base else None
+    if config.training.attention != "auto":
+        settings |= {"attn_implementation": attention_name(config.training.attention)}
     if config.model.dropout.places:
         settings |= dropout_fields(config.model.dropout, _family(config, folder))
     with _foreign(folder, config):
@@ -151,6 +153,11 @@ def build(
         # Do this right away: if parts of the model are on the host, it cannot run before.
         lighten(model, config.model.adapter)
     return model
+
+
+def attention_name(attention: str) -> str:
+    """Return Transformers' name of `training.attention`."""
+    return "flex_attention" if attention == "flex" else attention
 
 
 def _outline(auto: Any, config: RunConfig, settings: Mapping[str, Any]) -> torch.nn.Module:

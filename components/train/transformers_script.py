@@ -285,6 +285,8 @@ def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
         )
     if training.profile.steps is not None:
         yield "training.profile: nothing is profiled."
+    if config.training.attention != "auto":
+        yield "training.attention: Transformers chooses the attention."
     if config.training.monitor != type(config.training.monitor)():
         yield "training.monitor: nothing is measured."
 

@@ -133,6 +133,9 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
         "training.torch_compile": training.torch_compile,
     }
     yield from ((field, field, "true") for field, on in switches.items() if on)
+    if training.attention != "auto":
+        for name in ("training.attention", f"training.attention {training.attention}"):
+            yield name, "training.attention", training.attention
     if training.order != "seeded":
         for name in ("another order", f"training.order {training.order}"):
             yield name, "training.order", training.order
@@ -188,6 +191,11 @@ RULES: Final = (
     ),
     Rule("model.added_tokens", "another framework", "only pytorch gives the model such tokens"),
     Rule("training.lr_scaling", "another framework", PYTORCH_ONLY),
+    Rule("training.attention", "another framework", PYTORCH_ONLY),
+    *(
+        Rule(f"training.attention flash_attention_{version}", "cpu", "its kernels need CUDA")
+        for version in (2, 3)
+    ),
     Rule("data.parts", "another framework", "only pytorch trains a head for each part"),
     Rule("evaluation.landscape", "another framework", "only weights of pytorch can be moved"),
     *technique_rules(),

@@ -65,6 +65,7 @@ _INSTEAD: Final = {
     "training.optim": DEFAULT,
     "compute.strategy": REPLICATED,
     "model.adapter.kind": "lora",
+    "training.attention": "sdpa",
 }
 """By field, the value that supports the most."""
 
@@ -141,6 +142,18 @@ class RunConfig(Section):
                 setting.value,
                 f"{rule.why}, and {feature.field} is {feature.value}",
                 f"{instead}, or change {feature.field}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attention_is_given_once(self) -> Self:
+        given = self.model.config.get("attn_implementation")
+        if given is not None and self.training.attention != "auto":
+            raise at_odds(
+                "training.attention",
+                self.training.attention,
+                f"model.config.attn_implementation is {given}",
+                "leave one of the two out",
             )
         return self
 

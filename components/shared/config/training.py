@@ -83,6 +83,9 @@ class ProfileConfig(Section):
         return steps
 
 
+Attention = Literal["auto", "eager", "sdpa", "flex", "flash_attention_2", "flash_attention_3"]
+
+
 class TrainingConfig(Section):
     """The training recipe. Steps are optimizer steps, each over one global batch."""
 
@@ -231,6 +234,14 @@ class TrainingConfig(Section):
     )
     torch_compile: Annotated[bool, Effect.ROUNDING] = Field(
         False, description="Fuse the model's kernels with torch.compile."
+    )
+    attention: Annotated[Attention, Effect.ROUNDING, IfSet()] = Field(
+        "auto",
+        description="How attention is computed. auto: sdpa where the model has it, else eager; "
+        "eager: plain operators; sdpa: PyTorch's fused kernels; flex: PyTorch's compiled kernel; "
+        "flash_attention_2 and flash_attention_3: the kernels of the package flash-attn, which "
+        "need CUDA and 16 bits. What does not work on the machine is refused. Documents of a "
+        "packed row train without padding with auto and sdpa.",
     )
     goal: Annotated[Literal["fastest", "best", "balanced"] | None, Effect.PLANNED, IfSet()] = Field(
         None,

@@ -25,8 +25,10 @@ from accelerate import Accelerator
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.toolchain import REMEDY, missing_tools
 from steadytrain.components.tasks import fused_loss
+from steadytrain.components.tasks.models import attention_name
 from steadytrain.components.train.errors import CompiledCodeDamaged
 from steadytrain.components.train.loop.exchange import gather_objects
 
@@ -38,6 +40,7 @@ _FUSED: Final = "the fused update of the optimizer"
 _COMPILE: Final = "training.torch_compile"
 _OPTIM: Final = "training.optim"
 _ATTENTION: Final = "model.config.attn_implementation"
+_ASKED_ATTENTION: Final = "training.attention"
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,21 @@ class _Kernel:
 
 
 def usable(config: RunConfig, accelerator: Accelerator) -> Usable:
-    """Try what the run would use, and return what works on every rank."""
+    """Try what the run would use, and return what works on every rank.
+
+    Raises:
+        BadInput: `training.attention` does not work on a rank.
+    """
     kernels = list(_kernels(config, accelerator))
     everyones = gather_objects([[_failure(kernel) for kernel in kernels]])
     found = [next(filter(None, reasons), "") for reasons in zip(*everyones, strict=True)]
     broken = {kernel.name: why for kernel, why in zip(kernels, found, strict=True) if why}
+    if _ASKED_ATTENTION in broken:
+        raise BadInput(
+            f"{_ASKED_ATTENTION} = {config.training.attention!r}: it does not work here: "
+            f"{broken[_ASKED_ATTENTION]}",
+            remedy=f"install what it needs, or set it to {_PLAIN_ATTENTION}",
+        )
     remarks = tuple(
         f"{kernel.name} does not work here, so this run uses {kernel.instead}: "
         f"{broken[kernel.name]}"
@@ -95,6 +108,9 @@ def _kernels(config: RunConfig, accelerator: Accelerator) -> Iterator[_Kernel]:
         yield _Kernel(_OPTIM, instead, lambda: _step(config, device, training.optim))
     elif device.type != "cpu" and accelerator.scaler is None:
         yield _Kernel(_FUSED, "an update of one tensor at a time", lambda: _fused(device))
+    asked = attention_name(training.attention)
+    if asked not in ("auto", "eager", _PLAIN_ATTENTION):
+        yield _Kernel(_ASKED_ATTENTION, "none", lambda: _attention(asked))
     chosen = (config.model.config or {}).get("attn_implementation")
     if chosen not in (None, "eager", _PLAIN_ATTENTION):
         yield _Kernel(_ATTENTION, _PLAIN_ATTENTION, lambda: _attention(str(chosen)))

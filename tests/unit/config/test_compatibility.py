@@ -84,6 +84,13 @@ CONTENT = {
     "training.order balanced": {"training": {"order": "balanced"}},
     "another order": {"training": {"order": "balanced"}},
     "training.layer_decay": {"training": {"layer_decay": 0.9}},
+    "training.attention": {"training": {"attention": "eager"}},
+    **{
+        f"training.attention flash_attention_{version}": {
+            "training": {"attention": f"flash_attention_{version}"}
+        }
+        for version in (2, 3)
+    },
     "training.lr_scaling": {
         "training": {"lr_scaling": "sqrt", "base_global_batch_size": 8, "global_batch_size": 32}
     },

@@ -100,6 +100,7 @@ WAYS = {
     "by-document": (LLAMA, {}, ""),
     "compiled": (LLAMA, {"torch_compile": True}, ""),
     "eager": ({**LLAMA, "attn_implementation": "eager"}, {}, "its attention is 'eager'"),
+    "asked eager": (LLAMA, {"attention": "eager"}, "its attention is 'eager'"),
     "apart": (BLOOM, {}, "its attention is 'eager'"),
 }
 

@@ -10,6 +10,7 @@ from torch._inductor.utils import fresh_inductor_cache
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.config.optimizers import DEFAULT
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.toolchain import missing_tools
 from steadytrain.components.tasks import fused_loss
 from steadytrain.components.train.loop import kernels
@@ -85,6 +86,14 @@ def test_missing_flash_attention_becomes_sdpa(accelerator):
     found = usable(asked, accelerator)
     assert found.config.model.config["attn_implementation"] == "sdpa"
     assert "ImportError: FlashAttention2" in found.remarks[0]
+
+
+def test_asked_attention_that_is_missing_is_refused(accelerator):
+    with pytest.raises(BadInput, match=r"training\.attention = 'flash_attention_2'.*ImportError"):
+        usable(config("training.attention=flash_attention_2"), accelerator)
+    assert usable(config("training.attention=eager"), accelerator).remarks == ()
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        config("training.attention=sdpa", "model.config.attn_implementation=eager")
 
 
 def test_missing_tools_are_in_the_reason(monkeypatch):

@@ -70,6 +70,7 @@ OURS_ALONE = {
     "multi_task",
     "prefetch_batches",
     "loader_workers",
+    "attention",
     "goal",
     "mixture",
     "denoising",

@@ -73,6 +73,7 @@ ACCEPTED = {
         "torch_compile": True,
         "prefetch_batches": 3,
         "loader_workers": 2,
+        "attention": "sdpa",
         "goal": "best",
         "logging_steps": 3,
         "eval_steps": 7,
