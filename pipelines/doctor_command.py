@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.sizing.nodes import MOST_GPUS
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Json, Output
 
@@ -57,6 +59,37 @@ def doctor(
     step_image: StepImage = "",
     storage: Storage = "",
     host: Host = "",
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Check on this machine what ranks exchange, instead of the rest: latency and "
+            "bandwidth of an all-reduce, and which rank hangs if one does.",
+        ),
+    ] = False,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Ranks on each node of that check. Default: one for each GPU, or those of the "
+            "configuration; on this machine 2 at least.",
+        ),
+    ] = 0,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_GPUS,
+            help="With --cluster: the same check as a TrainJob with so many pods. Default: none.",
+        ),
+    ] = 0,
+    probe_seconds: Annotated[
+        float,
+        typer.Option(
+            min=1, max=600, help="Time limit of that check, without the wait for pods on a cluster."
+        ),
+    ] = 120,
     as_json: Json = False,
 ) -> None:
     """Check this machine or, with --cluster, a cluster.
@@ -66,7 +99,14 @@ def doctor(
     MLflow, and Kubeflow Pipelines. It waits until the Deployments of the manifests have started.
     Each check that does not pass comes with a fix. The checks create and remove pods, an object in
     S3, and an experiment in MLflow. The exit status is 1 if a check fails.
+
+    For example: `steadytrain doctor --distributed --ranks 4` or `steadytrain doctor --cluster
+    --nodes 2 --ranks 8`
     """
+    _check_probe(distributed=distributed, cluster=cluster, ranks=ranks, nodes=nodes)
+    if distributed:
+        _distributed(source, ranks, probe_seconds, as_json=as_json)
+        return
     if not cluster:
         _this_machine(source, output, as_json=as_json)
         return
@@ -81,6 +121,9 @@ def doctor(
         compute=_configuration(source).compute if source else None,
         storage=storage,
         host=host,
+        nodes=nodes,
+        ranks=ranks,
+        probe_seconds=probe_seconds,
     )
     lines = []
     for line in examine_cluster(questions):
@@ -92,6 +135,43 @@ def doctor(
     if as_json:
         options.show({"checks": [dataclasses.asdict(line) for line in lines]})
     if any(line.state == "fail" for line in lines):
+        raise typer.Exit(1)
+
+
+def _check_probe(*, distributed: bool, cluster: bool, ranks: int, nodes: int) -> None:
+    """Reject options of the check of ranks that contradict each other, or that nothing reads.
+
+    Raises:
+        BadInput: there is one.
+    """
+    if distributed and cluster:
+        raise BadInput("--distributed is for this machine", remedy="with --cluster, give --nodes")
+    if nodes and not cluster:
+        raise BadInput("--nodes needs --cluster", remedy="for this machine, give --distributed")
+    if ranks and not (distributed or nodes):
+        raise BadInput("--ranks: nothing starts ranks", remedy="add --distributed or --nodes")
+
+
+def _distributed(source: str, ranks: int, seconds: float, *, as_json: bool) -> None:
+    """Check what ranks of this machine exchange."""
+    options.check_extra("train", "steadytrain doctor --distributed")
+    from steadytrain.components.train.launch.collectives import judged, run_here
+    from steadytrain.pipelines.doctor_gpus import read_gpus
+
+    compute = _configuration(source).compute if source else None
+    seen = read_gpus()
+    own = compute.nproc_per_node if compute else len(seen.gpus) if seen else 0
+    count = ranks or max(2, own)
+    variables = compute.nccl if compute else {}
+    found = judged(run_here(count, seconds, variables=variables), count, seconds)
+    if as_json:
+        check = {"topic": "collectives", "state": "pass" if found.good else "fail"}
+        options.show({"checks": [{**check, "text": found.text, "remedy": found.remedy}]})
+    else:
+        typer.echo(f"{'ok ' if found.good else 'BAD'}  collectives: {found.text}")
+        if found.remedy:
+            typer.echo(f"{'':<5}fix: {found.remedy}")
+    if not found.good:
         raise typer.Exit(1)
 
 

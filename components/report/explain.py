@@ -62,6 +62,7 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     lines += facts.left_out[:DAMAGES]
     lines += _training(facts)
     lines += [event.message for events in _notes(facts) for event in events[-1:]]
+    lines += [str(facts.nccl)] if facts.nccl else []
     found = findings(facts.events, facts.workspace.run_id)
     lines += map(str, found[:PROBLEMS])
     lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []
@@ -101,6 +102,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
             *facts.left_out,
             *(event.message for events in _notes(facts) for event in events),
         ],
+        "nccl": asdict(facts.nccl) if facts.nccl else None,
         "problems": [asdict(item) for item in findings(facts.events, facts.workspace.run_id)],
         "next": _next(facts, run_summary),
     }

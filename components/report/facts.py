@@ -14,6 +14,7 @@ from steadytrain.components.shared.config.document import damage, parse
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.events import Event, problems, read_events
+from steadytrain.components.shared.nccl import NcclSummary, summary_of_logs
 from steadytrain.components.shared.quantities import duration, is_number, percent
 from steadytrain.components.shared.records import (
     DataRecord,
@@ -25,6 +26,7 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.storage.local import open_regular
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import LOGS
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.times import (
@@ -76,6 +78,14 @@ class Facts:
         for attempt in running:
             attempt.waited = pods_waited(attempt.started, self.events, until)
         return spans(self.history, until=until)
+
+    @property
+    def nccl(self) -> NcclSummary | None:
+        """What NCCL says in the logs of the newest attempt's ranks; None if it says nothing."""
+        if not self.history.attempts:
+            return None
+        number = self.history.attempts[-1].started.attempt
+        return summary_of_logs(sorted((self.workspace.attempts / f"{number:04d}").glob(LOGS)))
 
     def of(self, kind: type[E]) -> list[E]:
         """Return the events of one type, in time order."""

@@ -200,6 +200,8 @@ def _environment(facts: Facts) -> list[tuple[str, list[str]]]:
         rows += [("device", devices[-1].device), ("precision", devices[-1].precision)]
     if rows:
         rows.append(("code beside the model", _remote_code(facts)))
+    if facts.nccl:
+        rows.append(("NCCL", str(facts.nccl)))
     tracked = recall(facts.workspace, RUN)
     if tracked:
         rows.append(("MLflow run", tracked))

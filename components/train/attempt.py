@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config.fields import Decision
@@ -222,6 +223,10 @@ class NodeFolder:
         return self.path / "log"
 
 
+LOGS: Final = "rank-*.log"
+"""The names of the logs of an attempt's ranks."""
+
+
 @dataclass(frozen=True)
 class AttemptFolder:
     """The files of one attempt."""
@@ -257,7 +262,7 @@ class AttemptFolder:
         return self.path / f"rank-{rank}.error.json"
 
     def log(self, rank: int) -> Path:
-        return self.path / f"rank-{rank}.log"
+        return self.path / LOGS.replace("*", str(rank))
 
     def errors(self) -> list[RankError]:
         """Return the reported errors, the earliest first. Later ones are often its consequences."""

@@ -42,6 +42,7 @@ from steadytrain.pipelines.cluster.capabilities import (
     check_runtime,
     check_volume,
 )
+from steadytrain.pipelines.cluster.collectives import probe_job, try_collectives
 from steadytrain.pipelines.cluster.installation import check_permissions, wait_for_rollouts
 from steadytrain.pipelines.cluster.nodes import misfit
 from steadytrain.pipelines.cluster.trial import try_compiler, try_image, try_tracking_in_pod
@@ -141,6 +142,9 @@ class Questions:
     compute: of the run whose pods are compared with the nodes; None skips the check.
     storage: an s3:// address; "" skips the check.
     host: address of Kubeflow Pipelines; "" means the one in the environment.
+    nodes: pods whose ranks exchange tensors; 0 skips the check.
+    ranks: of each; 0 means those of `compute`, or one.
+    probe_seconds: the time limit of that check, once the pods run.
     """
 
     namespace: str = ""
@@ -151,6 +155,9 @@ class Questions:
     compute: ComputeConfig | None = None
     storage: str = ""
     host: str = ""
+    nodes: int = 0
+    ranks: int = 0
+    probe_seconds: float = 120.0
 
 
 def examine_cluster(questions: Questions) -> Iterator[Line]:
@@ -164,6 +171,8 @@ def examine_cluster(questions: Questions) -> Iterator[Line]:
         cluster = open_cluster(questions.namespace)
         seconds = questions.image_seconds
         yield from checked("compiler", lambda: try_compiler(cluster, questions.image, seconds))
+    if questions.nodes:
+        yield from checked("collectives", lambda: _try_collectives(questions, image_works))
     starting = states.get("rollout") == "fail"
     for topic, ask in (
         ("S3", lambda: try_storage(questions.storage)),
@@ -171,6 +180,21 @@ def examine_cluster(questions: Questions) -> Iterator[Line]:
         ("Kubeflow Pipelines", lambda: try_pipelines(questions.host)),
     ):
         yield from checked(topic, ask)
+
+
+def _try_collectives(questions: Questions, image_works: bool) -> Line:
+    """Check what ranks in several pods exchange."""
+    if not image_works:
+        return unchecked("collectives", "no pod can run", "see the line `image`")
+    job = probe_job(
+        questions.compute,
+        questions.nodes,
+        questions.ranks,
+        questions.probe_seconds,
+        questions.image,
+    )
+    cluster = open_cluster(questions.namespace)
+    return try_collectives(cluster, job, questions.probe_seconds, questions.image_seconds)
 
 
 def _try_tracking(questions: Questions, image_works: bool, starting: bool) -> Line:

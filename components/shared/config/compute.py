@@ -14,6 +14,7 @@ from steadytrain.components.shared.config.strategies import (
     strategy_spec,
 )
 from steadytrain.components.shared.effects import Effect, IfSet
+from steadytrain.components.shared.nccl import unknown_variable
 from steadytrain.components.shared.section import Seconds, Section, at_odds
 
 
@@ -232,6 +233,15 @@ class ComputeConfig(Section):
         description="What to keep in host memory instead of GPU memory: the optimizer state, or "
         "everything including the weights. It needs a strategy that shards them.",
     )
+    nccl: Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], Effect.PODS, IfSet()] = (
+        Field(
+            default={},
+            description="Settings of NCCL for the ranks, by the names of its documentation, such "
+            "as {NCCL_SOCKET_IFNAME: eth0, NCCL_DEBUG: INFO}. They override the environment of "
+            "this process. With NCCL_DEBUG=INFO, `explain` and the report summarize what NCCL "
+            "says.",
+        )
+    )
     pods: Annotated[PodsConfig, Effect.PODS] = PodsConfig()
     price_per_hour: Annotated[float | None, Effect.COST] = Field(
         None,
@@ -268,6 +278,31 @@ class ComputeConfig(Section):
                 self.prefer,
                 f"it is for an open strategy, and compute.strategy is {self.strategy}",
                 "leave one of the two out",
+            )
+        return self
+
+    @field_validator("nccl")
+    @classmethod
+    def _settings_exist(cls, nccl: dict[str, str]) -> dict[str, str]:
+        if unknown := next(filter(None, map(unknown_variable, nccl)), ""):
+            raise ValueError(unknown)
+        return nccl
+
+    @model_validator(mode="after")
+    def _nccl_is_used(self) -> Self:
+        if self.nccl and self.device == "cpu":
+            raise at_odds(
+                "compute.nccl",
+                self.nccl,
+                "compute.device is cpu, whose ranks use gloo",
+                "leave it out, or train on GPUs",
+            )
+        if twice := sorted(self.nccl.keys() & {item.name for item in self.pods.env}):
+            raise at_odds(
+                "compute.nccl",
+                self.nccl,
+                f"compute.pods.env sets {', '.join(twice)} too",
+                "set each in one place",
             )
         return self
 

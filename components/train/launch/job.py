@@ -161,7 +161,8 @@ class Job:
         # Only the supervisor calls the webhook. Code of a user's model runs in these pods.
         inherited = {item["name"]: item for item in self.own.env if item["name"] != WEBHOOK}
         own = {item.name: item.manifest() for item in self.pods.env}
-        added = {name: {"name": name, "value": text} for name, text in self.variables.items()}
+        settings = {**self.compute.nccl, **self.variables}
+        added = {name: {"name": name, "value": text} for name, text in settings.items()}
         return [*(home | inherited | own | added).values()]
 
     @property

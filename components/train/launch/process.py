@@ -105,7 +105,9 @@ class ProcessLauncher:
             self._agent = self._new_agent(node.log)
         agent = self._agent
         served = agent.request(
-            self._arguments(folder), {**os.environ, MARK: str(folder.path)}, node.log
+            self._arguments(folder),
+            {**os.environ, **self.compute.nccl, MARK: str(folder.path)},
+            node.log,
         )
         try:
             yield AgentAttempt(folder, gone=lambda _: _exit(agent))

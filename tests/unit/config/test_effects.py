@@ -70,6 +70,7 @@ def test_a_field_without_an_effect_is_an_error():
         ("training.monitor.layers", True, Use(0)),
         ("compute.threads_per_rank", 2, Use.RUN | Use.TRAINING),
         ("compute.prefer", "native", Use.RUN | Use.TRAINING),
+        ("compute.nccl", {"NCCL_DEBUG": "INFO"}, Use(0)),
         ("compute.pods.memory", "7Gi", Use(0)),
         ("compute.price_per_hour", 2.0, Use(0)),
         ("compute.budget_usd", 2.0, Use(0)),

@@ -20,9 +20,11 @@ OPTIONS = {
         *("--task", "--framework", "--data", "--gpu-type", "--gpu-count", "--memory-gb"),
         *("--storage-gb", "--budget-usd", "--tokens-per-second", "--json", "--write"),
     ),
+    "doctor": ("--distributed", "--cluster", "--nodes"),
+    "init": ("--gpu-type", "--gpu-count", "--gpu-memory-gb", "--goal"),
     "plan": ("--json", "--write", "--provider", "--prices", "--tokens-per-second"),
 }
-FIELDS = ("compute.budget_usd", "compute.prefer", "training.goal")
+FIELDS = ("compute.budget_usd", "compute.nccl", "compute.prefer", "training.goal")
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -226,7 +226,7 @@ def validate(folder: AttemptFolder) -> int:
 
 
 def tell(folder: AttemptFolder) -> int:
-    for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "MASTER_ADDR"):
+    for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "MASTER_ADDR", "NCCL_SOCKET_IFNAME"):
         print(f"{name}={os.environ.get(name)}")
     print(f"COMMAND={' '.join(psutil.Process().cmdline())}")
     return finish(folder)

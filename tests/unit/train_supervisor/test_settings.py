@@ -120,7 +120,8 @@ SECTIONS_WITHIN = {
     *("training.averaging", "training.curriculum", "training.monitor", "training.profile"),
 }
 NOT_ALONE = {
-    *("training.optim", "compute.offload", "compute.prefer", "model.trust_remote_code"),
+    *("training.optim", "compute.offload", "compute.prefer", "compute.nccl"),
+    "model.trust_remote_code",
     *("model.framework", "training.order", "training.components", "training.lr_scaling"),
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
     *("training.r_drop", "training.focal_loss", "training.class_weights"),

@@ -152,6 +152,14 @@ def test_imports_of_ranks_allow_forking(folder):
     assert FORK in folder.log(0).read_text()
 
 
+def test_ranks_have_the_settings_of_nccl(folder, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "of-the-shell")
+    compute = ComputeConfig(nccl={"NCCL_SOCKET_IFNAME": "eth7"})
+    with ProcessLauncher(compute, [sys.executable, str(RANK), "tell"], imports=()) as launcher:
+        assert run(launcher, folder) == {0: 0}
+    assert "NCCL_SOCKET_IFNAME=eth7" in folder.log(0).read_text()
+
+
 def test_stop_during_imports(module, folder):
     with module("import time; time.sleep(600)") as launcher, launcher.start(folder) as attempt:
         attempt.stop(0)

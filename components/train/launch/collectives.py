@@ -1,0 +1,221 @@
+"""The doctor's check of what ranks exchange: it starts them, and says which one is in the way.
+
+Every rank says which stage it enters. When the time is over, the ranks that are behind the others
+are those that the others wait for. On a cluster, each pod runs this module for its own ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from steadytrain.components.shared.nccl import summarized
+
+STAGES: Final = ("started", "joining", "latency", "bandwidth", "finished")
+"""What a rank enters, in order."""
+RANK: Final = (sys.executable, "-m", "steadytrain.components.train.loop.collective_probe")
+_POLL_SECONDS: Final = 0.1
+_START_SECONDS: Final = 120.0
+"""How long the ranks may take to import PyTorch, which takes long on a busy machine."""
+_GRACE_SECONDS: Final = 5.0
+_ENDED: Final = "ended"
+_WAITS: Final = {
+    "": "has not started",
+    "started": "has started and does not join",
+    "joining": "joins the others",
+    "latency": "is in the first all-reduce",
+    "bandwidth": "is in the large all-reduce",
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of the check.
+
+    good: whether every rank finished.
+    remedy: what to do; "" if it is good.
+    """
+
+    text: str
+    good: bool
+    remedy: str = ""
+
+
+def run_here(
+    ranks: int,
+    seconds: float,
+    *,
+    variables: Mapping[str, str],
+    program: Sequence[str] = RANK,
+    nodes: int = 1,
+    node: int = 0,
+    meeting: tuple[str, int] | None = None,
+) -> Iterator[str]:
+    """Start this node's ranks, and yield the lines of their output when all have ended.
+
+    So many seconds after the first rank has started, those that are left are killed. For each rank,
+    a line says how it ended.
+
+    Args:
+        variables: added to the environment of each rank, such as settings of NCCL.
+        program: command of a rank; `seconds` is appended to it.
+        meeting: address and port of rank 0; None means a free port of this machine.
+    """
+    address, port = meeting or ("127.0.0.1", _free_port())
+    debug = os.environ.get("NCCL_DEBUG", "INFO")
+    common = {"NCCL_DEBUG": debug, **variables, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": str(nodes * ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"rank-{local}.log") for local in range(ranks)]
+        started = [
+            _start((*program, str(seconds)), file, common, node * ranks + local, local)
+            for local, file in enumerate(files)
+        ]
+        try:
+            _wait(started, files, seconds)
+        finally:
+            # None for those that the check itself ends.
+            statuses = [process.poll() for process in started]
+            for process in started:
+                process.kill()
+                process.wait()
+        for local, (file, status) in enumerate(zip(files, statuses, strict=True)):
+            yield from file.read_text(errors="replace").splitlines()
+            yield json.dumps({"rank": node * ranks + local, "stage": _ENDED, "status": status})
+
+
+def _start(
+    command: Sequence[str], file: Path, common: Mapping[str, str], rank: int, local: int
+) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(local)}
+    with file.open("wb") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        )
+
+
+def _wait(
+    started: Sequence[subprocess.Popen[bytes]], files: Sequence[Path], seconds: float
+) -> None:
+    """Wait until all have ended, or their time is over, which begins with the first stage."""
+    deadline, begun, died = time.monotonic() + _START_SECONDS, False, False
+    while time.monotonic() < deadline and any(one.poll() is None for one in started):
+        if not begun and any('"stage"' in file.read_text(errors="replace") for file in files):
+            deadline, begun = time.monotonic() + seconds, True
+        if not died and any(one.poll() not in (None, 0) for one in started):
+            # The others wait for it in vain.
+            deadline, died = min(deadline, time.monotonic() + _GRACE_SECONDS), True
+        time.sleep(_POLL_SECONDS)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def judged(lines: Iterable[str], ranks: int, seconds: float) -> Checked:
+    """Return what the output of all ranks means.
+
+    The bandwidth of the bus is that of nccl-tests' PERFORMANCE.md: an all-reduce moves
+    2 (n - 1) / n times its bytes over each of n ranks' links.
+    """
+    lines = list(lines)
+    reached: dict[int, dict[str, Any]] = {rank: {"stage": ""} for rank in range(ranks)}
+    ends: dict[int, int | None] = {}
+    for content in _stages(lines):
+        rank, stage = content["rank"], content["stage"]
+        if stage == _ENDED:
+            ends[rank] = content["status"]
+        elif rank in reached:
+            reached[rank] = {**reached[rank], **content}
+    order = {rank: ("", *STAGES).index(about["stage"]) for rank, about in reached.items()}
+    least = min(order.values())
+    if least == len(STAGES):
+        return Checked(_speed(reached[0], ranks), good=True)
+    behind = [rank for rank, place in order.items() if place == least]
+    named = "; ".join(
+        f"{_name(rank, reached[rank])} {_state(rank, reached, ends)}" for rank in behind
+    )
+    if len(behind) == ranks:
+        text = f"within {seconds:g} s, no rank got further: {named}"
+        remedy = "check the network interface (NCCL_SOCKET_IFNAME in compute.nccl) and firewalls"
+    else:
+        rest = ", ".join(str(rank) for rank in order if rank not in behind)
+        text = f"within {seconds:g} s, {named}; the others ({rest}) wait for it"
+        remedy = "look at that process and its device; leave its node out if it happens again"
+    if (nccl := summarized(lines)) is not None:
+        text = f"{text}. {nccl}"
+    elif said := _last_words(lines):
+        text = f"{text}. Its output ends with: {said}"
+    return Checked(text, good=False, remedy=remedy)
+
+
+def _stages(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith('{"rank"'):
+            try:
+                content = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # A rank was killed within the line.
+            if content.get("stage") in (*STAGES, _ENDED):
+                yield content
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    said = [line.strip() for line in lines if line.strip() and not line.startswith('{"rank"')]
+    return said[-1][:300] if said else ""
+
+
+def _name(rank: int, about: Mapping[str, Any]) -> str:
+    return f"rank {rank} on {about['place']}" if "place" in about else f"rank {rank}"
+
+
+def _state(
+    rank: int, reached: Mapping[int, Mapping[str, Any]], ends: Mapping[int, int | None]
+) -> str:
+    """Return what a rank does, or how it ended."""
+    waits, status = _WAITS[reached[rank]["stage"]], ends.get(rank)
+    return waits if status is None else f"{waits} (ended with status {status})"
+
+
+def _speed(first: Mapping[str, Any], ranks: int) -> str:
+    moved = 2 * (ranks - 1) / ranks * first["bytes"] / first["seconds"] / 1e9
+    return (
+        f"{ranks} ranks by {first['backend']}: an all-reduce of 8 bytes takes "
+        f"{first['latency'] * 1e6:,.0f} us, one of {first['bytes'] >> 20} MiB moves "
+        f"{moved:.2f} GB/s over each rank's link"
+    )
+
+
+def main() -> None:
+    """Run the ranks of a pod, and print their output."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    given, own = parser.parse_args(), os.environ
+    lines = run_here(
+        given.ranks,
+        given.seconds,
+        variables={},
+        nodes=given.nodes,
+        node=int(own.get("PET_NODE_RANK", "0")),
+        meeting=(own["PET_MASTER_ADDR"], int(own["PET_MASTER_PORT"])) if given.nodes > 1 else None,
+    )
+    for line in lines:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
