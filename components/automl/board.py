@@ -37,9 +37,10 @@ from steadytrain.components.automl.unit_scores import (
 from steadytrain.components.evaluate.bootstrap import FloatArray, studentized
 from steadytrain.components.evaluate.metric import point_values
 from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.series.ensemble import LEARNERS
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import LABEL_SETS
+from steadytrain.components.shared.config.task_names import LABEL_SETS, SERIES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import Interval
@@ -171,7 +172,10 @@ def board_of(study: Study, folder: Path) -> Board | None:
         return None
     order = sorted(range(len(rows)), key=lambda place: (rows[place].score, place))
     rows, tables = [rows[place] for place in order], [tables[place] for place in order]
-    found, costs = out_of_fold(tables, _alone(rows)), list(_limits(rows, limits))
+    found, costs = (
+        out_of_fold(tables, alone_in(study.config, [row.configuration for row in rows])),
+        list(_limits(rows, limits)),
+    )
     rounds = _rounds(study.config)
     weights = chosen(found, costs, rounds=rounds)
     if not weights:
@@ -218,11 +222,12 @@ def _rounds(config: RunConfig) -> int:
     return 1 if config.automl.constraints.interpretable else ROUNDS
 
 
-def _alone(rows: Iterable[Row]) -> Iterator[int]:
+def alone_in(config: RunConfig, found: Iterable[Configuration]) -> list[int]:
+    """Return the places of configurations that no ensemble can train as members."""
+    if config.data.task not in SERIES:
+        return []
     known = families()
-    for place, row in enumerate(rows):
-        if not known[row.configuration.family].combines:
-            yield place
+    return [n for n, item in enumerate(found) if known[item.family].framework not in LEARNERS]
 
 
 def _decided(table: pa.Table, promise: Promise, decision: Decision) -> tuple[float, ...]:
@@ -258,7 +263,7 @@ def members_of(config: RunConfig, history: History, folder: Path) -> list[int]:
         return []
     limits = config.automl.constraints
     tables = [joined_folds(parts) for _, _, parts in trained]
-    found = out_of_fold(tables, _alone(row for _, row, _ in trained))
+    found = out_of_fold(tables, alone_in(config, [row.configuration for _, row, _ in trained]))
     rounds = _rounds(config)
     costs = list(_limits([row for _, row, _ in trained], limits))
     return [trained[place][0] for place in chosen(found, costs, rounds=rounds)]

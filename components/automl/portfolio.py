@@ -39,7 +39,6 @@ class Family:
     eval_steps: steps between two validations.
     reads_covariates: whether it learns from those of time series.
     least_times: how many times each series must have to learn from.
-    combines: whether an ensemble may have it.
     """
 
     framework: str
@@ -54,7 +53,6 @@ class Family:
     eval_steps: int = 1
     reads_covariates: bool = True
     least_times: int = 1
-    combines: bool = True
 
 
 @dataclass(frozen=True)
@@ -353,6 +351,4 @@ SERIES_NETWORK = Family(
     seconds=1e3,
     tasks=SERIES,
     eval_steps=20,
-    # PyTorch's training loop, which trains it, trains no member.
-    combines=False,
 )

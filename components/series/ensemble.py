@@ -13,10 +13,11 @@ from steadytrain.components.series.learner import MODULE, StatisticalLearner, de
 from steadytrain.components.series.model import Calendar, EnsembleModel, SeriesModel
 from steadytrain.components.train.framework.ensemble import ENSEMBLE, EnsembleLearner
 
-_LEARNERS: Final[dict[str, type[BoostingLearner | StatisticalLearner]]] = {
+LEARNERS: Final[dict[str, type[BoostingLearner | StatisticalLearner]]] = {
     "mlforecast": BoostingLearner,
     "statsforecast": StatisticalLearner,
 }
+"""By the framework of a member. PyTorch's training loop trains none."""
 
 
 class SeriesEnsembleLearner(EnsembleLearner):
@@ -28,9 +29,9 @@ class SeriesEnsembleLearner(EnsembleLearner):
     """
 
     def member(self, place: int) -> BoostingLearner | StatisticalLearner:
-        known = _LEARNERS.get(self.members[place].framework)
+        known = LEARNERS.get(self.members[place].framework)
         if known is None:
-            names = " or ".join(sorted(_LEARNERS))
+            names = " or ".join(sorted(LEARNERS))
             raise self.unlike(place, "members of an ensemble of series", f"use {names}")
         return known(self.configs[place], self.data)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from steadytrain.components.automl.board import Board, Row
+from steadytrain.components.automl.board import Board, Row, alone_in
 from steadytrain.components.automl.calibration import promised
 from steadytrain.components.automl.design import (
     SearchDesign,
@@ -144,8 +144,10 @@ def test_the_winner_is_trained_again_as_one_model(tmp_path, weights):
 
 
 def test_a_network_is_in_no_ensemble_of_forecasts():
-    alone = [name for name, item in families().items() if not item.combines]
-    assert alone == ["series_network"]
+    known, _ = portfolio(AutoMLConstraints(), of_firms())
+    places = alone_in(SimpleNamespace(data=of_firms()), known)
+    assert [known[place].name for place in places] == ["network"]
+    assert alone_in(SimpleNamespace(data=DataConfig(source=["t.csv"])), known) == []
 
 
 def numbered(times):
