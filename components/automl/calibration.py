@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -22,13 +22,31 @@ from steadytrain.components.automl.ensemble import (
     weighted_mean,
 )
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
+from steadytrain.components.tabular.model import isotonic_chances
 
 Decision = Literal["likeliest", "balanced_accuracy", "macro_f1"]
 _LEAST: Final = 1e-15
 _WIDEST: Final = 3.0
 """The largest logarithm of a temperature or of its inverse."""
+_ENOUGH: Final = 1000
+"""Independent records from which probabilities may be calibrated by isotonic regression, which has
+no shape and overfits fewer (Niculescu-Mizil and Caruana 2005, "Predicting Good Probabilities")."""
+_PARTS: Final = 3
+"""Groups of folds, each of which scores the calibration that is fitted on the others."""
 _PASSES: Final = 10
 """How often the weight of each class is chosen again, at most."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A probability by the one that members predict, in straight lines between points.
+
+    at: what they predict, ascending.
+    values: never falling.
+    """
+
+    at: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -37,15 +55,23 @@ class Calibration:
 
     temperature: the logarithms are divided by it (Guo et al. 2017, "On Calibration of Modern Neural
         Networks").
+    isotonic: a curve for each class, after which the probabilities are divided by their sum; of two
+        classes, that of the second one alone (Zadrozny and Elkan 2002, "Transforming Classifier
+        Scores into Accurate Multiclass Probability Estimates"). Empty if the temperature counts.
     decision: of each class, what its probability is multiplied with before the largest one decides;
         empty if the likeliest class does.
     """
 
     temperature: float = 1.0
     decision: tuple[float, ...] = ()
+    isotonic: tuple[Curve, ...] = ()
 
     def chances(self, mixed: FloatArray) -> FloatArray:
         """Return calibrated probabilities, of the same shape: (..., classes)."""
+        if self.isotonic:
+            shapes = [(one.at, one.values) for one in self.isotonic]
+            curved: FloatArray = isotonic_chances(mixed, shapes)
+            return curved
         raised = np.maximum(mixed, _LEAST) ** (1 / self.temperature)
         found: FloatArray = raised / raised.sum(axis=-1, keepdims=True)
         return found
@@ -61,11 +87,65 @@ def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -
     if found.truth is not None or not found.chances:
         return Calibration()
     mixed = mixed_chances(found, weights)
-    calibration = Calibration(temperature(mixed, found.classes, found.units))
+    calibration = best_calibration(mixed, found)
     if decision == "likeliest":
         return calibration
     chances = calibration.chances(mixed)
-    return Calibration(calibration.temperature, thresholds(chances, found.classes, decision))
+    return replace(calibration, decision=thresholds(chances, found.classes, decision))
+
+
+def best_calibration(mixed: FloatArray, found: OutOfFold) -> Calibration:
+    """Return a temperature, or curves if they are better by more than chance.
+
+    Both are compared on groups of folds, each fitted on the other groups.
+
+    Args:
+        mixed: the probabilities: (rows, classes).
+        found: what they are predicted for.
+    """
+    soft = Calibration(temperature(mixed, found.classes, found.units))
+    if len(np.unique(found.units)) < _ENOUGH:
+        return soft
+    gain = np.zeros(len(mixed))
+    for part in range(_PARTS):
+        inside = found.fold % _PARTS == part
+        outside = ~np.isin(found.units, found.units[inside])
+        if not inside.any():
+            continue
+        if len(np.unique(found.classes[outside])) < mixed.shape[1]:
+            return soft
+        truth, known = found.classes[outside], mixed[outside]
+        losses = [
+            found.only(np.flatnonzero(inside)).losses(
+                one.chances(mixed[inside])[np.arange(inside.sum()), found.classes[inside]]
+            )
+            for one in (
+                Calibration(temperature(known, truth, found.units[outside])),
+                Calibration(isotonic=curves(known, truth)),
+            )
+        ]
+        gain[inside] = losses[0] - losses[1]
+    if gain.mean() <= standard_error(gain, found.units):
+        return soft
+    return Calibration(isotonic=curves(mixed, found.classes))
+
+
+def curves(chances: FloatArray, truth: IntArray) -> tuple[Curve, ...]:
+    """Return the isotonic regression of each class; of two classes, that of the second one.
+
+    Args:
+        chances: (rows, classes).
+        truth: (rows,), the classes.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    found, count = list[Curve](), chances.shape[1]
+    for place in range(count) if count > 2 else (1,):
+        fitted = IsotonicRegression(out_of_bounds="clip").fit(chances[:, place], truth == place)
+        # Two points may be as close as two numbers can be.
+        values = (float(f"{value:.6g}") for value in fitted.y_thresholds_.tolist())
+        found.append(Curve(tuple(fitted.X_thresholds_.tolist()), tuple(values)))
+    return tuple(found)
 
 
 def mixed_chances(found: OutOfFold, weights: Mapping[int, float]) -> FloatArray:

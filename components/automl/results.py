@@ -74,6 +74,8 @@ def _calibrated(board: Board) -> dict[str, Any]:
     found, settings = board.calibration, dict[str, Any]()
     if found.temperature != 1:
         settings["temperature"] = found.temperature
+    if found.isotonic:
+        settings["isotonic"] = [[list(one.at), list(one.values)] for one in found.isotonic]
     if found.decision:
         settings["decision"] = dict(zip(board.labels, found.decision, strict=True))
     return settings
@@ -191,12 +193,15 @@ def verdicts(board: Board) -> Iterator[tuple[str, str]]:
         f"{number(board.corrected)}, corrected for the choice among {len(board.rows)} "
         f"configurations; {number(board.score)} on the records that chose",
     )
-    if board.calibration.temperature != 1:
-        yield (
-            "calibrated",
-            f"by the temperature {number(board.calibration.temperature)}; without it, the promise "
-            f"would be {number(board.uncalibrated)}",
-        )
+    calibration, how = board.calibration, ""
+    if calibration.isotonic:
+        points = sum(len(one.at) for one in calibration.isotonic)
+        how = f"isotonic regression, {points:,} points"
+    elif calibration.temperature != 1:
+        how = f"the temperature {number(calibration.temperature)}"
+    if how:
+        without = f"without it, the promise would be {number(board.uncalibrated)}"
+        yield "calibrated", f"by {how}; {without}"
     if board.decided:
         likeliest, decided = board.decided
         weights = ", ".join(

@@ -325,6 +325,25 @@ def log_probabilities(raw: Any) -> Any:
     return raw - np.log(np.exp(raw).sum(axis=1, keepdims=True))
 
 
+def isotonic_chances(chances: Any, curves: Sequence[Sequence[Sequence[float]]]) -> Any:
+    """Return probabilities by isotonic regression, as scikit-learn's CalibratedClassifierCV does.
+
+    Args:
+        chances: (..., classes).
+        curves: of each class, points and values; of two classes, those of the second one.
+    """
+    if len(curves) == 1:
+        ((at, values),) = curves
+        second = np.interp(chances[..., 1], at, values)
+        return np.stack([1 - second, second], axis=-1)
+    each = [np.interp(chances[..., n], at, values) for n, (at, values) in enumerate(curves)]
+    found = np.stack(each, axis=-1)
+    total = found.sum(axis=-1, keepdims=True)
+    # As there, all classes are as likely where none is.
+    even = np.full_like(found, 1 / len(curves))
+    return np.divide(found, total, out=even, where=total > 0)
+
+
 def odds_of(raw: Any) -> Any:
     """Return the logarithm of the odds of the second of two classes: (rows,).
 
@@ -349,6 +368,9 @@ class TableModel:
     sets: whether a record has any number of the labels. Then there is a raw output for each label,
         the logarithm of its odds.
     temperature: the log-probabilities, or the logarithms of odds, are divided by it.
+    isotonic: for each class, points and what its probability is there, in straight lines between
+        them; of two classes or of sets, once for the second class or all labels. Empty if the
+        temperature counts.
     decision: of each class, what its probability is multiplied with before the largest one is the
         prediction; empty if the likeliest class is.
     """
@@ -357,6 +379,7 @@ class TableModel:
     libraries: tuple[str, ...] = ()
     sets: bool = False
     temperature: float = 1.0
+    isotonic: Sequence[Sequence[Sequence[float]]] = ()
     decision: Sequence[float] = ()
 
     def __init__(
@@ -377,8 +400,14 @@ class TableModel:
     def log_chances(self, raw: Any) -> Any:
         """Return the log-probabilities of raw outputs: (rows, classes), in nats."""
         if self.sets:
-            return -np.logaddexp(0, -raw / self.temperature)
+            found = -np.logaddexp(0, -raw / self.temperature)
+            if not self.isotonic:
+                return found
+            ((at, values),) = self.isotonic
+            return np.log(np.maximum(np.interp(np.exp(found), at, values), _LEAST))
         found = log_probabilities(raw)
+        if self.isotonic:
+            return np.log(np.maximum(isotonic_chances(np.exp(found), self.isotonic), _LEAST))
         return found if self.temperature == 1 else log_probabilities(found / self.temperature)
 
     def decided(self, outputs: Any) -> Any:
@@ -426,6 +455,7 @@ class TableModel:
             "base": self.base.tolist(),
             "sets": self.sets,
             "temperature": self.temperature,
+            "isotonic": self.isotonic,
             "decision": list(self.decision),
         }
         (folder / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -925,5 +955,6 @@ def load(folder: Path | str) -> TableModel:
     # Models of earlier versions have none of them.
     model.sets = content.get("sets", False)
     model.temperature = content.get("temperature", 1.0)
+    model.isotonic = content.get("isotonic", [])
     model.decision = content.get("decision", [])
     return model

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
@@ -21,11 +23,20 @@ from steadytrain.components.train.framework.ensemble import EnsembleLearner
 from steadytrain.components.train.step import load_trainer
 
 
-def calibration_of(config: RunConfig, labels: Sequence[str]) -> tuple[float, list[float]]:
-    """Return the temperature of an ensemble's configuration, and the weights of the classes.
+@dataclass(frozen=True)
+class Calibrated:
+    """How the mean of the members' probabilities is calibrated; see `TableModel`."""
+
+    temperature: float
+    isotonic: list[list[list[float]]]
+    decision: list[float]
+
+
+def calibration_of(config: RunConfig, labels: Sequence[str]) -> Calibrated:
+    """Return the calibration in an ensemble's configuration.
 
     Raises:
-        BadInput: they are none.
+        BadInput: it is none.
     """
     given = config.model.config
     temperature, decision = given.get("temperature", 1.0), given.get("decision", {})
@@ -35,13 +46,41 @@ def calibration_of(config: RunConfig, labels: Sequence[str]) -> tuple[float, lis
             "calibrates classes",
             remedy="leave it out, as for 1",
         )
+    sets = config.data.task == TABULAR_MULTI_LABEL
     fits = isinstance(decision, dict) and {*decision} in ({*labels}, set())
-    if not fits or not all(map(_positive, decision.values())):
+    if not fits or not all(map(_positive, decision.values())) or (decision and sets):
         raise BadInput(
             f"model.config.decision = {decision!r}: it does not map each class to a number above 0",
-            remedy=f"give a weight for each of {', '.join(labels)}" if labels else "leave it out",
+            remedy=f"give a weight for each of {', '.join(labels)}"
+            if labels and not sets
+            else "leave it out",
         )
-    return float(temperature), [float(decision[label]) for label in labels if decision]
+    isotonic = given.get("isotonic", [])
+    count = 0 if not labels else 1 if sets or len(labels) == 2 else len(labels)
+    if isotonic and (temperature != 1 or not _are_curves(isotonic, count)):
+        raise BadInput(
+            f"model.config.isotonic = {str(isotonic)[:80]}: it is not {count} curves, each a list "
+            "of ascending probabilities and one of probabilities that never fall, beside no "
+            "temperature",
+            remedy="leave it out, or take it from best.yaml as it is",
+        )
+    weights = [float(decision[label]) for label in labels if decision]
+    return Calibrated(float(temperature), isotonic, weights)
+
+
+def _are_curves(given: Any, count: int) -> bool:
+    try:
+        curves = TypeAdapter(list[tuple[list[float], list[float]]]).validate_python(given)
+    except ValidationError:
+        return False
+    return len(curves) == count > 0 and all(
+        len(at) == len(values) > 0
+        and [*at] == sorted(at)
+        and [*values] == sorted(values)
+        and min(*at, *values) >= 0
+        and max(*at, *values) <= 1
+        for at, values in curves
+    )
 
 
 def _positive(value: Any) -> bool:
@@ -54,12 +93,7 @@ class TableEnsembleLearner(EnsembleLearner):
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         super().__init__(config, data)
-        self.temperature, self.decision = calibration_of(config, data.labels)
-        if self.decision and config.data.task == TABULAR_MULTI_LABEL:
-            raise BadInput(
-                f"model.config.decision: data.task {TABULAR_MULTI_LABEL} has no single class",
-                remedy="leave it out",
-            )
+        self.calibrated = calibration_of(config, data.labels)
         train, held_out = data.sides["train"], data.sides["validation"]
         both = SideRecord(
             shards=[*train.shards, *held_out.shards],
@@ -85,6 +119,7 @@ class TableEnsembleLearner(EnsembleLearner):
             *(first.preparation, first.labels, np.array(self.weights)), members=self.models
         )
         ensemble.sets = first.sets
-        ensemble.temperature, ensemble.decision = self.temperature, self.decision
+        for name, value in vars(self.calibrated).items():
+            setattr(ensemble, name, value)
         ensemble.save(folder)
         shutil.copyfile(exported.__file__, folder / MODULE)

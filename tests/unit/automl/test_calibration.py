@@ -13,6 +13,8 @@ from sklearn.naive_bayes import GaussianNB
 
 from steadytrain.components.automl.calibration import (
     Calibration,
+    best_calibration,
+    curves,
     fitted,
     promised,
     temperature,
@@ -160,3 +162,55 @@ def test_decisions_among_coin_flips_promise_no_more_than_chance():
     optimistic, honest = np.mean(gains, axis=0)
     assert optimistic > 0.04
     assert abs(honest) < 0.02
+
+
+def uneven(rows=4000, *, right=False):
+    """Return out-of-fold predictions of two classes with one step, which no temperature fixes."""
+    random = np.random.default_rng(3)
+    told = random.uniform(0.05, 0.95, rows)
+    truth = (random.uniform(size=rows) < (told if right else np.where(told < 0.6, 0.2, 0.8))) * 1
+    chances = np.stack([1 - told, told], axis=1)
+    own = chances[None, np.arange(rows), truth]
+    return OutOfFold(own, None, np.arange(rows), np.arange(rows) % 5, [chances], truth)
+
+
+def mixed_of(found):
+    return found.chances[0].astype(float)
+
+
+@pytest.mark.parametrize("data", [load_digits, load_breast_cancer])
+def test_isotonic_regression_is_that_of_scikit_learn(data):
+    inputs, truth = data(return_X_y=True)
+    split = StratifiedKFold(5)
+    told = cross_val_predict(GaussianNB(), inputs, truth, cv=split, method="predict_proba")
+    theirs = CalibratedClassifierCV(GaussianNB(), method="isotonic", cv=split, ensemble=False)
+    theirs.fit(inputs, truth)
+    plain = GaussianNB().fit(inputs, truth).predict_proba(inputs)
+    ours = Calibration(isotonic=curves(told, truth)).chances(plain)
+    assert ours == pytest.approx(theirs.predict_proba(inputs), abs=1e-5)
+    assert log_loss(truth, np.clip(ours, 1e-6, 1)) < log_loss(truth, plain)
+
+
+def test_isotonic_regression_is_chosen_where_it_predicts_other_folds_better():
+    found = uneven()
+    calibration = best_calibration(mixed_of(found), found)
+    assert calibration.temperature == 1
+    (curve,) = calibration.isotonic
+    assert np.interp([0.3, 0.9], curve.at, curve.values) == pytest.approx([0.2, 0.8], abs=0.05)
+    assert best_calibration(mixed_of(found)[:900], found.only(np.arange(900))).isotonic == ()
+    right = uneven(right=True)
+    assert best_calibration(mixed_of(right), right) == Calibration()
+
+
+def test_promise_with_isotonic_regression_is_of_curves_that_the_fold_did_not_fit():
+    found = uneven()
+    promise = promised(found, [], "balanced_accuracy")
+    assert promise.losses.mean() < promise.uncalibrated.mean() - 0.05
+    for fold in range(5):
+        inside = np.flatnonzero(found.fold == fold)
+        outside = found.only(np.flatnonzero(found.fold != fold))
+        chances = Calibration(isotonic=curves(mixed_of(outside), outside.classes)).chances(
+            mixed_of(found)[inside]
+        )
+        own = chances[np.arange(len(inside)), found.classes[inside]]
+        assert promise.losses[inside] == pytest.approx(-np.log(np.maximum(own, 1e-15)))

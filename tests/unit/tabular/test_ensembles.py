@@ -6,6 +6,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from sklearn.isotonic import IsotonicRegression
 
 from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.shared.config import from_mapping
@@ -103,6 +104,48 @@ def test_calibration_leaves_with_the_exported_model(tables, tmp_path):
     table = scorer.score({"model": load(folder)}, judged)
     again = [row["prediction"] for row in load(folder).rows(parsed(judged))]
     assert [data.labels[n] for n in table["prediction"].to_pylist()] == again
+
+
+def test_isotonic_regression_leaves_with_the_exported_model(tables, tmp_path):
+    config, data = tables
+    records, truth = read_side(data, "train")
+    if not data.labels:
+        with pytest.raises(BadInput, match="isotonic"):
+            TableEnsembleLearner(with_settings(config, isotonic=[[[0.0, 1.0], [0.0, 1.0]]]), data)
+        return
+    plain = np.exp(outputs(trained(config, data), tmp_path / "plain", records))
+    several = len(data.labels) > 2
+    regressions = [
+        IsotonicRegression(out_of_bounds="clip").fit(plain[:, place], truth == place)
+        for place in (range(len(data.labels)) if several else (1,))
+    ]
+    given = [[one.X_thresholds_.tolist(), one.y_thresholds_.tolist()] for one in regressions]
+    folder = tmp_path / "calibrated"
+    learner = trained(with_settings(config, isotonic=given), data)
+    held, _ = read_side(data, "validation")
+    found = np.exp(outputs(learner, folder, held))
+    before = np.exp(load(tmp_path / "plain").outputs(held))
+    expected = np.stack(
+        [one.predict(before[:, place]) for place, one in enumerate(regressions, not several)], 1
+    )
+    if several:
+        expected /= expected.sum(axis=1, keepdims=True)
+    else:
+        expected = np.concatenate([1 - expected, expected], axis=1)
+    assert found == pytest.approx(expected, abs=1e-9)
+    # The exported file, which needs no steadytrain, does likewise.
+    spec = importlib.util.spec_from_file_location("exported_isotonic", folder / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    told = [list(row.values())[1:] for row in module.load(folder).rows(held)]
+    assert np.array(told) == pytest.approx(found)
+    falling = [[at, values[::-1]] for at, values in given]
+    for wrong in (falling, given[:-1], [[[0.0, 2.0], [0.0, 1.0]]] * len(given), "isotonic"):
+        if wrong:
+            with pytest.raises(BadInput, match=r"model\.config\.isotonic"):
+                TableEnsembleLearner(with_settings(config, isotonic=wrong), data)
+    with pytest.raises(BadInput, match=r"model\.config\.isotonic"):
+        TableEnsembleLearner(with_settings(config, isotonic=given, temperature=2.0), data)
 
 
 def with_settings(config, **settings):
