@@ -333,8 +333,9 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     """Return the settings for loading a base model's weights.
 
     Frozen weights need no more bits than they are computed with. 4 bits follow QLoRA (Dettmers et
-    al. 2023): NF4 with quantized scales, on this rank's GPU or the CPU. What QLoRA doesn't quantize
-    (embeddings, head, norms) has the precision of the forward pass; on a GPU, it is in 16 bits.
+    al. 2023): NF4 or FP4 with quantized scales, on this rank's GPU or the CPU. What QLoRA doesn't
+    quantize (embeddings, head, norms) has the precision of the forward pass; on a GPU, it is in 16
+    bits.
     """
     kind = config.model.adapter.kind
     if kind == "none":
@@ -349,7 +350,7 @@ def _precision(config: RunConfig) -> dict[str, Any]:
 
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
+        bnb_4bit_quant_type=config.model.adapter.quantization,
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=computed,
     )

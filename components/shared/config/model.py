@@ -63,8 +63,12 @@ class AdapterConfig(Section):
     kind: Literal["none", "lora", "qlora"] = Field(
         "none",
         description="Kind of adapter. none: train the model's own weights; lora: freeze them and "
-        "train adapters; qlora: also keep the frozen weights in 4 bits (NF4 with double "
-        "quantization).",
+        "train adapters; qlora: also keep the frozen weights in 4 bits, with double quantization.",
+    )
+    quantization: Annotated[Literal["nf4", "fp4"], IfSet()] = Field(
+        "nf4",
+        description="The 4 bits of qlora. nf4: values that are spaced for normally distributed "
+        "weights; fp4: floating-point numbers, which are further off.",
     )
     rank: int = Field(16, ge=4, le=64, description="Rank of the adapter matrices.")
     alpha: int | None = Field(
@@ -112,6 +116,17 @@ class AdapterConfig(Section):
             return f"model.adapter.frozen_head {self.frozen_head}"
         host = self.frozen_embeddings == "host"
         return "model.adapter.frozen_embeddings host" if host else ""
+
+    @model_validator(mode="after")
+    def _something_is_quantized(self) -> AdapterConfig:
+        if self.quantization != "nf4" and self.kind != "qlora":
+            raise at_odds(
+                "model.adapter.quantization",
+                self.quantization,
+                f"model.adapter.kind is {self.kind}, which keeps no weights in 4 bits",
+                "set model.adapter.kind to qlora, or leave it out",
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_is_frozen(self) -> AdapterConfig:

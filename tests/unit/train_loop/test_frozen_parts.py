@@ -105,10 +105,13 @@ def test_quantized_head_losses_are_within_the_stated_error(losses, bits):
 
 
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
-def test_layers_in_4_bits_learn_as_lora_does(losses):
+@pytest.mark.parametrize("quantization", ["nf4", "fp4"])
+def test_layers_in_4_bits_learn_as_lora_does(losses, quantization):
     _, plain = losses()
-    _, found = losses(**FOUR_BITS)
+    other = {} if quantization == "nf4" else {"quantization": quantization}
+    _, found = losses(**FOUR_BITS, **other)
     assert found != plain
+    assert (found == losses(**FOUR_BITS)[1]) == (quantization == "nf4")
     assert found == pytest.approx(plain, rel=TOLERANCES["4bit"])
     assert found[STEPS] < found[1]
 
@@ -290,6 +293,11 @@ def test_applying_twice_changes_nothing():
     parts = model.get_input_embeddings(), model.get_output_embeddings()
     lighten(model, adapter)
     assert (model.get_input_embeddings(), model.get_output_embeddings()) == parts
+
+
+def test_bits_of_weights_that_are_not_quantized_are_rejected():
+    with pytest.raises(ValueError, match="keeps no weights in 4 bits"):
+        AdapterConfig(kind="lora", quantization="fp4")
 
 
 def test_head_with_an_adapter_of_its_own_is_rejected():

@@ -248,7 +248,8 @@ def test_other_settings_may_change_and_are_listed(begun, section, name, value):
     assert f"{section}.{name} " in told
     assert f"-> {value!r}" in told
     assert told.count(" -> ") == 1
-    reorders = name in ("micro_batch_size", "gradient_checkpointing", "torch_compile") or (
+    order = ("micro_batch_size", "gradient_checkpointing", "torch_compile", "attention")
+    reorders = name in order or (
         section == "compute" and name not in ("price_per_hour", "budget_usd", "launcher")
     )
     assert ("not bit for bit" in told) == reorders
