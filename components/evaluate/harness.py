@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.scoring.continuations import Answer, Continuations, Request
 from steadytrain.components.tasks.scoring.generation import GenerationRequest, generate
-from steadytrain.components.tasks.scoring.table import padding_id
+from steadytrain.components.tasks.scoring.padding import padding_id
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the kind of work, the number of requests done, and their total number."""

@@ -30,7 +30,7 @@ from steadytrain.components.tasks.encoding.labeled_text import PAIR
 from steadytrain.components.tasks.encoding.messages import chat_of
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.loaded_weights import dtype_of_files, note_dtype
-from steadytrain.components.tasks.scoring.table import longest
+from steadytrain.components.tasks.scoring.padding import longest
 from steadytrain.components.tasks.text import TextTraining
 
 ADAPTERS = "adapter_config.json"

@@ -26,7 +26,7 @@ from steadytrain.components.tasks.loaded_weights import (
     resized_weights,
 )
 from steadytrain.components.tasks.models import build
-from steadytrain.components.tasks.scoring.table import token_types
+from steadytrain.components.tasks.scoring.padding import token_types
 from steadytrain.components.techniques.text_augmentation.changes import augmented, generator_of
 
 

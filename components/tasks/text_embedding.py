@@ -19,7 +19,8 @@ from steadytrain.components.tasks.base import Batch, LossSum, Row
 from steadytrain.components.tasks.encoding.text_pairs import halves
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager
-from steadytrain.components.tasks.scoring.table import pad, read_batches
+from steadytrain.components.tasks.scoring.padding import pad
+from steadytrain.components.tasks.scoring.table import read_batches
 from steadytrain.components.tasks.text import TextTraining, drops
 from steadytrain.components.techniques.contrastive_texts.loss import (
     Compared,

@@ -22,7 +22,7 @@ from steadytrain.components.tasks.prefix_attention import (
     row_logits,
     tree_rows,
 )
-from steadytrain.components.tasks.scoring.table import pad
+from steadytrain.components.tasks.scoring.padding import pad
 from steadytrain.components.techniques.modules import eval_mode
 
 # The likelihood of given tokens at given places, without computing all logits at once.

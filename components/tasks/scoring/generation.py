@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from steadytrain.components.tasks.scoring.table import padding_id
+from steadytrain.components.tasks.scoring.padding import padding_id
 
 _LOOK_BACK = 2
 """Tokens to search beyond a stop text's own, because text can be tokenized differently."""

@@ -36,14 +36,8 @@ from steadytrain.components.tasks.encoding.tokens import (
     windows,
 )
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.scoring.table import (
-    longest,
-    pad,
-    padding_id,
-    read_batches,
-    score_pieces,
-    score_table,
-)
+from steadytrain.components.tasks.scoring.padding import longest, pad, padding_id
+from steadytrain.components.tasks.scoring.table import read_batches, score_pieces, score_table
 
 # What a tokenizer loses of a text, and what that costs a model.
 #

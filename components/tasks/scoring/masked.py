@@ -18,13 +18,8 @@ from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.encoding.plain_text import text_windows
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.scoring.table import (
-    longest,
-    pad,
-    padding_id,
-    read_batches,
-    score_pieces,
-)
+from steadytrain.components.tasks.scoring.padding import longest, pad, padding_id
+from steadytrain.components.tasks.scoring.table import read_batches, score_pieces
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.masked_tokens.masking import Masking
 

@@ -22,7 +22,8 @@ from steadytrain.components.tasks.encoding.preference import (
 from steadytrain.components.tasks.encoding.tokens import Encoded, load_tokenizer, truncated
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.tasks.scoring.language import document_losses
-from steadytrain.components.tasks.scoring.table import longest, padding_id, score_table
+from steadytrain.components.tasks.scoring.padding import longest, padding_id
+from steadytrain.components.tasks.scoring.table import score_table
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,7 +20,8 @@ from steadytrain.components.tasks.encoding.text_pairs import halves
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.models import load_frozen
-from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, score_table
+from steadytrain.components.tasks.scoring.padding import longest, pad, padding_id
+from steadytrain.components.tasks.scoring.table import score_table
 from steadytrain.components.techniques.contrastive_texts.loss import (
     compare,
     embedded,

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from steadytrain.components.shared.arrow_files import open_batches
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord, Side
-from steadytrain.components.tasks.encoding.labeled_text import TYPES
 
 _TYPES: dict[str, Any] = {
     "id": pa.string(),
@@ -86,40 +84,6 @@ def _column(values: Any, kind: Any) -> Any:
     if isinstance(values, pa.ChunkedArray | pa.Array):
         return values.cast(kind)
     return pa.array(values, kind)
-
-
-def longest(model: torch.nn.Module, wanted: int) -> int:
-    """Return the tokens per forward pass: `wanted`, or fewer if the model has fewer positions."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    return min(wanted, positions) if isinstance(positions, int) and positions > 0 else wanted
-
-
-def pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token rows as `input_ids` and `attention_mask`, padded on the right."""
-    width = max(map(len, rows))
-    ids = torch.full((len(rows), width), fill)
-    mask = torch.zeros((len(rows), width), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-        mask[index, : len(row)] = 1
-    return ids, mask
-
-
-def token_types(rows: Sequence[Sequence[int]], width: int) -> dict[str, torch.Tensor]:
-    """Return which text of its pair each token is of, padded on the right, by the model's argument.
-
-    Nothing if the tokenizer does not tell the texts apart: then a model need not know of them.
-    """
-    types = torch.zeros((len(rows), width), dtype=torch.int64)
-    for index, row in enumerate(rows):
-        types[index, : len(row)] = torch.tensor(row)
-    return {TYPES: types} if types.any() else {}
-
-
-def padding_id(tokenizer: Any) -> int:
-    """Return the padding token. If there is none, any token works, because padding is masked."""
-    padding: int | None = tokenizer.pad_token_id
-    return (tokenizer.eos_token_id or 0) if padding is None else padding
 
 
 def read_batches(data: DataRecord, side: Side, columns: Sequence[str]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ import torch
 from steadytrain.components.tasks.base import Batch, Components
 from steadytrain.components.tasks.encoding.labeled_text import PAIR, pair_tokens
 from steadytrain.components.tasks.fitting import batched
-from steadytrain.components.tasks.scoring.table import longest, pad, padding_id, token_types
+from steadytrain.components.tasks.scoring.padding import longest, pad, padding_id, token_types
 from steadytrain.components.techniques.adversarial_training import Attack
 from steadytrain.components.techniques.adversarial_training.attack import perturbed, search
 from steadytrain.components.techniques.modules import to_device
