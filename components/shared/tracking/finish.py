@@ -131,6 +131,8 @@ def _artifacts(workspace: Workspace) -> Iterator[tuple[Path, str]]:
         (workspace.record("train"), "training"),
         (workspace.report, "report"),
     ]
+    # The same training with Transformers' Trainer: its arguments and its script.
+    candidates += [(path, "transformers") for path in sorted(workspace.transformers.glob("*"))]
     prepared = workspace.record("preprocess")
     if prepared.is_file():
         data = DataRecord.load(prepared)

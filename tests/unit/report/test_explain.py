@@ -57,6 +57,21 @@ def test_each_recovery_is_one_line(bare: Any) -> None:
     assert "give it more memory" not in page, "that is for where it stops"
 
 
+def test_log_of_nccl_is_summarized_from_the_newest_attempt(bare: Any) -> None:
+    bare.start_step("train")
+    fail(bare, 1, 0, 170, "network, 1 of at most 3")
+    bare.attempt(2, first=100, last=400, max_steps=400)
+    for number, network in ((1, "Socket"), (2, "IB")):
+        folder = bare.workspace.attempts / f"{number:04d}"
+        folder.mkdir(parents=True)
+        line = f"h:1:1 [0] NCCL INFO Using network {network}\n"
+        (folder / "rank-1.log").write_text(line + "h:1:1 [0] x.cc:1 NCCL WARN a cable\n")
+    told = "NCCL; no communicator became ready; network IB; warning: a cable"
+    assert told in explain(bare.workspace)
+    assert told in render(gather(bare.workspace))
+    assert explanation_as_data(bare.workspace)["nccl"]["network"] == "IB"
+
+
 def test_repeated_step_is_one_line_and_costs_no_work(bare: Any) -> None:
     bare.start_step("train")
     bare.attempt(1, last=400, max_steps=400)

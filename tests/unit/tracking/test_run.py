@@ -259,6 +259,10 @@ def test_artifacts_and_results(config: RunConfig, workspace: Workspace, tmp_path
     data.mkdir()
     (data / "card.json").write_text("{}")
     workspace.config.write_text(config.to_yaml())
+    workspace.transformers.mkdir()
+    written = ("train_with_transformers.py", "training_args.json")
+    for name in written:
+        (workspace.transformers / name).write_text("{}")
     workspace.report.write_text("<html>")
     workspace.record("train").parent.mkdir()
     workspace.record("train").write_text("{}")
@@ -284,7 +288,9 @@ def test_artifacts_and_results(config: RunConfig, workspace: Workspace, tmp_path
     run_id = parent_run(config, workspace)
     client = use_tracking(config, workspace).client
     folders = {item.path for item in client.list_artifacts(run_id)}
-    assert folders == {"configuration", "data", "report", "training"}
+    assert folders == {"configuration", "data", "report", "training", "transformers"}
+    scripts = {item.path for item in client.list_artifacts(run_id, "transformers")}
+    assert scripts == {f"transformers/{name}" for name in written}
     assert [item.path for item in client.list_artifacts(run_id, "data")] == ["data/card.json"]
     assert client.get_run(run_id).data.metrics == {"test_loss": 2.5, "baseline_unigram": 5.5}
 
