@@ -263,20 +263,31 @@ def adjust(
     step = history.last_step
     change = adjusting.adjustment(request, config, history, attempt=history.next_attempt, step=step)
     assert change is not None
-    same = change.before == change.after and not workspace.adjust.exists()
+    replaced = history.replaced_from(change.step)
+    same = change.before == change.after and not replaced and not workspace.adjust.exists()
     asked = not same and not dry_run and adjusting.submit(workspace, request)
     when = "at the next checkpoint" if running else "when you continue the run"
-    about = {"field": change.field, "before": change.before, "after": change.after, "step": step}
+    about: dict[str, object] = {
+        "field": change.field,
+        "before": change.before,
+        "after": change.after,
+        "step": step,
+        "replaced": [{"after": item.after, "step": item.step} for item in replaced],
+    }
     if as_json:
         waiting = not same and not dry_run
         options.show({"run": name, **about, "running": running, "new": asked, "waiting": waiting})
     elif same:
-        typer.echo(f"{change.field} of {name} is {change.after:g} already")
+        after = f" after step {change.step:,}" if change.step > step else ""
+        typer.echo(f"{change.field} of {name} is {change.after:g} already{after}")
     else:
         what = "would change" if dry_run else "requested" if asked else "requested already"
         of = "" if change.before is None else f"{change.before:g} -> "
         after = f"after step {at_step:,}" if at_step > step else when
-        typer.echo(f"{what}: {change.field} {of}{change.after:g}, {after}")
+        instead = "".join(
+            f"; it replaces {item.after:g} after step {item.step:,}" for item in replaced
+        )
+        typer.echo(f"{what}: {change.field} {of}{change.after:g}, {after}{instead}")
 
 
 def _is_trained(workspace: Workspace) -> bool:

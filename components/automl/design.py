@@ -92,6 +92,13 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             "the memory of their pods",
             remedy="set compute.pods.memory instead",
         )
+    known = {item.framework for item in families().values() if config.data.task in item.tasks}
+    if unknown := sorted({*chosen.constraints.frameworks} - known):
+        raise BadInput(
+            f"automl.constraints.frameworks: no family of models for {config.data.task} has "
+            f"{unknown[0]!r}",
+            remedy=f"use one of {', '.join(sorted(known))}",
+        )
     found, skipped = portfolio(chosen.constraints, config.data)
     if not found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())

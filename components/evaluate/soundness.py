@@ -17,7 +17,7 @@ from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import judged_records, score_candidate
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.digest import weights_digest
+from steadytrain.components.shared.digest import beside_weights, weights_digest
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Validated
@@ -205,6 +205,14 @@ def check_model(folder: Path) -> Soundness:
     same = weights_digest(folder) == trained.weights_digest
     changed = f"{' or '.join(files) or folder.name}: differs from what the train step wrote"
     found.note([] if same else [changed], "the weights have the digest that the train step wrote")
+    now = beside_weights(folder)
+    others = [
+        f"{name}: {'differs from what the train step wrote' if name in now else 'is missing'}"
+        for name, digest in trained.files.items()
+        if now.get(name) != digest
+    ]
+    if trained.files:
+        found.note(others, f"{len(trained.files)} other files have the digests of the train step")
     if not found.problems:
         _compare_test(config, workspace, folder, found)
     return found

@@ -16,7 +16,7 @@ from steadytrain.components.preprocess.validate import Checked
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.length import prepared, total_steps
 from steadytrain.components.sizing.time_cost import Span
@@ -183,6 +183,12 @@ def _first(config: RunConfig) -> tuple[Table, int | None, int, str]:
     encoder: Any = open_encoder(config.data)
     found = [one for _, _, one in islice(first_records(config, encoder, _READ), _READ)]
     good = [one for one in found if isinstance(one, Checked)]
+    if not good:
+        why = next((f": {one}" for one in found if isinstance(one, Defect)), "")
+        raise DataError(
+            f"none of the first {len(found):,} records can be used{why}",
+            remedy="check data.target and data.columns; `steadytrain show-data` shows the records",
+        )
     classes = (class_reader(encoder)(one.label) for one in good if one.label is not None)
     labels = tuple(in_order({*chain.from_iterable(classes)}))
     rows = encoder.row_encoder(Fitted(None, labels, frozenset(labels), Path()))

@@ -58,6 +58,16 @@ def weights_digest(model: Path) -> str:
     return value_digest(known)
 
 
+def beside_weights(model: Path) -> dict[str, str]:
+    """Return the digest of each file of an exported model but its weights, by relative path."""
+    weights = {path for pattern in _WEIGHTS for path in model.rglob(pattern)}
+    others = {path for path in model.rglob("*") if path.is_file()} - weights
+    return {
+        path.relative_to(model).as_posix(): _digest_as_of(path, _state(path))
+        for path in sorted(others)
+    }
+
+
 def files_digest(folder: Path, patterns: Sequence[str]) -> str:
     """Return the digest of a folder's direct files whose names match one of the patterns.
 

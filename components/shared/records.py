@@ -181,6 +181,7 @@ class TrainRecord(Record):
 
     model: absolute path of the exported model's folder.
     weights_digest: digest over the exported weight files.
+    files: the digest of each of the model's other files, such as its tokenizer, by relative path.
     best_score: score of the exported model in `metric`.
     decisions: choices that were open or could have been different, each with its reason.
     """
@@ -198,6 +199,7 @@ class TrainRecord(Record):
     parameters: int
     seconds: float
     decisions: list[Decision] = []
+    files: dict[str, str] = {}
 
 
 class Interval(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, Self, Union, get_args, get_origin
 
@@ -91,11 +91,29 @@ class Section(BaseModel):
     @classmethod
     def _is_no_truth_value(cls, value: object, info: ValidationInfo) -> object:
         """Reject true and false for a number, which Pydantic would take for 1 and 0."""
-        if isinstance(value, bool):
-            types = set(_types(cls.model_fields[info.field_name or ""].annotation))
-            if types & {int, float} and bool not in types:
-                raise ValueError("is true or false, and not a number")
+        if _misread(value, cls.model_fields[info.field_name or ""].annotation):
+            has = "is" if isinstance(value, bool) else "has"
+            raise ValueError(f"{has} true or false, and not a number")
         return value
+
+
+def _misread(value: object, annotation: object) -> bool:
+    """Return whether true or false is where only a number may be, also within lists and maps."""
+    types = set(_types(annotation))
+    if isinstance(value, bool):
+        return bool(types & {int, float}) and bool not in types
+    if isinstance(value, Mapping):
+        members: Iterable[object] = value.values()
+    elif isinstance(value, list | tuple):
+        members = value
+    else:
+        return False
+    inner = [
+        [item for item in get_args(kind) if item is not Ellipsis][-1]
+        for kind in types
+        if isinstance(origin := get_origin(kind), type) and issubclass(origin, Collection)
+    ]
+    return bool(inner) and any(all(_misread(item, one) for one in inner) for item in members)
 
 
 def _types(annotation: object) -> Iterator[object]:

@@ -203,11 +203,18 @@ def priced(prices: Path, gpus: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
         prices: YAML: a GPU's name, with `usd_per_hour` and `spot_usd_per_hour` below it.
 
     Raises:
-        BadInput: the file can't be read, or names a GPU that is not in the table.
+        BadInput: the file can't be read, names a GPU that is not in the table, or one twice.
     """
     known = all_gpus() if gpus is None else tuple(gpus)
-    given = _read_prices(prices)
-    found = {find_gpu(name, known).name: value for name, value in given.items()}
+    found, names = dict[str, Prices](), dict[str, str]()
+    for name, value in _read_prices(prices).items():
+        gpu = find_gpu(name, known).name
+        if gpu in found:
+            raise BadInput(
+                f"--prices {prices}: {names[gpu]} and {name} are the same GPU, {gpu}",
+                remedy="give one price for it",
+            )
+        found[gpu], names[gpu] = value, name
     unknown = Prices()
     return tuple(gpu.model_copy(update=found.get(gpu.name, unknown).model_dump()) for gpu in known)
 

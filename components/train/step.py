@@ -16,7 +16,7 @@ from steadytrain.components.shared import plugins, webhook
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.digest import TRAINING_CODE, weights_digest
+from steadytrain.components.shared.digest import TRAINING_CODE, beside_weights, weights_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Reader
@@ -311,6 +311,7 @@ def _recorded(outcome: Outcome, workspace: Workspace) -> TrainRecord:
         outcome=outcome.outcome,
         model=result.model,
         weights_digest=weights_digest(Path(result.model)),
+        files=beside_weights(Path(result.model)),
         metric=result.metric,
         best_score=result.best_score,
         best_step=result.best_step,

@@ -258,9 +258,14 @@ def test_command(bench, steadytrain):
     assert "0 < " not in adjust("run", "--set", "training.learning_rate=-1", status=2)
     assert "12 steps" in adjust(*half, "--at-step", "12", status=2)
     assert "is 0.004 already" in adjust("run", "--set", "training.learning_rate=4e-3")
+    adjust(*half, "--at-step", "10")
+    train(run, until=9, sinks=[])
+    assert "is 0.002 already after step 10" in adjust(*half, "--at-step", "10")
+    kept = adjust("run", "--set", "training.learning_rate=4e-3", "--dry-run")
+    assert "0.004 -> 0.004, when you continue the run; it replaces 0.002 after step 10" in kept
     adjust(*half)
     assert train(run).succeeded
-    assert rates(run)[9] == HALF
+    assert rates(run)[10] == HALF
     assert "has finished training" in adjust(
         "run", "--set", "training.learning_rate=1e-3", status=2
     )

@@ -115,6 +115,17 @@ def test_other_weights_with_a_matching_digest_give_another_loss(copy):
     assert "validation loss is" in problem
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_changed_file_beside_the_weights_is_found(copy, name):
+    path = copy / "model" / name
+    path.write_bytes(path.read_bytes().replace(b" ", b"  ", 1))
+    assert check(str(copy / "model")).problems == [
+        f"{name}: differs from what the train step wrote"
+    ]
+    path.unlink()
+    assert check(str(copy / "model")).problems == [f"{name}: is missing"]
+
+
 def test_damaged_model_is_found(copy):
     path = copy / "model" / "model.safetensors"
     whole = path.read_bytes()
@@ -161,5 +172,8 @@ def test_what_is_neither_is_refused(tmp_path):
 def test_model_that_does_not_load_is_no_traceback(copy, name):
     path = copy / "model" / name
     path.write_bytes(path.read_bytes()[:-40])
+    # As of a run before digests of these files were recorded.
+    record = copy / "records" / "train.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"files": {}}))
     (problem,) = check(str(copy / "model")).problems
     assert problem.startswith("model: does not load")

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from steadytrain.components.shared.section import at_odds
 from steadytrain.components.techniques.settings import Rule, TechniqueConfig
 
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(gt=0, le=1e9)]
 Budget = Annotated[int, Field(ge=1)]
 
 

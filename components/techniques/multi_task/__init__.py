@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from steadytrain.components.shared.section import at_odds
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
 
-Weight = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(gt=0, le=1e9)]
 
 
 class MultiTaskConfig(ObjectiveConfig):

@@ -216,6 +216,15 @@ class History:
         found = self.adjusted.items()
         return tuple((item.step, item.after * self._scale_since(first)) for item, first in found)
 
+    def replaced_from(self, step: int) -> list[Adjusted]:
+        """Return the changes that would never count if another one counts after `step` steps."""
+        changes = list(self.adjusted)
+        return [
+            item
+            for place, item in enumerate(changes)
+            if item.step > step and not any(it.step <= item.step for it in changes[place + 1 :])
+        ]
+
     def peak(self, step: int, configured: float) -> float:
         """Return the schedule's peak for the step that follows `step` finished ones."""
         return peak_of(self.rates, step, configured * self.learning_rate_scale)

@@ -192,6 +192,12 @@ def test_units_share_the_machine_or_have_the_memory_of_their_pods(monkeypatch):
         as_automl(load("tabular", [*LIMITS, "automl.constraints.memory_gb=3"]), in_pods=True)
 
 
+def test_framework_that_no_family_has_is_refused():
+    with pytest.raises(BadInput, match="has 'lightgmb'") as caught:
+        search_with("automl.constraints.frameworks=[sklearn, lightgmb]")
+    assert "lightgbm" in caught.value.remedy
+
+
 def test_unit_may_take_what_the_configuration_allows(monkeypatch):
     config = search_with("automl.budget.parallel=1", "automl.budget.unit_minutes=0.1")
     machine = Machine(monkeypatch, lambda place: 7.0 if place == 2 else 5.0)

@@ -70,6 +70,28 @@ def test_truth_values_are_no_numbers(field):
     assert problem.field == f"training.{field}"
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"training": {"mixture": {"weights": {"web": 1, "code": False}}}},
+        {"training": {"class_weights": {"given": {"rare": True}}}},
+        {"gate": {"floors": {"accuracy": True}}},
+    ],
+)
+def test_truth_values_in_maps_are_no_numbers(section):
+    assert any(
+        "has true or false, and not a number" in problem.message
+        for problem in problems({**MINIMAL, **section}).values()
+    )
+
+
+def test_weights_whose_sum_is_infinite_are_refused():
+    weights = {"web": 1e308, "code": 1e308}
+    mixture = {"by": "weight", "weights": weights}
+    found = problems({**MINIMAL, "training": {"mixture": mixture}})
+    assert "less than or equal to 1000000000" in found["training.mixture.weights.web"].message
+
+
 def test_cross_field_problems_name_both_fields():
     found = problems(
         {**MINIMAL, "training": {"global_batch_size": 6}, "compute": {"nproc_per_node": 4}}

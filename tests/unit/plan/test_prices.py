@@ -10,7 +10,13 @@ from typer.testing import CliRunner
 from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.plan.render import render
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.hardware import all_gpus, find_gpu, price_lists, priced_by
+from steadytrain.components.sizing.hardware import (
+    all_gpus,
+    find_gpu,
+    price_lists,
+    priced,
+    priced_by,
+)
 from steadytrain.pipelines.cli import app
 
 PROVIDERS = {"aws", "gcp", "azure", "lambda", "runpod", "modal"}
@@ -61,6 +67,13 @@ def test_comparison_says_that_methods_differ(make_plan):
     alike = make_plan("h100", model__adapter__kind="lora", table=all_gpus())
     assert alike.methods == ["lora"]
     assert "train differently" not in render(alike)
+
+
+def test_two_prices_of_one_gpu_are_refused(tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text("h100: {usd_per_hour: 1}\nH100: {usd_per_hour: 2}")
+    with pytest.raises(BadInput, match="h100 and H100 are the same GPU"):
+        priced(path)
 
 
 def test_unknown_provider_and_two_sources_of_prices_are_refused(tmp_path):

@@ -9,6 +9,7 @@ from steadytrain.components.plan import tables
 from steadytrain.components.plan.tables import plan_table
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import DataError
 from steadytrain.pipelines.cli import app
 
 ROWS = 60
@@ -42,6 +43,12 @@ def test_large_table_that_is_not_prepared_has_no_rows_yet(config, monkeypatch):
     plan = plan_table(config)
     assert (plan.rows, plan.memory, plan.threads) == (None, None, None)
     assert "40 MB for each million rows" in "\n".join(plan.lines())
+
+
+def test_table_without_its_target_is_refused_with_the_reason(config):
+    other = config.model_copy(update={"data": config.data.model_copy(update={"target": "price"})})
+    with pytest.raises(DataError, match=r"of the first .* records can be used: .*'?price"):
+        plan_table(other)
 
 
 def test_plan_command_shows_a_table_and_refuses_what_it_does_not_read(config):
