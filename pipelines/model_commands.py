@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -176,10 +177,10 @@ def predict(
         ),
     ],
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="The file to write: .jsonl, .csv or .parquet. Without it, predictions are printed "
-            "as JSON lines."
+            help="The file or s3:// address to write: .jsonl, .csv or .parquet. Without it, "
+            "predictions are printed as JSON lines."
         ),
     ] = None,
     columns: options.Columns = [],  # noqa: B006  typer copies it
@@ -216,11 +217,13 @@ def predict(
     check_extra("data", "steadytrain predict")
     from steadytrain.components.predict.batch import Progress
     from steadytrain.components.predict.batch import predict as predict_batches
+    from steadytrain.components.predict.destination import check_destination, local_file
     from steadytrain.components.predict.model import open_model
     from steadytrain.components.shared.stage import quiet
 
     quiet()
-    _check_out(out, overwrite=overwrite)
+    if out is not None:
+        check_destination(out, overwrite=overwrite)
     renamed = dict(map(options.column_pair, columns))
     loaded = open_model(model, output, renamed)
     if with_inputs and loaded.reads_files:
@@ -237,19 +240,22 @@ def predict(
         share = f", {state.share:.0%} of the data" if state.share else ""
         typer.echo(f"predict: {state.predicted:,} of {state.records:,} records{share}", err=True)
 
-    summary = predict_batches(
-        loaded,
-        data,
-        None if dry_run else out,
-        batch_size=batch_size,
-        with_inputs=with_inputs,
-        limit=3 if dry_run and not loaded.forecasts else None,
-        show=show,
-    )
+    kept = None if dry_run else out
+    with contextlib.nullcontext() if kept is None else local_file(kept) as path:
+        summary = predict_batches(
+            loaded,
+            data,
+            path,
+            batch_size=batch_size,
+            with_inputs=with_inputs,
+            limit=3 if dry_run and not loaded.forecasts else None,
+            address=kept or "",
+            show=show,
+        )
     facts = {
         "model": loaded.address,
         "inputs": {item.name or "text": item.column for item in loaded.inputs},
-        "out": None if dry_run or out is None else str(out),
+        "out": kept,
         **asdict(summary),
     }
     if as_json:
@@ -302,24 +308,6 @@ def _data_to_read(
         settings["data.columns.image"] = column
     preset = "images" if model.reads_files else "causal-lm"
     return load(preset, [*settings.items(), *overrides]).data
-
-
-def _check_out(out: Path | None, *, overwrite: bool) -> None:
-    from steadytrain.components.predict.batch import SUFFIXES
-
-    if out is None:
-        return
-    if out.suffix not in SUFFIXES:
-        raise BadInput(
-            f"--out {out}: {out.suffix or 'no suffix'} is not a format of predictions",
-            remedy=f"use {', '.join(SUFFIXES)}",
-        )
-    if not out.parent.is_dir():
-        raise BadInput(
-            f"--out {out}: the folder {out.parent} does not exist", remedy="make it first"
-        )
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise BadInput(f"--out {out} exists", remedy="add --overwrite, or give another name")
 
 
 def show_data(

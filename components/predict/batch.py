@@ -29,6 +29,8 @@ from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.tasks.encoding.fields import Defect
 
 SUFFIXES: Final = (".jsonl", ".csv", ".parquet")
+QUARANTINE: Final = ".quarantine.jsonl"
+"""What follows the name of a file of predictions in that of the refused records."""
 _SECONDS: Final = 5.0
 """Time between two lines of progress."""
 
@@ -155,6 +157,7 @@ def predict(
     batch_size: int = 256,
     with_inputs: bool = False,
     limit: int | None = None,
+    address: str = "",
     show: Callable[[Progress], None] = lambda _: None,
 ) -> Summary:
     """Predict for every record at `data.source`, and write one row for each good one.
@@ -168,6 +171,7 @@ def predict(
             output, without a quarantine file.
         with_inputs: whether a row also has the columns that the model reads.
         limit: number of records after which to stop.
+        address: where the file is copied when it is complete; "" if it stays.
         show: is called now and then.
 
     Raises:
@@ -185,8 +189,8 @@ def predict(
             predictions: Predictions = JsonLinesPredictions(sys.stdout)
         else:
             partial = out.with_name(f"{out.name}.partial")
-            refused = _refused(out)
-            _check_not_read(out, inputs)
+            refused = refused_file(out)
+            _check_not_read(out, address, inputs)
             stack.enter_context(_claimed(partial))
             predictions = _opened(partial, out.suffix, model, with_inputs, stack)
         quarantine = Quarantine(refused)
@@ -230,17 +234,22 @@ def _check_columns(model: ServedModel, state: Progress) -> None:
         )
 
 
-def _check_not_read(out: Path, inputs: Inputs) -> None:
+def _check_not_read(out: Path, address: str, inputs: Inputs) -> None:
     """Raise BadInput if the data include the file to write, or its quarantine file."""
-    own = {path.resolve() for path in (out, _refused(out))}
-    if read := [file.name for file, _ in inputs.files if file.location in own]:
+    own: set[Any] = {path.resolve() for path in (out, refused_file(out))}
+    copied = {address, f"{address}{QUARANTINE}"}
+    if read := [
+        file.name for file, _ in inputs.files if file.location in own or file.name in copied
+    ]:
         raise BadInput(
-            f"--out {out}: {read[0]} is among the data", remedy="write to another folder"
+            f"--out {address or out}: {read[0]} is among the data",
+            remedy="write to another folder",
         )
 
 
-def _refused(out: Path) -> Path:
-    return out.with_name(f"{out.name}.quarantine.jsonl")
+def refused_file(out: Path) -> Path:
+    """Return the file of the records that cannot be predicted."""
+    return out.with_name(f"{out.name}{QUARANTINE}")
 
 
 def _check_defects(

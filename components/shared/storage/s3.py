@@ -284,8 +284,15 @@ class S3Storage:
     def clear(self, folder: str) -> None:
         for name in self.list(f"{folder}/"):
             self.delete(name)
-        for upload in self._uploads(f"{folder}/"):
-            with self._named(folder):
+        self.drop_unfinished(folder)
+
+    def drop_unfinished(self, name: str) -> None:
+        """Remove what killed multipart uploads have left of an object, or of those in a folder."""
+        key = self._key(name)
+        for upload in self._uploads(name):
+            if upload["Key"] != key and not upload["Key"].startswith(f"{key}/"):
+                continue
+            with self._named(name):
                 self.client.abort_multipart_upload(
                     Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                 )
