@@ -274,7 +274,7 @@ def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
             "its rows, and the script does not."
         )
     if config.model.adapter.kind != "none":
-        yield "Adapters begin with other random numbers, and frozen weights stay in float32."
+        yield "Adapters begin with those of the run on a CPU; frozen weights stay in float32."
     if training.torch_compile:
         yield "torch_compile compiles the whole model, not layer by layer."
     strategy = batch.strategy

@@ -49,7 +49,7 @@ def test_what_trainer_cannot_do_is_refused_by_name(preset, change, field):
 @pytest.mark.parametrize(
     ("preset", "change", "batch", "said"),
     [
-        ("chat", "model.adapter.kind=lora", {}, "Adapters begin with other random numbers"),
+        ("chat", "model.adapter.kind=lora", {}, "Adapters begin with those of the run"),
         ("chat", "training.seed=7", {"strategy": "fsdp"}, "compute.strategy fsdp"),
         ("causal-lm", "training.profile.steps=[2, 3]", {}, "training.profile"),
         ("causal-lm", "training.torch_compile=true", {}, "torch_compile"),
