@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steadytrain.components.shared.nccl import summarized
+from steadytrain.components.shared.quantities import size
 
 STAGES: Final = ("started", "joining", "latency", "bandwidth", "finished")
 """What a rank enters, in order."""
@@ -190,11 +191,11 @@ def _state(
 
 
 def _speed(first: Mapping[str, Any], ranks: int) -> str:
-    moved = 2 * (ranks - 1) / ranks * first["bytes"] / first["seconds"] / 1e9
+    moved = 2 * (ranks - 1) / ranks * first["bytes"] / first["seconds"]
     return (
         f"{ranks} ranks by {first['backend']}: an all-reduce of 8 bytes takes "
-        f"{first['latency'] * 1e6:,.0f} us, one of {first['bytes'] >> 20} MiB moves "
-        f"{moved:.2f} GB/s over each rank's link"
+        f"{first['latency'] * 1e6:,.0f} us, one of {size(first['bytes'])} moves "
+        f"{size(moved)} a second over each rank's link"
     )
 
 
