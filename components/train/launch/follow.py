@@ -103,6 +103,11 @@ class JobFollower(threading.Thread):
             # Otherwise nothing would watch the pods, and a missing pod would be waited for forever.
             self._lose_all(Evidence(type(error).__name__, str(error), time.time()))
 
+    def end(self) -> None:
+        """Ask the thread to end, and wait until it has."""
+        self.ending.set()
+        self.join()
+
     def make(self) -> None:
         """Create the job as soon as the cluster can."""
         retry(self._create, wait=self._pause)

@@ -87,13 +87,14 @@ class PodsLauncher:
         try:
             yield attempt
             if any(attempt.exits().values()) or not attempt.exits():
-                # The cluster may know better than the ranks why they were asked to exit.
+                # The cluster may know better than the ranks why they were asked to exit. One thread
+                # looks at a time, or both would note the same pods.
+                follower.end()
                 with contextlib.suppress(Unreachable, Refused):
                     follower.look()
         finally:
-            follower.ending.set()
             # It may be about to create the job, which would then outlive the removal.
-            follower.join()
+            follower.end()
             if left := self._remove(folder):
                 print(left, file=sys.stderr)
                 stream.emit(Warned(stage="train", message=left))

@@ -154,8 +154,7 @@ def test_clusters_reason_for_a_stop_takes_precedence(api, launcher, folder, pod)
         for node in (0, 1):
             server.put("pods", pod(node))
         until(lambda: len(attempt.follower.started) == 2)
-        attempt.follower.ending.set()
-        attempt.follower.join()
+        attempt.follower.end()
         taken = pod(1)
         taken["status"]["conditions"] = [{**target, "message": "for a pod of higher priority"}]
         server.put("pods", taken)
@@ -250,6 +249,23 @@ def test_host_memory_is_the_pods_limit(launcher):
 )
 def test_device_follows_the_pods_request(launcher, pods, device):
     assert launcher(**pods).device == device
+
+
+def test_last_look_comes_after_those_of_the_thread(api, launcher, folder, monkeypatch):
+    """Two at once would note a pod twice, and write to one stream from two threads."""
+    slow, looks = threading.Event(), []
+
+    def look(follower):
+        looks.append((threading.current_thread(), follower.is_alive()))
+        slow.wait(0.2)
+
+    monkeypatch.setattr(follow.JobFollower, "look", look)
+    with launcher().start(folder) as attempt:
+        until(lambda: looks)
+    *others, last = looks
+    assert others
+    assert set(others) == {(attempt.follower, True)}
+    assert last == (threading.main_thread(), False)
 
 
 def test_nodes_whose_pods_cannot_be_killed_are_avoided(
