@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import PackageNotFoundError, files
+
 import pytest
 
 from steadytrain.components.shared.config import load
@@ -18,7 +21,7 @@ node-0:12:30 [0] NCCL INFO Channel 00/02 :    0   1
 node-0:12:30 [0] NCCL INFO Channel 01/02 :    0   1
 node-0:12:30 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
 node-0:12:30 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
-node-0:12:30 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x7 - Init COMPLETE
+n:1:1 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1 - Init COMPLETE
 an ordinary line
 """
 LOCAL = """\
@@ -65,6 +68,15 @@ def test_settings_are_text_and_unknown_ones_are_refused():
     assert config.compute.nccl == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
     assert config.compute.nccl.keys() <= VARIABLES
     assert load("chat").digest() == config.digest()
+
+
+def test_settings_are_those_that_the_library_reads():
+    try:
+        (library,) = (file for file in files("nvidia-nccl-cu13") if file.name == "libnccl.so.2")
+    except PackageNotFoundError:
+        pytest.skip("PyTorch is here without NCCL")
+    known = re.findall(rb"(?<![A-Z0-9_])NCCL_[A-Z0-9_]+(?=\0)", library.read_binary())
+    assert {name.encode() for name in VARIABLES} <= set(known)
 
 
 @pytest.mark.parametrize(
