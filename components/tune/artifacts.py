@@ -102,12 +102,12 @@ def train_winner(
     task: dsl.TaskConfig | None,
 ) -> None:
     """Run the step that trains the winner. Its outputs are those of the run with the best model."""
-    result = json.loads(Path(summary.path).read_bytes())
+    searched = json.loads(Path(summary.path).read_bytes())
     found = train_on_seeds(
         load(Path(resolved.path)),
         with_task(load(Path(best.path)), task),
         # The trials of a search are its units.
-        result.get("compared", result["trials"]),
+        searched.get("compared", searched["trials"]),
     )
     config, workspace = found.config, Workspace.of(found.config)
     Path(winner.path).write_bytes(config.to_saved())
