@@ -19,8 +19,8 @@ def automl(
     source: Annotated[
         str,
         typer.Argument(
-            help="A preset's name or the path of a YAML file. Without one, name the data with "
-            "--set data.source=[FILE] and --set data.target=COLUMN.",
+            help="A preset's name, the path of a YAML file, or data, whose column to predict is "
+            "named by --set data.target=COLUMN: a file, a folder, a glob, s3:// or package:NAME.",
             autocompletion=options.sources,
         ),
     ] = "",
@@ -49,7 +49,7 @@ def automl(
     """
     from steadytrain.components.automl.design import as_automl
     from steadytrain.pipelines.early_checks import check_here, check_plugins
-    from steadytrain.pipelines.searches import searched
+    from steadytrain.pipelines.sources import searched
 
     check_extra("train", "steadytrain automl")
     config, remarks = searched(source, with_options(overrides, run=run, output=output))
@@ -69,10 +69,11 @@ def _automl(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.automl.report import finish
     from steadytrain.components.automl.results import BOARD, lines, summary
     from steadytrain.components.automl.step import of_search, won
+    from steadytrain.components.automl.time_limit import time_line
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.results import BEST, Lines
     from steadytrain.components.tune.study_page import PAGE
-    from steadytrain.pipelines.studies import run_study
+    from steadytrain.pipelines.study_commands import run_study
 
     folder = study_folder(config)
     notify: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
@@ -81,13 +82,16 @@ def _automl(config: RunConfig, *, as_json: bool) -> None:
     board = won(study, folder)
     if not as_json:
         typer.echo("\n".join([*lines(board), f"board: {folder / BOARD}", ""]))
-    found = _trained(folder / BEST, quiet=as_json)
-    if missed := finish(study, board, folder, found):
+    winner = _trained(folder / BEST, quiet=as_json)
+    if missed := finish(study, board, folder, winner):
         typer.echo(f"MLflow has no report of the search: {missed}", err=True)
     if not as_json:
         typer.echo(f"report: {folder / PAGE}")
+        if text := time_line(config, study.elapsed):
+            typer.echo(text)
     if as_json:
-        options.show({**summary(study, board), **found, "folder": str(folder)})
+        took = {"command_seconds": round(study.elapsed, 3)}
+        options.show({**summary(study, board), **winner, **took, "folder": str(folder)})
 
 
 def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
@@ -110,17 +114,17 @@ def _trained(best: Path, *, quiet: bool) -> dict[str, Any]:
         print_ending(ended, as_json=False)
     elif ended.exit_code:
         raise typer.Exit(ended.exit_code)
-    found = judged(workspace)
+    result = judged(workspace)
     if not quiet:
-        typer.echo("\n".join(judgment_lines(found)))
-    return found
+        typer.echo("\n".join(judgment_lines(result)))
+    return result
 
 
 def _outline(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.automl.plan import as_plain, lines, plan
 
-    found = plan(config)
+    planned = plan(config)
     if as_json:
-        options.show(as_plain(config, found))
+        options.show(as_plain(config, planned))
     else:
-        typer.echo("\n".join(lines(config, found)))
+        typer.echo("\n".join(lines(config, planned)))

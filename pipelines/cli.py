@@ -21,7 +21,6 @@ from steadytrain.pipelines import (
     plan_commands,
     run_commands,
     schedule_commands,
-    serve_command,
     study_commands,
     submit_commands,
     unexpected,
@@ -85,10 +84,10 @@ class Lessons(TyperGroup):
         """Write one list of commands for each heading."""
         width = formatter.width - 6 - max(map(len, self.commands))
         for heading, names in LESSONS.items():
-            found = [(name, self.commands[name]) for name in names if name in self.commands]
+            commands = [(name, self.commands[name]) for name in names if name in self.commands]
             with formatter.section(heading):
                 formatter.write_dl(
-                    [(name, command.get_short_help_str(width)) for name, command in found],
+                    [(name, command.get_short_help_str(width)) for name, command in commands],
                     col_max=max(map(len, self.commands)),
                 )
 
@@ -159,7 +158,7 @@ def compile_(
     )
     typer.echo(f"wrote {path}")
     if check == "vertex":
-        from steadytrain.pipelines.vertex import lint_vertex
+        from steadytrain.pipelines.compile import lint_vertex
 
         findings = lint_vertex(*read_pipeline(path))
         for finding in findings:
@@ -220,7 +219,7 @@ app.command()(model_commands.lineage)
 app.command()(model_commands.extract)
 app.command()(model_commands.check)
 app.command()(model_commands.predict)
-app.command()(serve_command.serve)
+app.command()(model_commands.serve)
 app.command()(run_commands.stop)
 app.command()(run_commands.adjust)
 app.command()(run_commands.resume)

@@ -1,4 +1,4 @@
-"""Compile a pipeline to YAML, and find in it what a Kubeflow server accepts and then breaks on.
+"""Compile a pipeline to YAML, and find in it what a server accepts and then breaks on.
 
 Every rule is about something that compiles, runs with kfp.local, and fails on a cluster.
 """
@@ -6,6 +6,7 @@ Every rule is about something that compiles, runs with kfp.local, and fails on a
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -30,18 +31,18 @@ DEFAULT_RETRY_SECONDS = 3600
 class Finding:
     """One problem that the pipeline would have on a server.
 
-    place: the task, parameter or executor that has it.
+    location: the task, parameter or executor that has it.
     unsafe: whether a run would fail or expose a secret; otherwise it is a warning.
     """
 
-    place: str
+    location: str
     message: str
     remedy: str
     unsafe: bool = True
 
     def __str__(self) -> str:
         kind = "unsafe" if self.unsafe else "warning"
-        return with_fix(f"{kind}: {self.place}: {self.message}", self.remedy)
+        return with_fix(f"{kind}: {self.location}: {self.message}", self.remedy)
 
 
 class UnsafePipeline(BadInput):
@@ -109,7 +110,7 @@ class _Task:
     """A task, with what the rules need to know about its position in the pipeline."""
 
     name: str
-    place: str
+    location: str
     spec: Mapping[str, Any]
     in_loop: bool
     container: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +135,7 @@ def _tasks(
         label = component.get("executorLabel", "")
         yield _Task(
             name=name,
-            place=f"task {' > '.join(path)}",
+            location=f"task {' > '.join(path)}",
             spec=task,
             in_loop=at.in_loop,
             container=executors.get(label, {}).get("container", {}),
@@ -154,7 +155,7 @@ def _retry_window(task: _Task) -> Iterator[Finding]:
     if not limit:
         if window <= DEFAULT_RETRY_SECONDS:
             yield Finding(
-                task.place,
+                task.location,
                 f"is retried only within {duration(window)}, and has no timeout: {counted}, so a "
                 "later failure is never retried",
                 "set_retry(backoff_max_duration=...) longer than the task can take, or a "
@@ -162,7 +163,7 @@ def _retry_window(task: _Task) -> Iterator[Finding]:
             )
     elif window < limit * retries:
         yield Finding(
-            task.place,
+            task.location,
             f"may take {duration(limit)}, and its window for {retries} retries is "
             f"{duration(window)}: {counted}, so the last one may never happen",
             f"set_retry(backoff_max_duration='{limit * (retries + 1):g}s') allows every retry",
@@ -174,7 +175,7 @@ def _backoff_factor(task: _Task) -> Iterator[Finding]:
     factor = task.spec.get("retryPolicy", {}).get("backoffFactor", 2)
     if factor != int(factor):
         yield Finding(
-            task.place,
+            task.location,
             f"has the backoff factor {factor:g}, which Argo cannot read: it must be an integer",
             f"set_retry(backoff_factor={max(1, round(factor))})",
         )
@@ -183,7 +184,7 @@ def _backoff_factor(task: _Task) -> Iterator[Finding]:
 def _retry_in_loop(task: _Task) -> Iterator[Finding]:
     if task.in_loop and task.spec.get("retryPolicy", {}).get("maxRetryCount", 0):
         yield Finding(
-            task.place,
+            task.location,
             "is retried only by kfp.local: a server ignores set_retry within a ParallelFor",
             "retry within the step, or move the task out of the loop",
         )
@@ -192,7 +193,7 @@ def _retry_in_loop(task: _Task) -> Iterator[Finding]:
 def _cache(task: _Task) -> Iterator[Finding]:
     if task.ours and task.spec.get("cachingOptions", {}).get("enableCache"):
         yield Finding(
-            task.place,
+            task.location,
             "has KFP's cache on, which does not see changes of the data behind an address and "
             "may return outputs that are gone; the step decides on reuse itself",
             "set_caching_options(False)",
@@ -206,7 +207,7 @@ def _image(task: _Task) -> Iterator[Finding]:
     tag = image.rpartition("/")[2].partition(":")[2]
     if tag in ("", "latest"):
         yield Finding(
-            task.place,
+            task.location,
             f"runs image {image!r}, {'without a tag' if not tag else 'tagged latest'}, so the "
             "code that runs can change at any time, and every pod pulls it again",
             "name a version or a digest (image@sha256:...)",
@@ -226,7 +227,7 @@ def _limits(task: _Task) -> Iterator[Finding]:
     if missing:
         setters = " and ".join(f"set_{name.lower()}_limit(...)" for name in missing)
         yield Finding(
-            task.place,
+            task.location,
             f"has no limit of {' and '.join(missing)}: it may use a whole node, is the first to "
             "be evicted, and a namespace with a quota rejects it",
             setters,
@@ -242,7 +243,7 @@ def _constants(task: _Task) -> Iterator[Finding]:
         if "constant" in value.get("runtimeValue", {})
     }
     for problem in find_secrets(given):
-        yield _secret(task.place, f"its input {problem.field}")
+        yield _secret(task.location, f"its input {problem.field}")
 
 
 def _parameters(spec: Mapping[str, Any]) -> Iterator[Finding]:
@@ -263,9 +264,9 @@ def _executors(spec: Mapping[str, Any]) -> Iterator[Finding]:
             yield _secret(f"executor {label}", problem.field)
 
 
-def _secret(place: str, what: str) -> Finding:
+def _secret(location: str, what: str) -> Finding:
     return Finding(
-        place,
+        location,
         f"{what} contains a secret, which everyone who can see the pipeline or one of "
         "its runs can read",
         "read it from a Kubernetes Secret (kfp.kubernetes.use_secret_as_env); if a real one "
@@ -323,13 +324,13 @@ def compile_pipeline(
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
     try:
-        place = Path(tempfile.gettempdir())
+        location = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
         raise BadInput(
             f"no folder for temporary files can be written: {error.strerror}",
             remedy="free space in one of them, or set TMPDIR to another",
         ) from error
-    with local_errors("write", place), tempfile.TemporaryDirectory(dir=place) as folder:
+    with local_errors("write", location), tempfile.TemporaryDirectory(dir=location) as folder:
         yield folder
 
 
@@ -344,3 +345,68 @@ def checked(path: Path) -> list[Finding]:
     if any(finding.unsafe for finding in findings):
         raise UnsafePipeline(findings)
     return findings
+
+
+_REGISTRIES: Final = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/")
+"""Artifact Registry, and its names of Container Registry."""
+_WITHOUT: Final = {
+    "pvcMount": (
+        "mounts a volume, which Vertex does not have: it has folders of Cloud Storage under /gcs",
+        "set output to a folder of a bucket, such as /gcs/BUCKET/steadytrain",
+    ),
+    "secretAsEnv": (
+        "reads a Kubernetes Secret, which Vertex does not have",
+        "read Secret Manager in the image's entry point, or use the service account's own rights",
+    ),
+    "secretAsVolume": (
+        "mounts a Kubernetes Secret, which Vertex does not have",
+        "read Secret Manager in the image's entry point",
+    ),
+    "nodeSelector": (
+        "selects nodes, of which Vertex has none",
+        "set_accelerator_type and set_accelerator_limit select a machine there",
+    ),
+}
+_HARMLESS: Final = {"podMetadata", "imagePullPolicy"}
+
+
+def lint_vertex(spec: Mapping[str, Any], platform: Mapping[str, Any]) -> list[Finding]:
+    """Return what of a compiled pipeline Vertex AI Pipelines rejects or ignores.
+
+    The SDK of Vertex reads files with one YAML document (kubeflow/pipelines issue 11241), and
+    Vertex runs the tasks on machines of its own, without a cluster's objects.
+
+    Args:
+        spec, platform: as of `read_pipeline`.
+    """
+    result = list(_images(spec))
+    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
+    if not kubernetes:
+        return result
+    result.append(
+        Finding(
+            "the file",
+            "has a second document, platforms.kubernetes, and Vertex's SDK reads files with one",
+            "give it the first document only, after the findings below are resolved",
+        )
+    )
+    executors = kubernetes.get("deploymentSpec", {}).get("executors", {})
+    for label, fields in sorted(executors.items()):
+        for name in sorted(fields.keys() - _HARMLESS):
+            text, fix = _WITHOUT.get(
+                name, (f"sets {name}, which Vertex ignores", "leave it out, or do not rely on it")
+            )
+            result.append(Finding(f"executor {label}", text, fix, unsafe=name in _WITHOUT))
+    return result
+
+
+def _images(spec: Mapping[str, Any]) -> Iterator[Finding]:
+    executors = spec.get("deploymentSpec", {}).get("executors", {})
+    images = {str(item.get("container", {}).get("image", "")) for item in executors.values()}
+    for image in sorted(images - {""}):
+        if not image.startswith("{{") and not _REGISTRIES.match(image):
+            yield Finding(
+                f"image {image}",
+                "is not in Artifact Registry, from which Vertex pulls",
+                "push it there, and set STEADYTRAIN_REGISTRY=REGION-docker.pkg.dev/PROJECT/NAME",
+            )

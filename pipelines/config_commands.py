@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.nodes import MOST_GPUS
+from steadytrain.components.sizing.batch import MOST_GPUS
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     LARGEST_GB,
@@ -115,14 +115,14 @@ def presets(as_json: Json = False) -> None:
     """List the configurations that ship with steadytrain."""
     from steadytrain.components.shared.config import load, preset_names
 
-    found = [
+    rows = [
         {"name": name, "task": config.data.task, "source": config.data.source}
         for name, config in ((name, load(name)) for name in preset_names())
     ]
     if as_json:
-        options.show({"presets": found})
+        options.show({"presets": rows})
         return
-    for item in found:
+    for item in rows:
         typer.echo(f"{item['name']}: {item['task']} on {', '.join(item['source'])}")
 
 
@@ -192,6 +192,23 @@ def init(
             show_default=False,
         ),
     ] = "",
+    cores: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="CPU cores, for models that learn on the CPU alone: tables, and most of series. "
+            "It sets compute.threads_per_rank and compute.pods.cpu. Default: ask; with --yes, all.",
+        ),
+    ] = 0,
+    host_memory_gb: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            callback=at_most(LARGEST_GB),
+            help="Memory beside these cores. It sets compute.pods.memory. Default: ask; with "
+            "--yes, the preset's.",
+        ),
+    ] = 0,
     overrides: Overrides = [],  # noqa: B006  typer copies it
     run: Run = None,
     output: RunOutput = None,
@@ -215,8 +232,10 @@ def init(
     It looks at the first records to find the task, takes the task's preset, and leaves everything
     else at its default. Each field has a comment with its meaning and the reason for its value. On
     a terminal, it asks for data, model, GPUs and goal, and shows after each answer what it changes:
-    the fields of the file, and the plan's method, memory, hours and cost. Any option about GPUs or
-    the goal answers these questions instead; without a terminal, nothing is asked.
+    the fields of the file, and the plan's method, memory, hours and cost. Models that learn on the
+    CPU alone are asked for cores and memory instead. What does not apply is named with the reason.
+    Any option about hardware or the goal answers these questions instead; without a terminal,
+    nothing is asked.
 
     For example: `steadytrain init my.yaml --data tickets.jsonl --yes`
 
@@ -237,14 +256,14 @@ def init(
         clash = file.samefile(data)
     if clash:
         raise BadInput(f"{file} is the data itself", remedy="give the configuration another name")
+    from steadytrain.components.shared.config.data_sections import SERIES
     from steadytrain.components.shared.workspace import Workspace
-    from steadytrain.pipelines.env_files import write_env_files
     from steadytrain.pipelines.questionnaire import Answers, Questionnaire, ask
 
     given = with_options(overrides, run=run, output=output)
     choose, reason = _chooser(data, model, given, asks=asks)
     hardware = Questionnaire(choose, given)
-    answers = Answers(gpu_type.lower(), gpu_count, gpu_memory_gb, goal)
+    answers = Answers(gpu_type.lower(), gpu_count, gpu_memory_gb, goal, cores, host_memory_gb)
     if answers:
         hardware.take_each(answers)
         asks = False
@@ -253,24 +272,24 @@ def init(
     chosen = hardware.selection
     Workspace.of(chosen.config)  # rejects an output that cannot be a folder
     _write(file, _text(chosen, {"data.task": reason, **hardware.reasons}))
-    beside = write_env_files(file.parent) if env else []
+    env_files = write_env_files(file.parent) if env else []
     name = shlex.quote(str(file))
-    kind = answers.kind()
+    kind = None if chosen.config.data.task in SERIES else answers.kind()
     plan = f"plan {name} --gpu {kind.name}" if kind else f"plan {name}"
-    following = [f"steadytrain {rest}" for rest in (f"validate {name}", plan, f"run {name}")]
+    following = [f"steadytrain {command}" for command in (f"validate {name}", plan, f"run {name}")]
     following = [*_installs(chosen.config), *following]
     if as_json:
         task, base = chosen.config.data.task, chosen.config.model.base
         told = {"file": str(file), "task": task, "model": base, "run": chosen.config.run_id}
         changes = [asdict(change) for change in hardware.changes]
-        more = {"reason": reason, "changes": changes, "beside": beside, "next": following}
+        more = {"reason": reason, "changes": changes, "beside": env_files, "next": following}
         options.show(told | more)
         return
     lines = [
         chosen.remarks[0],
         *([] if asks else [line for change in hardware.changes for line in change.lines()]),
         f"wrote {file}",
-        *beside,
+        *env_files,
         "next:",
         *(f"  {line}" for line in following),
     ]
@@ -282,12 +301,23 @@ def _chooser(
 ) -> tuple[Callable[[Sequence[Override]], Selection], str]:
     """Return a function from further settings to the configuration, and the reason for the task."""
     from steadytrain.components.shared.config import load
+    from steadytrain.components.shared.config.data_sections import SERIES, TABLES
     from steadytrain.pipelines.sources import PRESETS, find_task, for_task
 
     task, reason = find_task(data, overrides)
     preset = load(PRESETS[task])
-    if asks and not model:
+    if asks:
         typer.echo(f"{data}: task {task}, since {reason}")
+    if task in (*TABLES, *SERIES):
+        framework = f"{task} learns from scratch, here by {preset.model.framework}"
+        if model:
+            raise BadInput(
+                f"--model {model}: {framework}",
+                remedy="choose with --set model.framework=NAME and --set model.config={...}",
+            )
+        if asks:
+            typer.echo(f"not asked: --model, since {framework}")
+    elif asks and not model:
         model = typer.prompt(
             f"Model to start from (folder, hub:NAME, s3://, or {SCRATCH})",
             default=preset.model.base or SCRATCH,
@@ -368,3 +398,84 @@ def _write(file: Path, text: str) -> None:
         raise BadInput(
             f"{file} cannot be written: {error.strerror}", remedy="give a file that you may write"
         ) from error
+
+
+EXAMPLE: Final = ".env.example"
+_IGNORED: Final = (".env*", f"!{EXAMPLE}")
+_KEYS: Final = (
+    (
+        "Hugging Face hub: private data and models (hub:). "
+        "Get it at https://huggingface.co/settings/tokens, with the right to read.",
+        {"HF_TOKEN": "your_huggingface_token_here"},
+    ),
+    (
+        "S3: data, models and checkpoints (s3://). Get them in the AWS console under IAM, Users, "
+        "Security credentials; AWS_ENDPOINT_URL is for other providers, such as MinIO.",
+        {
+            "AWS_ACCESS_KEY_ID": "your_aws_access_key_id_here",
+            "AWS_SECRET_ACCESS_KEY": "your_aws_secret_access_key_here",
+            "AWS_ENDPOINT_URL": "your_s3_endpoint_here",
+        },
+    ),
+    (
+        "MLflow server; without it, runs are recorded in the output folder. Ask whoever runs the "
+        "server for a token, or for a user and a password.",
+        {
+            "MLFLOW_TRACKING_URI": "your_mlflow_address_here",
+            "MLFLOW_TRACKING_TOKEN": "your_mlflow_token_here",
+        },
+    ),
+    (
+        "Weights & Biases, for tracking.sinks with wandb. Get it at https://wandb.ai/authorize.",
+        {"WANDB_API_KEY": "your_wandb_api_key_here"},
+    ),
+    (
+        "Messages about failed runs and new champions. Get the address from your chat's page for "
+        "incoming webhooks.",
+        {"STEADYTRAIN_WEBHOOK_URL": "your_webhook_url_here"},
+    ),
+)
+
+
+def example() -> str:
+    """Return the content of `.env.example`."""
+    lines = [
+        "# Copy this file to .env, fill in what you use, and remove the rest.",
+        "# Load it before steadytrain, which reads the environment and no file:",
+        "#   set -a; . ./.env; set +a",
+        "# git ignores .env. On a cluster, put these keys into a Kubernetes Secret.",
+    ]
+    for text, keys in _KEYS:
+        lines += ["", f"# {text}", *(f"{name}={value}" for name, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def write_env_files(folder: Path) -> list[str]:
+    """Write both files, and return what was done.
+
+    An `.env.example` that exists stays as it is. `.gitignore` gets only the lines that it lacks.
+
+    Raises:
+        BadInput: a file cannot be read or written.
+    """
+    done = []
+    keys, ignored = folder / EXAMPLE, folder / ".gitignore"
+    try:
+        if keys.exists():
+            done.append(f"left {keys} as it is")
+        else:
+            keys.write_text(example(), encoding="utf-8")
+            done.append(f"wrote {keys}")
+        text = ignored.read_text(encoding="utf-8") if ignored.exists() else ""
+        # The last rule that matches counts, so the exception must follow.
+        rules_there = [line.strip() for line in text.splitlines() if line.strip() in _IGNORED]
+        if rules_there[-2:] != [*_IGNORED]:
+            gap = "" if not text or text.endswith("\n") else "\n"
+            rules = "\n".join(_IGNORED)
+            ignored.write_text(f"{text}{gap}{rules}\n", encoding="utf-8")
+            done.append(f"{'added .env* to' if text else 'wrote'} {ignored}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"{error}", remedy="run init in a folder that you may write, or with --no-env"
+        ) from error
+    return done

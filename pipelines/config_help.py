@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from steadytrain.components.shared.config.document import dump
-from steadytrain.components.shared.config.fields import REQUIRED, Field, describe, effect_of
+from steadytrain.components.shared.config.fields import (
+    REQUIRED,
+    Field,
+    describe,
+    effect_of,
+    is_adjustable,
+)
 from steadytrain.pipelines.sources import Selection
 
 
@@ -46,14 +52,14 @@ class Explained:
     def as_data(self) -> dict[str, Any]:
         """Return the explanation for programs."""
         field = self.field
-        told: dict[str, Any] = {"field": field.name, "description": field.description}
+        result: dict[str, Any] = {"field": field.name, "description": field.description}
         if self.inner:
-            return {**told, "affects": self.affects, "fields": [i.as_data() for i in self.inner]}
+            return {**result, "affects": self.affects, "fields": [i.as_data() for i in self.inner]}
         required = field.default is REQUIRED
         default = {} if required else {"default": field.default}
         kind = {"type": field.kind, "limits": field.limits, "unit": field.unit}
-        rest = {"value": self.value, "origin": self.origin, "affects": self.affects}
-        return {**told, **kind, "required": required, **default, **rest}
+        values = {"value": self.value, "origin": self.origin, "affects": self.affects}
+        return {**result, **kind, "required": required, **default, **values}
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         field = self.field
@@ -93,8 +99,14 @@ def explained(name: str, chosen: Selection | None = None) -> Explained:
 
 def _affects(field: Field, inner: tuple[Explained, ...]) -> str:
     """Return what a change affects; "" for a section whose fields affect different things."""
-    found = {item.affects for item in inner} or {str(effect_of(field.name))}
-    return found.pop() if len(found) == 1 else ""
+    affected = {item.affects for item in inner} or {_effect(field.name)}
+    return affected.pop() if len(affected) == 1 else ""
+
+
+def _effect(name: str) -> str:
+    label, *change = str(effect_of(name)).split(". ", 1)
+    adjusted = ["`steadytrain adjust` changes it while a run trains"] if is_adjustable(name) else []
+    return ". ".join([label, *adjusted, *change])
 
 
 def _plain(value: Any) -> str:

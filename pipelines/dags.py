@@ -128,8 +128,8 @@ def attach(task: dsl.PipelineTask, volume: str) -> dsl.PipelineTask:
 def limit(task: dsl.PipelineTask, shape: PipelineConfig) -> dsl.PipelineTask:
     """Set a task's requests and limits to those of its step."""
     size = SIZES.get(task.name, LIGHT)
-    own = shape.resources.get(task.name, StepResources())
-    cpu, memory = own.cpu or size.cpu_request, own.memory or size.memory_request
+    resources = shape.resources.get(task.name, StepResources())
+    cpu, memory = resources.cpu or size.cpu_request, resources.memory or size.memory_request
     task.set_cpu_request(cpu).set_cpu_limit(_larger(cpu, size.cpu_limit))
     return task.set_memory_request(memory).set_memory_limit(_larger(memory, size.memory_limit))
 
@@ -185,11 +185,11 @@ def automl(parameters: Mapping[str, Any], pods: Pods) -> None:
     closing = pods.step(searches.report(**parameters), "Report")
     with dsl.ExitHandler(closing, name="Search, refit, register"):
         prepared = pods.step(preprocess(**parameters), "Preprocess")
-        found = pods.step(searches.search(resolved=prepared.outputs["resolved"]), "Search")
+        search = pods.step(searches.search(resolved=prepared.outputs["resolved"]), "Search")
         trained = studies.train_winner(
-            resolved=found.outputs["study"],
-            best=found.outputs["best"],
-            summary=found.outputs["board"],
+            resolved=search.outputs["study"],
+            best=search.outputs["best"],
+            summary=search.outputs["board"],
         )
         pods.step(trained, "Refit")
         _evaluate(

@@ -40,9 +40,10 @@ _TRIGGERS: Final = (
 )
 
 
-def pipeline_config(
-    config: RunConfig, pods: TrainingPods | None, pipeline: Pipeline = "finetune"
-) -> PipelineConfig:
+_PIPELINE: Final[Pipeline] = "finetune"
+
+
+def pipeline_config(config: RunConfig, pods: TrainingPods | None) -> PipelineConfig:
     """Return the steps, triggers and deployment of a pipeline.
 
     Args:
@@ -54,9 +55,9 @@ def pipeline_config(
 
         from steadytrain.pipelines.dags import pipeline_component
 
-        spec = MessageToDict(pipeline_component(pipeline, config.pipeline).pipeline_spec)
+        spec = MessageToDict(pipeline_component(_PIPELINE, config.pipeline).pipeline_spec)
     return PipelineConfig(
-        pipeline=pipeline,
+        pipeline=_PIPELINE,
         steps=list(_steps(spec, spec["root"])),
         triggers=list(_TRIGGERS),
         deployment=Deployment(
@@ -91,8 +92,8 @@ def _steps(
         name = next(one for one, task in waiting.items() if not _before(task, waiting))
         task = waiting.pop(name)
         component = spec["components"][task["componentRef"]["name"]]
-        own = (groups.get(one, [one]) for one in task.get("dependentTasks", ()))
-        after = [*before, *(step for steps in own for step in steps)]
+        members = (groups.get(one, [one]) for one in task.get("dependentTasks", ()))
+        after = [*before, *(step for steps in members for step in steps)]
         if "dag" in component:
             when = task.get("triggerPolicy", {}).get("condition", "")
             inner = list(_steps(spec, component, _readable(when) or condition, after))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.nodes import MOST_GPUS, nodes_for
+from steadytrain.components.sizing.batch import MOST_GPUS, nodes_for
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     LARGEST_GB,
@@ -138,15 +138,17 @@ def design(
     config = _open(source, task, with_options(given, output=output, **sizes)).config
     check_plugins(config)
     check_reads_texts(config, tokens_per_second)
-    found, files = _designed(
+    estimate, files = _designed(
         config, gpu_type, memory_gb, storage_gb, data_gb, prices=prices, provider=provider
     )
-    found = found.serving(tokens_per_second)
-    options.show(found.model_dump(mode="json")) if as_json else typer.echo("\n".join(found.lines()))
+    estimate = estimate.serving(tokens_per_second)
+    options.show(estimate.model_dump(mode="json")) if as_json else typer.echo(
+        "\n".join(estimate.lines())
+    )
     if write is not None:
-        for path in _write(found, files, write):
+        for path in _write(estimate, files, write):
             typer.echo(f"wrote {path}", err=True)
-    if not found.works:
+    if not estimate.works:
         raise typer.Exit(1)
 
 
@@ -161,7 +163,7 @@ def _open(source: str, task: str, overrides: Sequence[Override]) -> Selection:
         BadInput: neither is given, or there is no such preset.
     """
     from steadytrain.components.shared.config import load, preset_names
-    from steadytrain.components.shared.config.task_names import TABLES
+    from steadytrain.components.shared.config.data_sections import TABLES
     from steadytrain.pipelines.sources import PRESETS, open_source
 
     name = _MODEL_TYPES.get(task, task)
@@ -202,13 +204,13 @@ def _designed(
         source_bytes,
         training_pods,
     )
-    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL, SERIES
+    from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
     from steadytrain.components.tasks.base import load_task
     from steadytrain.pipelines.design import pipeline_config, pipeline_of_series
     from steadytrain.pipelines.plan_commands import priced_table
     from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
 
-    own = {"steadytrain.yaml": config.to_yaml()}
+    files = {"steadytrain.yaml": config.to_yaml()}
     given_bytes = int(data_gb * 1e9) or None
     host, disk = int(memory_gb * 1e9) or None, int(storage_gb * 1e9) or None
     table, origin = priced_table(prices, provider)
@@ -221,7 +223,7 @@ def _designed(
             f"{config.data.task} trains in one process on a CPU",
         )
         learned = plan_table(config, given_bytes)
-        return design_of_table(learned, config, pipeline_config(config, None), given), own
+        return design_of_table(learned, config, pipeline_config(config, None), given), files
     if config.data.task in SERIES:
         check_extra("train", "steadytrain design")
         from steadytrain.components.plan.series import plan_series
@@ -232,7 +234,7 @@ def _designed(
         )
         forecast = plan_series(config)
         pipeline = pipeline_of_series(config, forecast)
-        return design_of_series(forecast, config, pipeline, given), own
+        return design_of_series(forecast, config, pipeline, given), files
     gpus, wanted, hosts = choose_hardware(
         config, table, gpu_type or ANY, cluster=False, own=False, host_memory_gb=memory_gb
     )
@@ -242,7 +244,7 @@ def _designed(
 
         network = plan_network(config, gpus, wanted)
         pods = training_pods(config, network.device)
-        return design_of_network(network, config, pipeline_config(config, pods), given), own
+        return design_of_network(network, config, pipeline_config(config, pods), given), files
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.plan.render import filled, texts
 

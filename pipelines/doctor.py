@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
@@ -26,8 +28,113 @@ from steadytrain.components.shared.tracking.connect import (
     shown,
     tracking_errors,
 )
-from steadytrain.pipelines.doctor_gpus import Build, compare, read_gpus
 from steadytrain.pipelines.early_checks import inputs
+
+_SECONDS: Final = 20.0
+_FIELDS: Final = (
+    "index,name,memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw,"
+    "ecc.errors.uncorrected.volatile.total"
+)
+_MIG: Final = re.compile(r"^\s+MIG (\S+)\s+Device", re.MULTILINE)
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Build:
+    """What PyTorch was built with, and what it sees.
+
+    cuda, cudnn, nccl: versions; "" if the build is without.
+    count: number of GPUs that it can use.
+    error: why CUDA cannot start; "" if it was not tried or has started.
+    """
+
+    torch: str
+    cuda: str
+    cudnn: str
+    nccl: str
+    count: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What nvidia-smi shows.
+
+    driver, cuda: versions of the driver, and of the newest CUDA that it supports.
+    gpus: a line for each GPU.
+    mig: profiles of the MIG devices, such as 1g.10gb.
+    """
+
+    driver: str
+    cuda: str
+    gpus: tuple[str, ...]
+    mig: tuple[str, ...]
+
+
+def read_gpus() -> Seen | None:
+    """Return what nvidia-smi shows; None if there is none, or it finds no GPU."""
+    table, listed = _nvidia_smi(), _nvidia_smi("-L")
+    rows = _nvidia_smi(f"--query-gpu={_FIELDS}", "--format=csv,noheader").splitlines()
+    gpus = tuple(map(_line, rows))
+    if not gpus:
+        return None
+    driver = re.search(r"Driver Version:\s*([\d.]+)", table)
+    cuda = re.search(r"CUDA Version:\s*([\d.]+)", table)
+    return Seen(
+        driver[1] if driver else "", cuda[1] if cuda else "", gpus, tuple(_MIG.findall(listed))
+    )
+
+
+def _nvidia_smi(*options: str) -> str:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *options], capture_output=True, text=True, timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _line(row: str) -> str:
+    index, name, *values = (part.strip() for part in row.split(","))
+    used, total, busy, heat, power, errors = values
+    text = f"{index} {name}: {used} of {total} used, {busy} busy, {heat} °C, {power}"
+    return text if errors in ("0", "[N/A]", "N/A") else f"{text}, {errors} uncorrected ECC errors"
+
+
+def compare(seen: Seen, build: Build) -> Iterator[tuple[str, str, bool]]:
+    """Yield topic, text and whether it is good: GPUs, versions, and what prevents their use."""
+    for line in seen.gpus:
+        yield "gpu", line, "ECC errors" not in line
+    if seen.mig:
+        yield "mig", f"{len(seen.mig)} devices: {', '.join(seen.mig)}", True
+    built = f"torch {build.torch}"
+    if not build.cuda:
+        text = f"{built} is built for the CPU and cannot use them; install a build for CUDA"
+        yield "cuda", text, False
+        return
+    fits = not seen.cuda or _major(build.cuda) <= _major(seen.cuda)
+    text = (
+        f"driver {seen.driver or 'unknown'} supports CUDA {seen.cuda or 'unknown'}; {built} is "
+        f"built for CUDA {build.cuda}, cuDNN {build.cudnn or 'none'}, NCCL {build.nccl or 'none'}"
+    )
+    if not fits:
+        text += f"; update the driver, or install a torch for CUDA {_major(seen.cuda)}"
+    yield "cuda", text, fits
+    if build.count:
+        return
+    visible = os.environ.get(VISIBLE)
+    if visible is not None and visible.strip() in ("", "-1"):
+        text = f"{VISIBLE}={visible!r} hides all of them; unset it, or name some, such as 0,1"
+    else:
+        text = "a GPU is there, and PyTorch cannot use it"
+        text += f": {build.error.splitlines()[0][:300]}" if build.error else ""
+    yield "gpu use", text, False
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
 
 _PACKAGES = ("steadytrain", "kfp", "torch", "transformers", "accelerate", "mlflow")
 _CREDENTIALS = (
@@ -95,9 +202,9 @@ def _machine(output: Path) -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     yield Finding("memory", f"{size(memory.available)} of {size(memory.total)} available")
     yield Finding("cores", str(len(os.sched_getaffinity(0))))
-    place = next(folder for folder in [output, *output.parents] if folder.is_dir())
-    free, writable = shutil.disk_usage(place).free, os.access(place, os.W_OK)
-    text = f"{size(free)} free at {place}{'' if writable else ', not writable'}"
+    existing = next(folder for folder in [output, *output.parents] if folder.is_dir())
+    free, writable = shutil.disk_usage(existing).free, os.access(existing, os.W_OK)
+    text = f"{size(free)} free at {existing}{'' if writable else ', not writable'}"
     yield Finding("disk", text, good=writable and free >= MIN_FREE_BYTES)
 
 

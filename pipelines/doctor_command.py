@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.sizing.nodes import MOST_GPUS
+from steadytrain.components.sizing.batch import MOST_GPUS
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import DEFAULT_OUTPUT, Host, Json, Output
 
@@ -156,22 +156,22 @@ def _distributed(source: str, ranks: int, seconds: float, *, as_json: bool) -> N
     """Check what ranks of this machine exchange."""
     options.check_extra("train", "steadytrain doctor --distributed")
     from steadytrain.components.train.launch.collectives import judged, run_here
-    from steadytrain.pipelines.doctor_gpus import read_gpus
+    from steadytrain.pipelines.doctor import read_gpus
 
     compute = _configuration(source).compute if source else None
     seen = read_gpus()
     own = compute.nproc_per_node if compute else len(seen.gpus) if seen else 0
     count = ranks or max(2, own)
     variables = compute.nccl if compute else {}
-    found = judged(run_here(count, seconds, variables=variables), count, seconds)
+    verdict = judged(run_here(count, seconds, variables=variables), count, seconds)
     if as_json:
-        check = {"topic": "collectives", "state": "pass" if found.good else "fail"}
-        options.show({"checks": [{**check, "text": found.text, "remedy": found.remedy}]})
+        check = {"topic": "collectives", "state": "pass" if verdict.good else "fail"}
+        options.show({"checks": [{**check, "text": verdict.text, "remedy": verdict.remedy}]})
     else:
-        typer.echo(f"{'ok ' if found.good else 'BAD'}  collectives: {found.text}")
-        if found.remedy:
-            typer.echo(f"{'':<5}fix: {found.remedy}")
-    if not found.good:
+        typer.echo(f"{'ok ' if verdict.good else 'BAD'}  collectives: {verdict.text}")
+        if verdict.remedy:
+            typer.echo(f"{'':<5}fix: {verdict.remedy}")
+    if not verdict.good:
         raise typer.Exit(1)
 
 

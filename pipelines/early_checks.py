@@ -12,13 +12,13 @@ from steadytrain.components.preprocess.sources import check_source
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.effects import is_local
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.lm_tasks import is_file
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
-from steadytrain.components.shared.section import is_local
 from steadytrain.components.shared.toolchain import REMEDY, missing_tools
-from steadytrain.components.shared.tracking.parallel import check_package
+from steadytrain.components.shared.tracking.pull_sink import check_package
 from steadytrain.pipelines.pod_names import MOUNT_PATH
 
 _PACKAGE: Final = "package:"
@@ -71,10 +71,10 @@ def check_submitted(config: RunConfig) -> None:
             f"copy it to the shared volume, and name it there ({MOUNT_PATH}/...), or use an s3:// "
             "address" + (" or hub:NAME" if read else ""),
         )
-        for read, found in ((True, inputs(config)), (False, _outputs(config)))
-        for field, address in found
+        for read, addresses in ((True, inputs(config)), (False, _outputs(config)))
+        for field, address in addresses
         if is_local(address)
-        and not any(_is_below(address, place) for place in (MOUNT_PATH, config.output))
+        and not any(_is_below(address, mounted) for mounted in (MOUNT_PATH, config.output))
     ]
     if problems:
         raise ConfigError(problems)
@@ -94,14 +94,14 @@ def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what a run reads: the field and the address."""
     training = config.training
     yield from config.data.addresses
-    for field, found in (
+    for field, addresses in (
         ("model.base", config.model.base),
         ("model.tokenizer", config.model.tokenizer),
         ("training.distillation.teacher", training.distillation.teacher),
         ("training.curriculum.model", training.curriculum.model),
     ):
-        if found:
-            yield field, found
+        if addresses:
+            yield field, addresses
     template = config.data.chat_template
     if template and not is_template(template):
         yield "data.chat_template", template
@@ -112,13 +112,13 @@ def inputs(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _outputs(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what the steps share besides `output`: the field and the address."""
-    for field, found in (
+    for field, addresses in (
         ("recovery.checkpoints", config.recovery.checkpoints),
         ("registry.lock", config.registry.lock),
         ("tune.log", config.tune.log),
     ):
-        if found:
-            yield field, found
+        if addresses:
+            yield field, addresses
 
 
 def _is_below(address: str, folder: str) -> bool:

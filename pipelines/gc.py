@@ -28,8 +28,7 @@ from steadytrain.components.shared.workspace import Workspace, data_answered
 from steadytrain.components.tune.history import History
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.study import study_of
-from steadytrain.components.tune.trials.curve import read_curve
-from steadytrain.components.tune.trials.folder import TrialFolder
+from steadytrain.components.tune.trials.folder import TrialFolder, read_curve
 from steadytrain.pipelines.runs import find_run, holder, run_folders, run_lock
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ def _data_is_idle(folder: Path, seconds: float) -> bool:
 
 
 def _needed(output: Path, name: str, *, ended: Ask, finished: Ask) -> bool:
-    for place in run_folders(output):
-        workspace = Workspace(output, place.name)
+    for index in run_folders(output):
+        workspace = Workspace(output, index.name)
         path = workspace.record("preprocess")
         if not path.is_file():
             continue
@@ -170,8 +169,8 @@ def unneeded_by_studies(output: Path, *, idle_seconds: float) -> Iterator[Garbag
     for log in sorted((output / "studies").glob("*/log.jsonl")):
         folder = log.parent
         try:
-            if _is_idle(folder, idle_seconds) and (found := _read(folder)):
-                yield from _of_study(folder, *found, idle_seconds)
+            if _is_idle(folder, idle_seconds) and (study := _read(folder)):
+                yield from _of_study(folder, *study, idle_seconds)
         except (BadInput, StorageError, OSError) as error:
             _log.warning("study %s is damaged and was not changed: %s", folder.name, error)
 
@@ -181,11 +180,11 @@ def _of_study(
 ) -> Iterator[Garbage]:
     storage, seconds = LocalStorage(folder), config.recovery.lease_seconds
     for trial in history.trials:
-        place = TrialFolder(folder, trial.number)
-        if trial.status in _ENDED and _is_real_folder(place.path) and place.config.is_file():
+        index = TrialFolder(folder, trial.number)
+        if trial.status in _ENDED and _is_real_folder(index.path) and index.config.is_file():
             what = f"trial {trial.number} of study {folder.name}"
-            size = LocalStorage(place.path).weigh().bytes
-            take = partial(_discard, place)
+            size = LocalStorage(index.path).weigh().bytes
+            take = partial(_discard, index)
             yield Garbage(
                 what, size, partial(_if_study_is_unused, folder, seconds, idle_seconds, take)
             )
@@ -231,8 +230,8 @@ def _if_study_is_unused(
         return False
 
 
-def _discard(place: TrialFolder) -> None:
-    place.discard(read_curve(place.workspace.events).state(running=False))
+def _discard(trial_folder: TrialFolder) -> None:
+    trial_folder.discard(read_curve(trial_folder.workspace.events).state(running=False))
 
 
 def _clear_folders(storage: LocalStorage, folders: list[str]) -> None:
@@ -325,8 +324,8 @@ def _checkpoints(facts: Facts, idle_seconds: float) -> Iterator[Garbage]:
     storage = open_storage(checkpoints_of(config))
     # A run of the same name from another output may be saving to an external folder. Only its
     # writes are visible from here.
-    own = config.recovery.checkpoints is None
-    idle = partial(_unwritten, storage, 0.0 if own else idle_seconds)
+    in_output = config.recovery.checkpoints is None
+    idle = partial(_unwritten, storage, 0.0 if in_output else idle_seconds)
     if not idle():
         return
     for folder in _superfluous(storage, facts):

@@ -79,12 +79,10 @@ def run(config: RunConfig, *, on_validation: OnValidation | None = None) -> RunR
 def _steps(config: RunConfig, on_validation: OnValidation | None) -> RunResult:
     # Each step imports its libraries only when it is reached: bad input shows at once.
     from steadytrain.components.preprocess.step import run as preprocess
-    from steadytrain.components.shared.stage import start_run
-    from steadytrain.components.train.recovery.takeover import hold_run
+    from steadytrain.components.train.recovery.takeover import begin_run
     from steadytrain.components.train.step import run_stage
 
-    with hold_run(config):
-        start_run(config)
+    begin_run(config)
     data = preprocess(config)
     try:
         train = run_stage(config, data, on_validation=on_validation)

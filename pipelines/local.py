@@ -321,30 +321,30 @@ def stop_run(workspace: Workspace, *, grace_seconds: float) -> bool:
         RunBusy: the process cannot be reached from here, or is still running after the grace
             period.
     """
-    found = holder(workspace)
-    if found is None:
+    owner = holder(workspace)
+    if owner is None:
         return False
-    if found.alive() is None:
+    if owner.alive() is None:
         raise RunBusy(
-            f"run {workspace.run_id!r} is in use by {found}, which cannot be reached from here",
+            f"run {workspace.run_id!r} is in use by {owner}, which cannot be reached from here",
             remedy=f"run `steadytrain stop {workspace.run_id}` there, in the same container",
         )
     try:
         # If the process is dead, its steps stop by themselves.
-        if process := found.process():
+        if process := owner.process():
             process.terminate()
     except psutil.NoSuchProcess:
         pass  # It ended just now.
     except psutil.AccessDenied as error:
         raise RunBusy(
-            f"run {workspace.run_id!r} is in use by {found}, which belongs to another user",
+            f"run {workspace.run_id!r} is in use by {owner}, which belongs to another user",
             remedy=f"run `steadytrain stop {workspace.run_id}` as that user",
         ) from error
     deadline = time.monotonic() + grace_seconds
     while holder(workspace) is not None:
         if time.monotonic() > deadline:
             raise RunBusy(
-                f"run {workspace.run_id!r}: {found} has not stopped in {duration(grace_seconds)}",
+                f"run {workspace.run_id!r}: {owner} has not stopped in {duration(grace_seconds)}",
                 remedy="allow more time with --grace, or end the process",
             )
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Commands about data and models: lineage, extract, predict, show-data."""
+"""Commands about data and models: lineage, extract, predict, serve, show-data."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from steadytrain.pipelines.options import (
 )
 
 if TYPE_CHECKING:
+    from steadytrain.components.predict.batch import Summary
     from steadytrain.components.predict.model import ServedModel
     from steadytrain.components.preprocess.data_card import Document
     from steadytrain.components.shared.config.data import DataConfig
@@ -153,18 +154,18 @@ def check(
         content = {"name": "check", "data": {"source": ["unused"]}, "model": {"base": subject}}
         config = from_mapping({**content, "output": str(output.absolute())})
         subject = str(resolve_model(subject, config))
-    found = check_soundness(subject)
+    soundness = check_soundness(subject)
     if as_json:
-        options.show({**asdict(found), "sound": not found.problems})
+        options.show({**asdict(soundness), "sound": not soundness.problems})
     else:
         for sign, lines in (
-            ("ok     ", found.passed),
-            ("skipped", found.skipped),
-            ("BAD    ", found.problems),
+            ("ok     ", soundness.passed),
+            ("skipped", soundness.skipped),
+            ("BAD    ", soundness.problems),
         ):
             for line in lines:
                 typer.echo(f"{sign}  {line}")
-    if found.problems:
+    if soundness.problems:
         raise typer.Exit(1)
 
 
@@ -206,8 +207,8 @@ def predict(
     It reads data as training does, one batch after the other. Each prediction comes with the source
     and line of its record. A record that the model cannot take goes to OUT.quarantine.jsonl with
     the reason; more of these than data.max_bad_share are an error. The file appears under its name
-    only when it is complete. A model of series takes all records as the history, and forecasts the
-    times after the last one of each series.
+    only when it is complete; after a kill, the same command continues. A model of series takes all
+    records as the history, and forecasts the times after the last one of each series.
 
     The model's own code runs, as MLflow has it, so name only models that you trust. --set takes
     data.format, data.csv, data.max_bad_share and data.max_record_bytes.
@@ -215,10 +216,10 @@ def predict(
     For example: `steadytrain predict adult-income@champion new.csv --out scores.parquet`
     """
     check_extra("data", "steadytrain predict")
-    from steadytrain.components.predict.batch import Progress
     from steadytrain.components.predict.batch import predict as predict_batches
     from steadytrain.components.predict.destination import check_destination, local_file
     from steadytrain.components.predict.model import open_model
+    from steadytrain.components.predict.progress import Progress
     from steadytrain.components.shared.stage import quiet
 
     quiet()
@@ -264,15 +265,28 @@ def predict(
     if dry_run:
         read = ", ".join(f"{item.column} ({item.kind})" for item in loaded.inputs)
         typer.echo(f"{loaded.address} reads {read}", err=True)
-    rate = summary.records / max(summary.seconds, 1e-9)
-    done = f"predicted {summary.predicted:,} of {summary.records:,} records"
-    if loaded.forecasts:
-        done = f"forecast {summary.predicted:,} times from {summary.records:,} records"
-    typer.echo(f"{done} with {loaded.address} ({rate:,.0f} per second)", err=True)
+    typer.echo(_done(summary, loaded), err=True)
     if summary.warning:
         typer.echo(f"warning: {summary.warning}", err=True)
+    if summary.missing:
+        counts = (f"{column} {count:,}" for column, count in summary.missing.items())
+        typer.echo(
+            "records whose value is absent, empty or a category that training did not see, and "
+            f"counts as missing: {', '.join(counts)}",
+            err=True,
+        )
     if summary.unread:
         typer.echo(f"columns that the model does not read: {', '.join(summary.unread)}", err=True)
+
+
+def _done(summary: Summary, loaded: ServedModel) -> str:
+    rate = (summary.records - summary.continued) / max(summary.seconds, 1e-9)
+    done = f"predicted {summary.predicted:,} of {summary.records:,} records"
+    if summary.continued:
+        done += f", {summary.continued:,} of them before the command was killed,"
+    if loaded.forecasts:
+        done = f"forecast {summary.predicted:,} times from {summary.records:,} records"
+    return f"{done} with {loaded.address} ({rate:,.0f} per second)"
 
 
 _READ: Final = ("data.format", "data.csv", "data.max_bad_share", "data.max_record_bytes")
@@ -300,13 +314,14 @@ def _data_to_read(
     if trained is not None:
         settings["data.max_bad_share"] = trained.max_bad_share
         settings["data.max_record_bytes"] = trained.max_record_bytes
-    column = next((item.column for item in model.inputs if item.kind == "bytes"), "")
+    images = [item.column for item in model.inputs if item.kind == "bytes"]
     suffixes = {suffix for source in sources for suffix in PurePosixPath(source.lower()).suffixes}
-    is_table = len(model.inputs) > 1 or column != "image" or suffixes & SUFFIXES.keys()
-    if model.reads_files and is_table:
+    is_table = len(model.inputs) > 1 or images != ["image"] or suffixes & SUFFIXES.keys()
+    if len(images) == 1 and is_table:
         # A table that names the files, relative to its folder.
-        settings["data.columns.image"] = column
-    preset = "images" if model.reads_files else "causal-lm"
+        settings["data.columns.image"] = images[0]
+    # In mixed records, any column may name files.
+    preset = "multimodal" if len(images) > 1 else "images" if images else "causal-lm"
     return load(preset, [*settings.items(), *overrides]).data
 
 
@@ -335,15 +350,15 @@ def show_data(
     from steadytrain.pipelines.sources import open_source
 
     chosen = open_source(source, with_options(overrides, run=run, output=output))
-    found = show(chosen.config, n)
+    preview = show(chosen.config, n)
     if as_json:
-        options.show({"records": [asdict(record) for record in found]})
+        options.show({"records": [asdict(record) for record in preview]})
         return
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    for record in found:
-        place = on_one_line(printable(f"line {record.line} of {record.source}"))
+    for record in preview:
+        line = on_one_line(printable(f"line {record.line} of {record.source}"))
         if record.problem:
-            typer.echo(f"--- {place}: not used, {on_one_line(printable(record.problem))}\n")
+            typer.echo(f"--- {line}: not used, {on_one_line(printable(record.problem))}\n")
             continue
         label = "" if record.label is None else f", label {on_one_line(printable(record.label))}"
         for number, row in enumerate(record.rows, 1):
@@ -352,7 +367,7 @@ def show_data(
             unused = f"; {printable(record.unused)}" if record.unused else ""
             # Records of a table are no tokens.
             count = f"{record.tokens:,} tokens" if record.tokens else "a record"
-            typer.echo(f"--- {place}: {count}{cut}{part}{label}{unused}")
+            typer.echo(f"--- {line}: {count}{cut}{part}{label}{unused}")
             for document in row:
                 name = f"{document.name}, " if document.name else ""
                 targets = f", {document.targets:,} targets" if record.marked else ""
@@ -369,3 +384,81 @@ def _marked(document: Document, *, color: bool) -> str:
         green = typer.colors.GREEN
         return "".join(typer.style(text, fg=green) if target else text for text, target in texts)
     return "".join(f"[[{text}]]" if target else text for text, target in texts)
+
+
+def serve(
+    model: options.Model,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Any other than this machine's own needs a token in "
+            "STEADYTRAIN_SERVE_TOKEN."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")
+    ] = 8485,
+    columns: options.Columns = [],  # noqa: B006  typer copies it
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Records per call of the model, from waiting requests.")
+    ] = 64,
+    max_rows: Annotated[int, typer.Option(min=1, help="Most records of a request.")] = 256,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of a request.")] = 1_000_000,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, max=86400, help="Most seconds for a request.")
+    ] = 30.0,
+    cors_origin: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ORIGIN",
+            help="A web front end that may call it from a browser, such as "
+            "https://app.example.com. Can be repeated.",
+        ),
+    ] = [],  # noqa: B006  typer copies it
+    output: Output = DEFAULT_OUTPUT,
+) -> None:
+    """Serve a registered model by HTTP, with the checks and answers of `steadytrain predict`.
+
+    POST /predict takes {"records": [{"COLUMN": VALUE, ...}, ...]} and answers with a prediction for
+    each, or with the reason for each record that has none. GET /schema shows the columns, from the
+    model's signature, and the limits; /health, /ready and /metrics are for probes and Prometheus.
+    Requests that wait are predicted together. SIGTERM ends it after the requests that have arrived.
+
+    The model's own code runs, as MLflow has it, so name only models that you trust.
+
+    For example: `steadytrain serve adult-income@champion --port 8485`
+    """
+    check_extra("data", "steadytrain serve")
+    check_extra("serve", "steadytrain serve")
+    from steadytrain.components.predict import service
+    from steadytrain.components.predict.model import open_model
+    from steadytrain.components.shared import web_server
+    from steadytrain.components.shared.config.data import DataConfig
+    from steadytrain.components.shared.stage import quiet
+
+    token = os.environ.get(service.TOKEN_VARIABLE, "")
+    web_server.check_token(host, token, service.TOKEN_VARIABLE)
+    for origin in cors_origin:
+        service.check_origin(origin)
+    renamed = dict(map(options.column_pair, columns))
+    quiet()
+    # Before the model is loaded, which may take minutes.
+    listener = web_server.listen(host, port)
+    loaded = open_model(model, output, renamed)
+    largest: int = DataConfig.model_fields["max_record_bytes"].default
+    limits = service.Limits(
+        rows=max_rows,
+        bytes=max_bytes,
+        record_bytes=loaded.trained.data.max_record_bytes if loaded.trained else largest,
+        seconds=timeout,
+        batch_size=batch_size,
+    )
+    app = service.application(
+        loaded,
+        limits,
+        hosts=web_server.accepted_hosts(host),
+        token=token,
+        origins=cors_origin,
+    )
+    typer.echo(f"{web_server.address_of(listener, host)} serves {loaded.address}; Ctrl-C ends it")
+    service.serve(app, listener, limits)

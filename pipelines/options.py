@@ -33,10 +33,10 @@ def sources(incomplete: str) -> list[str]:
 
     folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
     try:
-        found = sorted(folder.iterdir())
+        result = sorted(folder.iterdir())
     except OSError:
-        found = []
-    files = [f"{path}/" if path.is_dir() else str(path) for path in found]
+        result = []
+    files = [f"{path}/" if path.is_dir() else str(path) for path in result]
     known = [name for name in files if name.endswith(("/", ".yaml", ".yml"))]
     return [name for name in [*preset_names(), *known] if name.startswith(incomplete)]
 
@@ -125,7 +125,7 @@ def check_reads_texts(config: RunConfig, tokens_per_second: float) -> None:
     Raises:
         BadInput: the task's model does not read texts.
     """
-    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL, SERIES
+    from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
     from steadytrain.components.tasks.base import load_task
 
     task = config.data.task
@@ -328,16 +328,16 @@ def as_text(content: Mapping[str, Any]) -> str:
 
 def of_error(error: SteadytrainError) -> dict[str, Any]:
     """Return the object that stands for an error: what is wrong, the fix, and the exit status."""
-    told = failure(type(error).__name__, error.message, error.remedy, error.exit_code)
+    result = failure(type(error).__name__, error.message, error.remedy, error.exit_code)
     if isinstance(error, ConfigError):
         names = ("field", "value", "message", "remedy")
-        told["error"]["problems"] = [
+        result["error"]["problems"] = [
             {name: getattr(problem, name) for name in names} for problem in error.problems
         ]
-    return told
+    return result
 
 
 def failure(kind: str, message: str, remedy: str, exit_status: int) -> dict[str, Any]:
     """Return the object that stands for any failure."""
-    told = {"type": kind, "message": message, "remedy": remedy, "exit_status": exit_status}
-    return {"error": told}
+    result = {"type": kind, "message": message, "remedy": remedy, "exit_status": exit_status}
+    return {"error": result}

@@ -13,7 +13,7 @@ from steadytrain.components.report.explain import failure_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import executions, latest
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.task_names import SERIES
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.events.types import StepFailed
 from steadytrain.components.shared.records import GateRecord, RegistrationRecord
 from steadytrain.components.shared.tracking.connect import resolve_uri, shown
@@ -82,16 +82,16 @@ def ending(run: LocalRun) -> list[str]:
 def as_data(run: LocalRun) -> dict[str, Any]:
     """Return for programs how a run ended, what it produced, and the command that continues it."""
     workspace = run.workspace
-    told = explain.summary_as_data(workspace)
+    result = explain.summary_as_data(workspace)
     outcome = "stopped" if run.stopped is not None else "finished" if run.succeeded else "failed"
     failed = run.failure is not None and run.stopped is None
     return {
         "run": workspace.run_id,
         "outcome": outcome,
         "failure": failure_as_data(run.failure) if failed else None,
-        **{name: told[name] for name in ("training", "test", "gate")},
+        **{name: result[name] for name in ("training", "test", "gate")},
         "records": {path.stem: str(path) for path in sorted(workspace.records.glob("*.json"))},
-        "report": told["report"] if workspace.report.is_file() else None,
+        "report": result["report"] if workspace.report.is_file() else None,
         "log": str(run.log) if run.log.is_file() else None,
         "next": None if run.succeeded else resume_command(workspace),
     }
@@ -113,8 +113,7 @@ def stopping(workspace: Workspace) -> list[str]:
 
 def resume_command(workspace: Workspace) -> str:
     """Return the command that continues a run from any folder."""
-    place = shlex.quote(str(workspace.output))
-    return f"steadytrain resume {workspace.run_id} --output {place}"
+    return f"steadytrain resume {workspace.arguments}"
 
 
 def print_ending(run: LocalRun, *, as_json: bool) -> None:

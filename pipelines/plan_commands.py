@@ -140,7 +140,7 @@ def plan(
     from steadytrain.components.plan.design import cost_estimate, given_by, storage_of_plan
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.plan.render import render
-    from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL, SERIES
+    from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES
     from steadytrain.components.sizing.time_cost import by_table
     from steadytrain.components.tasks.base import load_task
     from steadytrain.pipelines.early_checks import check_plugins
@@ -187,7 +187,7 @@ def plan(
         refuse_unread(given, unread, reads=(*chosen_by, "--calibrate"))
         _show_network_plan(config, gpus, wanted, origin, calibrate=calibrate, as_json=as_json)
         return
-    found = plan_training(
+    planned = plan_training(
         config,
         gpus,
         wanted,
@@ -201,19 +201,19 @@ def plan(
         from steadytrain.components.plan.render import filled
         from steadytrain.pipelines.design import pipeline_config
 
-        pods = training_pods(filled(found), found.job.machine.gpu.name)
-        design = design_of_plan(found, pipeline_config(config, pods), given_by(config))
-        options.show(found.as_data() | design.serving(tokens_per_second).parts())
+        pods = training_pods(filled(planned), planned.job.machine.gpu.name)
+        design = design_of_plan(planned, pipeline_config(config, pods), given_by(config))
+        options.show(planned.as_data() | design.serving(tokens_per_second).parts())
     else:
-        space = storage_of_plan(found, given_by(config))
-        cost = cost_estimate(found).serving(tokens_per_second)
-        typer.echo("\n".join([render(found), "", space.line(), *cost.inference_lines()]))
+        space = storage_of_plan(planned, given_by(config))
+        cost = cost_estimate(planned).serving(tokens_per_second)
+        typer.echo("\n".join([render(planned), "", space.line(), *cost.inference_lines()]))
     if write is not None:
         from steadytrain.components.plan.render import write_files
 
-        for path in write_files(found, write):
+        for path in write_files(planned, write):
             typer.echo(f"wrote {path}", err=True)
-    if not found.works:
+    if not planned.works:
         raise typer.Exit(1)
 
 
@@ -239,14 +239,14 @@ def _show_table_plan(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.plan.design import design_of_table, given_by, storage_of
     from steadytrain.components.plan.tables import plan_table
 
-    found, given = plan_table(config), given_by(config)
+    planned, given = plan_table(config), given_by(config)
     if not as_json:
-        _print(found, storage_of(config, given, None, None))
+        _print(planned, storage_of(config, given, None, None))
         return
     from steadytrain.pipelines.design import pipeline_config
 
-    design = design_of_table(found, config, pipeline_config(config, None), given)
-    options.show(found.as_data() | design.parts())
+    design = design_of_table(planned, config, pipeline_config(config, None), given)
+    options.show(planned.as_data() | design.parts())
 
 
 def _show_series_plan(config: RunConfig, *, calibrate: bool, as_json: bool) -> None:
@@ -259,15 +259,15 @@ def _show_series_plan(config: RunConfig, *, calibrate: bool, as_json: bool) -> N
     from steadytrain.components.plan.design import design_of_series, given_by, storage_of
     from steadytrain.components.plan.series import plan_series
 
-    found, given = plan_series(config, calibrate=calibrate), given_by(config)
+    planned, given = plan_series(config, calibrate=calibrate), given_by(config)
     if not as_json:
-        weights = found.parameters or None
-        _print(found, storage_of(config, given, weights, weights))
+        weights = planned.parameters or None
+        _print(planned, storage_of(config, given, weights, weights))
         return
     from steadytrain.pipelines.design import pipeline_of_series
 
-    design = design_of_series(found, config, pipeline_of_series(config, found), given)
-    options.show(found.as_data() | design.parts())
+    design = design_of_series(planned, config, pipeline_of_series(config, planned), given)
+    options.show(planned.as_data() | design.parts())
 
 
 def _show_network_plan(
@@ -294,16 +294,19 @@ def _show_network_plan(
     )
     from steadytrain.components.plan.networks import plan_network
 
-    found, given = plan_network(config, gpus, wanted, calibrate=calibrate), given_by(config, prices)
+    planned, given = (
+        plan_network(config, gpus, wanted, calibrate=calibrate),
+        given_by(config, prices),
+    )
     if as_json:
         from steadytrain.pipelines.design import pipeline_config
 
-        pipeline = pipeline_config(config, training_pods(config, found.device))
-        design = design_of_network(found, config, pipeline, given)
-        options.show(found.as_data() | design.parts())
+        pipeline = pipeline_config(config, training_pods(config, planned.device))
+        design = design_of_network(planned, config, pipeline, given)
+        options.show(planned.as_data() | design.parts())
     else:
-        _print(found, storage_of(config, given, found.trained, found.parameters))
-    if not found.works:
+        _print(planned, storage_of(config, given, planned.trained, planned.parameters))
+    if not planned.works:
         raise typer.Exit(1)
 
 
@@ -320,7 +323,7 @@ def _measure(config: RunConfig) -> Measure | None:
 
     def measure(choice: Choice) -> Memory:
         typer.echo("memory by a dry run on fake tensors; --formula leaves it out", err=True)
-        from steadytrain.components.plan.dry_run import dry_run
+        from steadytrain.components.plan.calibration import dry_run
 
         with warnings.catch_warnings(action="ignore"):
             return dry_run(
@@ -417,13 +420,13 @@ def profile(
     except Stopped:
         print_line("stopped before the profile was complete; the same command starts it again")
         raise
-    found = Profile.of(config)
+    measured = Profile.of(config)
     if as_json:
-        changes = [{"change": item.text, "gain": item.gain} for item in found.changes()]
-        folder = str(found.folder)
-        options.show({"shares": found.shares(), "changes": changes, "folder": folder})
+        changes = [{"change": item.text, "gain": item.gain} for item in measured.changes()]
+        folder = str(measured.folder)
+        options.show({"shares": measured.shares(), "changes": changes, "folder": folder})
     else:
-        typer.echo("\n".join(found.lines()))
+        typer.echo("\n".join(measured.lines()))
 
 
 def _remove_profile(workspace: Workspace) -> None:

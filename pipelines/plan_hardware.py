@@ -10,6 +10,7 @@ import typer
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.sizing.hardware import (
     CPU,
     Gpu,
@@ -19,7 +20,6 @@ from steadytrain.components.sizing.hardware import (
     this_cpu,
 )
 from steadytrain.components.sizing.machine import Hosts
-from steadytrain.components.train.agent.memory import host_memory
 
 ANY: Final = "any"
 """Instead of a GPU's name, leaves the choice to the plan."""
@@ -55,7 +55,7 @@ def choose_hardware(
     named = find_gpu(name, table) if name not in ("", ANY) else None
     gpus, wanted, hosts = table, named, Hosts()
     if cluster:
-        gpus, hosts = _of_the_cluster(config, table, wanted)
+        gpus, wanted, hosts = _of_the_cluster(config, table, wanted)
     elif own or not name:
         wanted = _this_machine(config, table, wanted) if own else _here(config, table)
         hosts = Hosts(memory={wanted.name: host_memory()}) if wanted else hosts
@@ -66,22 +66,24 @@ def choose_hardware(
 
 
 def _of_the_cluster(
-    config: RunConfig, gpus: Sequence[Gpu], wanted: Gpu | None
-) -> tuple[Sequence[Gpu], Hosts]:
-    """Return the GPU kinds in the cluster, and its nodes."""
+    config: RunConfig, table: Sequence[Gpu], wanted: Gpu | None
+) -> tuple[Sequence[Gpu], Gpu | None, Hosts]:
+    """Return the kinds of GPUs and MIG devices in the cluster, the wanted one, and its nodes."""
     from steadytrain.pipelines.cluster.nodes import cluster_hosts
 
-    hosts, remarks = cluster_hosts(config, gpus)
+    there, hosts, remarks = cluster_hosts(config, table)
     for remark in remarks:
         typer.echo(remark, err=True)
-    there = [gpu for gpu in gpus if hosts.have(gpu.name, 1, 1)]
-    if wanted and wanted not in there:
-        names = ", ".join(gpu.name for gpu in there)
-        raise BadInput(
-            f"--gpu {wanted.name}: the cluster has none",
-            remedy=f"one of {names}, or leave --cluster out",
-        )
-    return there, hosts
+    if wanted is None:
+        return there, None, hosts
+    for gpu in there:
+        if gpu.name == wanted.name:
+            return there, gpu, hosts
+    names = ", ".join(gpu.name for gpu in there)
+    raise BadInput(
+        f"--gpu {wanted.name}: the cluster has none",
+        remedy=f"one of {names}, or leave --cluster out",
+    )
 
 
 def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
@@ -93,19 +95,19 @@ def _here(config: RunConfig, gpus: Sequence[Gpu]) -> Gpu | None:
         if not local or needs_cuda:
             return None
         return this_cpu(config)
-    found = known_gpu(name, gpus)
-    if found is None:
+    result = known_gpu(name, gpus)
+    if result is None:
         typer.echo(f"this machine's {name} is not in the table; --gpu names another", err=True)
-    return found
+    return result
 
 
 def _this_machine(config: RunConfig, gpus: Sequence[Gpu], named: Gpu | None) -> Gpu:
     """Return the device that this machine trains on, the only one that can be timed."""
     name = device_name(config.compute)
-    own = this_cpu(config) if name == CPU else find_gpu(name, gpus)
-    if named and named != own:
+    device = this_cpu(config) if name == CPU else find_gpu(name, gpus)
+    if named and named != device:
         raise BadInput(
-            f"--gpu {named.name}: the GPU that --calibrate can time here is a {own.name}",
+            f"--gpu {named.name}: the GPU that --calibrate can time here is a {device.name}",
             remedy="leave one of the two out, or calibrate on a machine with that GPU",
         )
-    return own
+    return device

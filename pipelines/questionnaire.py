@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,10 +12,16 @@ import typer
 from steadytrain.components.plan.plan import Plan, plan_training
 from steadytrain.components.plan.render import summary
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES, TABLES
 from steadytrain.components.shared.config.load import Override, override_items
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.processes import host_memory
+from steadytrain.components.shared.quantities import size
+from steadytrain.components.sizing.batch import MOST_GPUS, nodes_for
 from steadytrain.components.sizing.hardware import Gpu, all_gpus, device_name, kind_of, known_gpu
-from steadytrain.components.sizing.nodes import MOST_GPUS, nodes_for
+from steadytrain.components.sizing.length import must_be_prepared
+from steadytrain.components.sizing.machine import Hosts
+from steadytrain.pipelines.options import LARGEST_GB
 from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
 
 if TYPE_CHECKING:
@@ -23,6 +30,19 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 NONE: Final = "none"
 """The answer for this machine's own device."""
+_GPU_OPTIONS: Final = ("--gpu-type", "--gpu-memory-gb", "--gpu-count")
+_CPU_OPTIONS: Final = ("--cores", "--host-memory-gb")
+_OPTIONS: Final = {
+    "gpu": "--gpu-type",
+    "memory_gb": "--gpu-memory-gb",
+    "count": "--gpu-count",
+    "goal": "--goal",
+    "cores": "--cores",
+    "host_memory_gb": "--host-memory-gb",
+}
+"""The option for each answer, in the order of the questions."""
+_SHOWN: Final = ("model", "device", "batch", "memory", "matrix", "threads", "time", "cost")
+"""Lines of a plan, by their first word, that an answer can change."""
 _GOALS: Final = ("balanced", "fastest", "best")
 _LEARNED: Final = ("model.adapter.", "training.bf16", "training.fp16", "training.optim")
 """Decisions for a GPU that a run does not make itself, as they affect what the model learns."""
@@ -34,15 +54,24 @@ class Answers:
 
     gpu: a name of the table, `any`, `none` for this machine's device, or "" for no answer.
     count: of all GPUs; 0 for no answer. memory_gb: of each; 0 means the table's.
+    cores: of the CPU; 0 for no answer. host_memory_gb: the RAM; 0 for no answer.
     """
 
     gpu: str = ""
     count: int = 0
     memory_gb: float = 0
     goal: str = ""
+    cores: int = 0
+    host_memory_gb: float = 0
 
     def __bool__(self) -> bool:
-        return bool(self.gpu or self.count or self.memory_gb or self.goal)
+        return self != Answers()
+
+    def answered(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield attribute, option and value of each answer, in the order of the questions."""
+        for name, option in _OPTIONS.items():
+            if value := getattr(self, name):
+                yield name, option, value
 
     def kind(self) -> Gpu | None:
         """Return the kind of GPU; None if it is left open.
@@ -64,15 +93,23 @@ class Answers:
                 f"--gpu-type {NONE} with a number or memory of GPUs: there are no GPUs to count",
                 remedy="name the GPU, or leave the others out",
             )
-        found: list[Override] = []
+        result: list[Override] = []
         if self.count:
             nodes, per_node = nodes_for(self.count)
-            found += [("compute.nodes", nodes), ("compute.nproc_per_node", per_node)]
+            result += [("compute.nodes", nodes), ("compute.nproc_per_node", per_node)]
         if self.count or self.memory_gb or self.gpu not in ("", NONE):
-            found.append(("compute.device", "cuda"))
+            result.append(("compute.device", "cuda"))
+        if (kind := self.kind()) and kind.profile:
+            result.append(("compute.pods.gpu_resource", kind.resource))
         if self.goal:
-            found.append(("training.goal", self.goal))
-        return found
+            result.append(("training.goal", self.goal))
+        if self.cores:
+            # Threads of a process, and cores of a pod.
+            result.append(("compute.threads_per_rank", self.cores))
+            result.append(("compute.pods.cpu", str(self.cores)))
+        if self.host_memory_gb:
+            result.append(("compute.pods.memory", f"{max(1, round(self.host_memory_gb * 1000))}M"))
+        return result
 
 
 @dataclass(frozen=True)
@@ -137,19 +174,15 @@ class Questionnaire:
         Raises:
             BadInput: they contradict each other or the configuration.
         """
-        so_far = Answers()
-        in_order = {
-            "gpu": ("--gpu-type", answers.gpu),
-            "memory_gb": ("--gpu-memory-gb", answers.memory_gb),
-            "count": ("--gpu-count", answers.count),
-            "goal": ("--goal", answers.goal),
-        }
+        so_far, why = Answers(), unasked(self.selection.config)
+        for _, option, _ in answers.answered():
+            if option in why:
+                raise BadInput(f"{option}: {why[option]}", remedy="leave it out")
         answers.settings()
-        for name, (option, value) in in_order.items():
-            if value:
-                setattr(so_far, name, value)
-                shown = f"{value:g}" if isinstance(value, float) else value
-                self.take(f"{option} {shown}", so_far)
+        for name, option, value in answers.answered():
+            setattr(so_far, name, value)
+            shown = f"{value:g}" if isinstance(value, float) else value
+            self.take(f"{option} {shown}", so_far)
 
     def take(self, answer: str, answers: Answers) -> Change:
         """Apply the answers so far, of which `answer` is the newest.
@@ -158,22 +191,25 @@ class Questionnaire:
             BadInput: they contradict each other or the configuration.
         """
         before, asked = self._state, answers.settings()
-        kind, plan, why = answers.kind(), None, ""
+        kind, decided = answers.kind(), dict[str, tuple[Any, str]]()
         self.selection = self._choose(asked)
         try:
-            plan = _planned(self.selection.config, answers, kind)
-            decided = dict(self._decided(plan))
-            if "model.adapter.kind" in decided and "training.learning_rate" not in self._given:
-                # The preset's rate is for its own method.
-                asked = [*asked, ("training.learning_rate", None)]
-                plan = _planned(self._choose(asked).config, answers, kind)
+            if _reads_texts(self.selection.config):
+                plan = _planned(self.selection.config, answers, kind)
                 decided = dict(self._decided(plan))
-        except BadInput as error:
-            decided, why = {}, f"none: {error}"
+                if "model.adapter.kind" in decided and "training.learning_rate" not in self._given:
+                    # The preset's rate is for its own method.
+                    asked = [*asked, ("training.learning_rate", None)]
+                    plan = _planned(self._choose(asked).config, answers, kind)
+                    decided = dict(self._decided(plan))
+                text = summary(plan)
+            else:
+                text = _outline(self.selection.config, answers, kind)
+        except (BadInput, DataError) as error:
+            decided, text = {}, f"none: {error}"
         values = [(name, value) for name, (value, _) in decided.items()]
         self.selection = self._choose([*asked, *values])
         reasons = {name: reason for name, (_, reason) in decided.items()}
-        text = summary(plan) if plan else why
         self._state = _State(self.selection.config, reasons, text)
         fields = _differing(before.config, self.selection.config)
         change = Change(answer, fields, before.plan, text)
@@ -190,16 +226,64 @@ class Questionnaire:
                 yield one.field, (one.value, f"for {plan.job.machine}: {one.reason}")
 
 
+def unasked(config: RunConfig) -> dict[str, str]:
+    """Return the options of questions that do not apply to a configuration, each with the reason.
+
+    Those about GPUs and those about the CPU exclude each other.
+    """
+    task, framework = config.data.task, config.model.framework
+    if task in TABLES or (task in SERIES and framework != "pytorch"):
+        why = dict.fromkeys(_GPU_OPTIONS, f"{framework} learns {task} on the CPU, in one process")
+    else:
+        why = dict.fromkeys(
+            _CPU_OPTIONS, f"they are for models that learn on the CPU alone; {task} uses GPUs"
+        )
+    if not _reads_texts(config):
+        why["--goal"] = f"a plan for {task} chooses no methods"
+    return why
+
+
+def _reads_texts(config: RunConfig) -> bool:
+    return config.data.task not in (*TABLES, *SERIES, *IMAGES, *MULTIMODAL)
+
+
 def ask(questionnaire: Questionnaire) -> Answers:
-    """Ask for hardware and goal on the terminal, and show what each answer changes."""
-    answers = Answers()
-    own = known_gpu(device_name(questionnaire.selection.config.compute))
-    names = ", ".join(gpu.name for gpu in all_gpus())
+    """Ask for hardware and goal on the terminal, and show what each answer changes.
+
+    Questions that do not apply are named, with the reason.
+    """
+    answers, why = Answers(), unasked(questionnaire.selection.config)
+    for reason in dict.fromkeys(why.values()):
+        typer.echo(f"not asked: {', '.join(o for o in why if why[o] == reason)}, since {reason}")
 
     def take(option: str, value: object) -> None:
         change = questionnaire.take(f"{option} {value}", answers)
         typer.echo("\n".join(change.lines()))
 
+    if "--gpu-type" in why:
+        _ask_for_the_cpu(answers, take)
+    else:
+        _ask_for_gpus(questionnaire, answers, take)
+    if "--goal" not in why:
+        answers.goal = _asked(f"Goal ({', '.join(_GOALS)})", _GOALS[0], _goal)
+        take("--goal", answers.goal)
+    return answers
+
+
+def _ask_for_the_cpu(answers: Answers, take: Callable[[str, object], None]) -> None:
+    answers.cores = _asked("CPU cores", str(len(os.sched_getaffinity(0))), _counted_cores)
+    take("--cores", answers.cores)
+    answers.host_memory_gb = _asked(
+        "GB of memory", f"{max(1, host_memory() // 10**9)}", _memory_given
+    )
+    take("--host-memory-gb", f"{answers.host_memory_gb:g}")
+
+
+def _ask_for_gpus(
+    questionnaire: Questionnaire, answers: Answers, take: Callable[[str, object], None]
+) -> None:
+    own = known_gpu(device_name(questionnaire.selection.config.compute))
+    names = ", ".join(gpu.name for gpu in all_gpus())
     answers.gpu = _asked(
         f"GPU to train on ({names}; {ANY} lets the plan choose; {NONE} is this machine's "
         f"{'GPU' if own else 'CPU'})",
@@ -221,9 +305,6 @@ def ask(questionnaire: Questionnaire) -> Answers:
             _counted,
         )
         take("--gpu-count", answers.count)
-    answers.goal = _asked(f"Goal ({', '.join(_GOALS)})", _GOALS[0], _goal)
-    take("--goal", answers.goal)
-    return answers
 
 
 def _asked(question: str, default: str, read: Callable[[str], _Answer]) -> _Answer:
@@ -249,6 +330,20 @@ def _counted(text: str) -> int:
     return count
 
 
+def _counted_cores(text: str) -> int:
+    if (cores := int(text)) < 1:
+        raise BadInput(f"{cores} cores", remedy="give a number from 1")
+    return cores
+
+
+def _memory_given(text: str) -> float:
+    if not 0 < (memory := float(text)) <= LARGEST_GB:
+        raise BadInput(
+            f"{memory:g} is no memory in GB", remedy=f"give a number up to {LARGEST_GB:g}"
+        )
+    return memory
+
+
 def _goal(text: str) -> str:
     if text not in _GOALS:
         raise BadInput(f"goal {text!r}", remedy=f"one of {', '.join(_GOALS)}")
@@ -257,11 +352,49 @@ def _goal(text: str) -> str:
 
 def _planned(config: RunConfig, answers: Answers, kind: Gpu | None) -> Plan:
     """Return the plan by formula for the hardware of the answers."""
-    name = kind.name if kind else "" if answers.gpu == NONE else ANY
-    gpus, wanted, hosts = choose_hardware(
-        config, all_gpus(), name, cluster=False, own=False, host_memory_gb=0
-    )
+    gpus, wanted, hosts = _hardware(config, answers, kind)
     return plan_training(config, gpus, wanted, hosts)
+
+
+def _hardware(
+    config: RunConfig, answers: Answers, kind: Gpu | None
+) -> tuple[Sequence[Gpu], Gpu | None, Hosts]:
+    name = kind.name if kind else "" if answers.gpu == NONE else ANY
+    return choose_hardware(config, all_gpus(), name, cluster=False, own=False, host_memory_gb=0)
+
+
+def _outline(config: RunConfig, answers: Answers, kind: Gpu | None) -> str:
+    """Return the plan of a model that does not read texts alone, in a line.
+
+    Raises:
+        BadInput, DataError: there is none, such as before the data are prepared.
+    """
+    # Imported late: each has libraries of its own.
+    planned: Any
+    if config.data.task not in TABLES:
+        must_be_prepared(config)
+    if config.data.task in TABLES:
+        from steadytrain.components.plan.tables import plan_table
+
+        planned = plan_table(config)
+    elif config.data.task in SERIES:
+        from steadytrain.components.plan.series import plan_series
+
+        planned = plan_series(config)
+    else:
+        from steadytrain.components.plan.networks import plan_network
+
+        planned = plan_network(config, *_hardware(config, answers, kind)[:2])
+    shown, first = list[str](), ""
+    for line in planned.lines():
+        first = line[:9].strip() or first
+        if first in _SHOWN:
+            shown.append(" ".join(line.split()))
+    if answers.host_memory_gb and planned.memory is not None:
+        fits = planned.memory <= answers.host_memory_gb * 1e9
+        verdict = "fits" if fits else "DOES NOT FIT: the data alone take more"
+        shown.append(f"{size(answers.host_memory_gb * 1e9)} of memory: {verdict}")
+    return "; ".join(shown)
 
 
 def _value(config: RunConfig, name: str) -> Any:

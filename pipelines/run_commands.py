@@ -217,13 +217,14 @@ def adjust(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Change the learning rate of a run while it trains.
+    """Change a setting of a run while it trains.
 
-    The ranks save a checkpoint and start again from it with the new rate, which is the peak of the
-    schedule: what is left of the schedule is scaled, and its shape stays. Ledger, report and MLflow
-    record it as your change, with the step after which it counts, and every later attempt keeps it.
-    If the run is not active, it counts once you continue it. Other settings, and trials of a study,
-    cannot change: the error says why, and what to do instead.
+    The ranks save a checkpoint and start again from it with the new value. A learning rate is the
+    peak of the schedule: what is left of the schedule is scaled, and its shape stays. Ledger,
+    report and MLflow record it as your change, with the step after which it counts, and every later
+    attempt keeps it. If the run is not active, it counts once you continue it. The error for a
+    field that cannot change, or for a trial of a study, says why, what to do instead, and which
+    fields can.
     """
     from steadytrain.components.shared.config.load import override_items
     from steadytrain.components.train.recovery import adjust as adjusting
@@ -234,7 +235,7 @@ def adjust(
     if (trial := find_trial(output, name)) is not None:
         raise BadInput(
             f"run {name!r} is trial {trial.number} of the study {trial.study.name}: with another "
-            "learning rate, its score would stand for settings that it did not have",
+            "value, its score would stand for settings that it did not have",
             remedy="change tune.space and search again, or adjust a run that is not a trial",
         )
     if cancel:
@@ -263,7 +264,7 @@ def adjust(
     step = history.last_step
     change = adjusting.adjustment(request, config, history, attempt=history.next_attempt, step=step)
     assert change is not None
-    replaced = history.replaced_from(change.step)
+    replaced = history.replaced_from(change.step, change.field)
     same = change.before == change.after and not replaced and not workspace.adjust.exists()
     asked = not same and not dry_run and adjusting.submit(workspace, request)
     when = "at the next checkpoint" if running else "when you continue the run"
@@ -342,13 +343,13 @@ def compare(
     if first == second:
         raise BadInput(f"{first!r} is given twice", remedy="give the names of two runs")
     (config, workspace), (_, other) = find_run(output, first), find_run(output, second)
-    found = compare_runs(gather(workspace), gather(other), config)
+    comparison = compare_runs(gather(workspace), gather(other), config)
     if html is not None:
-        write_requested(html, render(found).encode(), "--html")
+        write_requested(html, render(comparison).encode(), "--html")
     if as_json:
-        options.show({**found.as_data(), "page": str(html) if html else None})
+        options.show({**comparison.as_data(), "page": str(html) if html else None})
     else:
-        typer.echo("\n".join([*lines(found), *([f"page: {html}"] if html else [])]))
+        typer.echo("\n".join([*lines(comparison), *([f"page: {html}"] if html else [])]))
 
 
 def top(
@@ -474,20 +475,20 @@ def gc(
     from steadytrain.components.shared.quantities import size
     from steadytrain.pipelines.gc import garbage
 
-    found: list[dict[str, str | int]] = []
+    discarded: list[dict[str, str | int]] = []
     for item in garbage(output, idle_seconds=idle_hours * 3600):
         if not dry_run and not item.remove():
             if not as_json:
                 typer.echo(f"kept {item.what}: it is in use again")
             continue
-        found.append({"what": item.what, "bytes": item.bytes})
+        discarded.append({"what": item.what, "bytes": item.bytes})
         if not as_json:
             done = "would remove" if dry_run else "removed"
             typer.echo(f"{done} {item.what}, {size(item.bytes)}")
-    total = sum(int(item["bytes"]) for item in found)
+    total = sum(int(item["bytes"]) for item in discarded)
     if as_json:
-        options.show({"dry_run": dry_run, "removed": found, "bytes": total})
-    elif not found:
+        options.show({"dry_run": dry_run, "removed": discarded, "bytes": total})
+    elif not discarded:
         typer.echo(f"nothing to remove in {output}")
     else:
         typer.echo(

@@ -56,9 +56,9 @@ def run_lock(workspace: Workspace, *, linger_seconds: float = 0.0) -> Iterator[i
         deadline = time.monotonic() + linger_seconds
         while not try_lock(handle):
             # Without a holder, another process was only checking who holds the lock.
-            found = holder(workspace)
-            if found is not None and (not _elsewhere(found) or time.monotonic() > deadline):
-                raise _busy(workspace, found)
+            owner = holder(workspace)
+            if owner is not None and (not _elsewhere(owner) or time.monotonic() > deadline):
+                raise _busy(workspace, owner)
             time.sleep(_LOOK_SECONDS)
         with local_errors("write", path):
             handle.truncate(0)
@@ -85,9 +85,9 @@ def holder(workspace: Workspace) -> Identity | None:
     with handle:
         # A shared lock, so that two processes that only check do not block each other.
         while not try_lock(handle, shared=True):
-            found = _read(handle)
-            if found is not None:
-                return found
+            result = _read(handle)
+            if result is not None:
+                return result
             if time.monotonic() > deadline:
                 return _UNKNOWN
             time.sleep(_LOOK_SECONDS)
@@ -154,8 +154,8 @@ def list_runs(output: Path) -> Iterator[RunState]:
 
 def run_folders(output: Path) -> list[Path]:
     """Return the folders in `runs` that can belong to a run, sorted by name."""
-    found = sorted((output / "runs").glob("*"))
-    return [path for path in found if re.fullmatch(RUN_NAME, path.name) and path.is_dir()]
+    folders = sorted((output / "runs").glob("*"))
+    return [path for path in folders if re.fullmatch(RUN_NAME, path.name) and path.is_dir()]
 
 
 def find_workspace(output: Path, run_id: str) -> Workspace:

@@ -105,7 +105,7 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
     from steadytrain.components.shared.kubeflow.connection import connect
     from steadytrain.pipelines.server.schedules import described, present
 
-    found = present(connect(host, namespace))
+    listing = present(connect(host, namespace))
     if as_json:
         schedules = [
             {
@@ -114,12 +114,12 @@ def list_(host: Host = "", namespace: Namespace = "", as_json: Json = False) -> 
                 "enabled": bool(item.enabled),
                 "since": quantities.timestamp(item.item.created_at.timestamp()),
             }
-            for item in found
+            for item in listing
         ]
         options.show({"schedules": schedules})
         return
     table = Table("schedule", "when", "state", "since", box=None, pad_edge=False)
-    for item in found:
+    for item in listing:
         state = "on" if item.enabled else "paused"
         since = quantities.moment(item.item.created_at.timestamp())
         table.add_row(f"{item.group}/{item.name}", described(item)["when"], state, since)
@@ -171,11 +171,11 @@ def _show(changes: list[Change], *, as_json: bool) -> None:
     from steadytrain.pipelines.server.schedules import differences
 
     if as_json:
-        told = [
+        schedules = [
             {"schedule": item.name, "action": item.action, "differences": list(differences(item))}
             for item in changes
         ]
-        options.show({"changes": told})
+        options.show({"changes": schedules})
         return
     for change in changes:
         typer.echo(f"{_MARKS[change.action]} {change.name}: {change.action}")

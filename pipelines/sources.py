@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
-from steadytrain.components.shared.config import RunConfig, load, preset_names
-from steadytrain.components.shared.config.data_sections import SUFFIXES
-from steadytrain.components.shared.config.document import stated_fields
+from steadytrain.components.shared.config import RunConfig, from_mapping, load, preset_names
+from steadytrain.components.shared.config.data_sections import (
+    IMAGES,
+    MULTI_LABEL,
+    MULTIMODAL,
+    SERIES,
+    SUFFIXES,
+    TABLES,
+    listed,
+)
+from steadytrain.components.shared.config.document import assign, stated_fields
 from steadytrain.components.shared.config.load import Override, override_items, read_mapping
-from steadytrain.components.shared.config.task_names import MULTI_LABEL
-from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, StorageError
+from steadytrain.pipelines.pod_names import Pipeline
 
 PRESETS: Final = {
     "causal_lm": "causal-lm",
@@ -28,10 +36,14 @@ PRESETS: Final = {
     "sequence_classification": "sequence-classification",
     MULTI_LABEL: "sequence-classification",
     "sequence_regression": "sequence-classification",
+    **dict.fromkeys(TABLES, "tabular"),
+    **dict.fromkeys(SERIES, "series"),
+    **dict.fromkeys(IMAGES, "images"),
+    **dict.fromkeys(MULTIMODAL, "multimodal"),
 }
-"""The preset of each task that a look at the records can find, which data.task is set in."""
+"""The preset of each task that data can be given for, which data.task is set in."""
 _CONFIGURATIONS: Final = (".yaml", ".yml")
-_REMOTE: Final = ("s3", "hub", "package")
+_REMOTE: Final = ("s3", "hub", "mlflow-dataset", "package")
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -110,6 +122,10 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
     given = dict(override_items(overrides))
     field = next((name for name in ("data.task", *_ONLY) if given.get(name)), "data.task")
     task = given.get("data.task") or _ONLY.get(field)
+    if task is None and given.get("data.target"):
+        return _task_of_target(_content(source, overrides)["data"])
+    if task is None and (count := _pictures(source)):
+        return IMAGES[0], f"its {count:,} files are images"
     if task is None:
         # The preset only completes the configuration, so that `data` is checked as a whole. Other
         # fields are for the task's own preset.
@@ -121,15 +137,47 @@ def find_task(source: str, overrides: Sequence[Override]) -> tuple[str, str]:
             f"data.task = {task!r} has no preset",
             remedy=f"one of {', '.join(PRESETS)}, or write a configuration",
         )
+    if task in (*TABLES, *SERIES, *IMAGES, *MULTIMODAL):
+        return task, f"{field} says so"
     data = load(PRESETS[task], [*_basis(source, task), *overrides]).data
     try:
-        found = inspect(data)
+        result = inspect(data)
     except (BadInput, DataError):
         # The task is clear, so that records that cannot be read are an error of preprocessing.
         return task, f"{field} says so"
     if task == "sequence_classification":
-        check_classes(found, data)
-    return task, f"{field} says so; {reason(found, task)}"
+        check_classes(result, data)
+    return task, f"{field} says so; {reason(result, task)}"
+
+
+def _content(source: str | Path, overrides: Overrides) -> dict[str, Any]:
+    """Return a configuration as plain data, which nothing has checked or completed."""
+    content: dict[str, Any] = {"data": {"source": [str(source)]}}
+    if not is_data(str(source)):
+        content = read_mapping(source) if source else {}
+    for field, value in override_items(overrides):
+        assign(content, field, value)
+    return content
+
+
+def _pictures(source: str) -> int:
+    """Return how many files a folder on this machine has, if all are images; otherwise 0."""
+    from steadytrain.components.images.encoder import SUFFIXES as OF_IMAGES
+
+    if not _is_folder(source):
+        return 0
+    files = [one for one in Path(source).rglob("[!.]*") if one.is_file()]
+    return len(files) if all(one.suffix.lower() in OF_IMAGES for one in files) else 0
+
+
+def _task_of_target(data: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the task that predicts `data.target`, and the reason."""
+    if data.get("series"):
+        return SERIES[0], "data.series is set"
+    # Imported late, with pyarrow.
+    from steadytrain.components.automl.task import task_of
+
+    return task_of(data)
 
 
 def for_task(source: str, task: str, reason: str, overrides: Sequence[Override]) -> Selection:
@@ -146,12 +194,14 @@ def for_task(source: str, task: str, reason: str, overrides: Sequence[Override])
         if training.max_steps > 0
         else f"{training.num_train_epochs:g} epochs"
     )
-    remarks = (
+    remarks = [
         f"{source}: task {task}, since {reason}",
         f"preset {preset}: {length}, {config.model.base or 'a new model'}",
         "change a field with --set FIELD=VALUE, or write a configuration with "
         f"`steadytrain init --data {shlex.quote(source)}`",
-    )
+    ]
+    if task in (*TABLES, *SERIES):
+        remarks.append("`steadytrain automl` with the same arguments compares models")
     layers = [
         (f"preset {preset}", stated_fields(read_mapping(preset))),
         (source, frozenset(field for field, _ in override_items(basis))),
@@ -169,6 +219,8 @@ def _basis(source: str, task: str) -> list[Override]:
         ("data.format", "auto"),
         ("data.exclude", []),
         ("data.columns", {}),
+        *([("data.target", None)] if task in (*TABLES, *SERIES, *MULTIMODAL) else []),
+        *([("data.series", {})] if task in SERIES else []),
     ]
 
 
@@ -205,3 +257,62 @@ def _check_no_model(source: str) -> None:
             f"{source} is a model, not data",
             remedy=f"name your data, and the model as --set model.base={source}",
         )
+
+
+Overrides = Iterable[Override] | Mapping[str, Any]
+
+
+def configuration_for(
+    pipeline: Pipeline, source: str | Path, overrides: Overrides
+) -> tuple[RunConfig, list[str]]:
+    """Return the configuration of a pipeline's run, and remarks on what was chosen.
+
+    Raises:
+        BadInput, ConfigError: see `load` and `searched`.
+    """
+    return searched(source, overrides) if pipeline == "automl" else (load(source, overrides), [])
+
+
+def searched(source: str | Path, overrides: Overrides) -> tuple[RunConfig, list[str]]:
+    """Return the configuration of a run, whose task is inferred, and what was chosen.
+
+    Args:
+        source: a preset, a YAML file or data; empty if the overrides name the data.
+
+    Raises:
+        BadInput: no data or no target are named, or they cannot be read.
+        ConfigError: with every problem.
+    """
+    remarks = list[str]()
+    content = _content(source, overrides)
+    data = content.setdefault("data", {})
+    for field in ("source", "target"):
+        if not data.get(field):
+            raise BadInput(
+                f"data.{field} is missing: a search needs a table and the column to predict",
+                remedy="name both, such as `steadytrain automl FILE --set data.target=COLUMN`",
+            )
+    content.setdefault("name", name_for(str(listed(data["source"])[0])))
+    if "task" not in data:
+        try:
+            data["task"], reason = _task_of_target(data)
+        except ConfigError:
+            raise
+        except (BadInput, StorageError) as error:
+            raise BadInput(
+                f"data.task is missing, and the data cannot be read here: {error.message}",
+                remedy=f"set data.task to {' or '.join(TABLES)}, or fix this: {error.remedy}",
+            ) from error
+        remarks.append(f"task {data['task']}, since {reason}; data.task sets another one")
+    framework = "mlforecast" if data["task"] in SERIES else "lightgbm"
+    content.setdefault("model", {"framework": framework, "config": {"model_type": "lightgbm"}})
+    if data["task"] not in SERIES:
+        data.setdefault("validation_share", 0.1)
+        data.setdefault("test_share", 0.2)
+    config = from_mapping(content)
+    if config.data.task not in (*TABLES, *SERIES):
+        raise BadInput(
+            f"data.task = {config.data.task!r}: a search finds models of tables and of series",
+            remedy=f"use {' or '.join((*TABLES, *SERIES))}",
+        )
+    return config, remarks

@@ -97,7 +97,7 @@ class StepProcesses:
         status = self._end_leftovers(name) or status
         copying.join(None if not self._unkillable else _OUTPUT_SECONDS)
         if status and not self._taken_over():
-            before = [news.folder / file for file in news.place]
+            before = [news.folder / file for file in news.position]
             self._record(name, status, news.new(), before)
         return status
 

@@ -30,7 +30,6 @@ _MODULES: Final = (
     "steadytrain.components.train.step",
     "steadytrain.components.evaluate.step",
     "steadytrain.components.register.step",
-    "steadytrain.components.register.step",
     "steadytrain.components.report.step",
 )
 """What the steps run."""
@@ -85,10 +84,15 @@ def _close(requests: Requests) -> None:
 
 def _prepared() -> bool:
     """Import what steps need. Return whether a fork of this process is as good as a new process."""
-    from steadytrain.components.train.agent.forking import freeze, start_process
+    from steadytrain.components.train.agent.forking import (
+        freeze,
+        start_process,
+        without_collection,
+    )
 
     try:
-        _import()
+        with without_collection():
+            _import()
     except Exception as error:
         # A step gets the same error, and reports which store it is about.
         start_process("steps", error)

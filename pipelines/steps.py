@@ -100,11 +100,9 @@ def as_plain(item: Record | Path) -> Any:
 
 def _preprocess(config: RunConfig) -> Written:
     from steadytrain.components.preprocess.step import run
-    from steadytrain.components.shared.stage import start_run
-    from steadytrain.components.train.recovery.takeover import hold_run
+    from steadytrain.components.train.recovery.takeover import begin_run
 
-    with hold_run(config):
-        start_run(config)
+    begin_run(config)
     return {"preprocess": run(config)}
 
 

@@ -1,15 +1,15 @@
-"""`steadytrain tune`, `ablate` and `cross-validate`: run a study, or show what it would do."""
+"""`steadytrain tune`, `ablate` and `cross-validate`: run a study until it is complete."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.errors import BadInput, SteadytrainError, Stopped
 from steadytrain.pipelines import options
 from steadytrain.pipelines.options import (
     Json,
@@ -19,6 +19,13 @@ from steadytrain.pipelines.options import (
     check_extra,
     with_options,
 )
+
+if TYPE_CHECKING:
+    from steadytrain.components.shared.config import RunConfig
+    from steadytrain.components.tune.driver import Watcher
+    from steadytrain.components.tune.history import Params
+    from steadytrain.components.tune.study import NewDesign, Study
+
 
 if TYPE_CHECKING:
     from steadytrain.components.shared.config import RunConfig
@@ -90,10 +97,9 @@ def _tune(config: RunConfig, other: str, export_optuna: str, *, as_json: bool) -
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.results import Lines, ending, summary
     from steadytrain.components.tune.search import first_trials, write_study
-    from steadytrain.pipelines.studies import run_study
 
     if export_optuna:
-        from steadytrain.components.tune.export import check_storage
+        from steadytrain.components.tune.study import check_storage
 
         check_storage(export_optuna)
     folder = study_folder(config)
@@ -152,19 +158,21 @@ def _show_range(config: RunConfig, *, as_json: bool) -> None:
 
     folder = range_folder(config)
     with stoppable() as stopping:
-        found = range_test(config, lambda study: local_trials(study, parallel=1), stopping.check)
-    write_page(render(found, folder.name), folder)
+        study_range = range_test(
+            config, lambda study: local_trials(study, parallel=1), stopping.check
+        )
+    write_page(render(study_range, folder.name), folder)
     if as_json:
-        options.show({**found.model_dump(), "folder": str(folder)})
+        options.show({**study_range.model_dump(), "folder": str(folder)})
         return
-    typer.echo(sentence(found))
-    if option := setting(found):
+    typer.echo(sentence(study_range))
+    if option := setting(study_range):
         typer.echo(f"a study over this range: {option}")
     typer.echo(f"folder  {folder}")
 
 
 def _export(study: Study, url: str) -> None:
-    from steadytrain.components.tune.export import export
+    from steadytrain.components.tune.study import export
 
     name = export(study, url)
     typer.echo(f"wrote study {name} to the Optuna storage", err=True)
@@ -176,7 +184,6 @@ def _outline_study(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.results import expected_steps, outline
     from steadytrain.components.tune.search import first_trials, with_known_steps
     from steadytrain.components.tune.study import Study, study_name
-    from steadytrain.pipelines.studies import training_cost
 
     known = with_known_steps(config, study_folder(config))
     if known is None:
@@ -185,8 +192,8 @@ def _outline_study(config: RunConfig, *, as_json: bool) -> None:
     config = known
     study = Study(config, MemoryLog(), first=lambda: first_trials(known))
     samples = list[dict[str, Any]]()
-    while len(samples) < _SAMPLES and (found := study.next()):
-        samples.append(dict(study.history.trials[found.number].params))
+    while len(samples) < _SAMPLES and (suggestion := study.next()):
+        samples.append(dict(study.history.trials[suggestion.number].params))
     steps = expected_steps(study.rungs, config.tune.budget.trials)
     hours, text = training_cost(config, steps)
     if not as_json:
@@ -266,7 +273,6 @@ def _ablate(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.ablation import ending, summary, words
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.results import Lines
-    from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
     notify: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
@@ -355,7 +361,6 @@ def _cross_validate(config: RunConfig, *, as_json: bool) -> None:
     )
     from steadytrain.components.tune.driver import study_folder
     from steadytrain.components.tune.results import Lines
-    from steadytrain.pipelines.studies import run_study
 
     folder = study_folder(config)
     notify: Callable[[str], object] = (lambda _: None) if as_json else typer.echo
@@ -375,7 +380,6 @@ def _outline_folds(config: RunConfig, *, as_json: bool) -> None:
     from steadytrain.components.tune.results import UNKNOWN
     from steadytrain.components.tune.search import with_known_steps
     from steadytrain.components.tune.study import study_name
-    from steadytrain.pipelines.studies import training_cost
 
     folds = fold_sizes(config)
     known = with_known_steps(config, study_folder(config))
@@ -398,3 +402,75 @@ def _outline_folds(config: RunConfig, *, as_json: bool) -> None:
             "expected_hours": hours,
         }
     )
+
+
+def run_study(
+    config: RunConfig,
+    watcher: Watcher,
+    notify: Callable[[str], object],
+    *,
+    write: Callable[[Study, Path], None],
+    first: Callable[[], Sequence[Params]] = list,
+    design: NewDesign | None = None,
+    imports: Sequence[str] = (),
+) -> Study:
+    """Run or continue a study. If it is stopped, say how to continue it.
+
+    Args:
+        notify, write, first, design, imports: see `search`.
+
+    Raises:
+        Stopped: the process was asked to stop; the same command continues the study.
+        SteadytrainError: see `driving` and `search`.
+    """
+    from steadytrain.components.tune.driver import driving
+    from steadytrain.components.tune.search import search
+    from steadytrain.pipelines.local import print_line
+
+    try:
+        with driving(config) as log:
+            return search(
+                config,
+                log,
+                watcher,
+                notify,
+                write=write,
+                first=first,
+                design=design,
+                imports=imports,
+            )
+    except Stopped:
+        print_line("stopped; nothing is lost: the same command continues the study")
+        raise
+
+
+def training_cost(config: RunConfig, steps: int) -> tuple[float | None, str]:
+    """Return the hours of training by the planner, and the estimate in words.
+
+    Args:
+        steps: optimizer steps of all trials together.
+    """
+    from steadytrain.components.plan.plan import plan_training
+    from steadytrain.components.shared.quantities import duration, money
+    from steadytrain.components.sizing.hardware import all_gpus
+    from steadytrain.pipelines.plan_hardware import choose_hardware
+
+    table = all_gpus()
+    try:
+        gpus, gpu, hosts = choose_hardware(
+            config, table, "", cluster=False, own=False, host_memory_gb=0
+        )
+        plan = plan_training(config, gpus, gpu, hosts)
+    except SteadytrainError as error:
+        return None, f"unknown: {error.message}"
+    if plan.offer.hours is None:
+        return None, "unknown: the length of a trial is not known"
+    hours = plan.offer.hours.middle * steps / config.training.max_steps
+    price = config.compute.price_per_hour
+    usd = None if price is None else hours * price
+    if usd is None and plan.offer.usd is not None:
+        usd = plan.offer.usd.middle * steps / config.training.max_steps
+    cost = "" if usd is None else f", {money(usd)}"
+    seconds = hours * 3600
+    time = f"about {duration(seconds)}" if seconds >= 1 else "less than a second"
+    return hours, f"{time} of training on {plan.offer.gpu}{cost} (formula)"

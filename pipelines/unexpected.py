@@ -194,10 +194,12 @@ def _identity(error: BaseException) -> str:
 def _location(error: BaseException) -> str:
     """Return where the error happened, preferably the last place in this program's own code."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if {"components", "pipelines"} & {*Path(frame.filename).parts}]
+    our_frames = [
+        frame for frame in frames if {"components", "pipelines"} & {*Path(frame.filename).parts}
+    ]
     if not frames:
         return "an unknown place"
-    last = (own or frames)[-1]
+    last = (our_frames or frames)[-1]
     return f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
 
 

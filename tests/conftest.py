@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
+import inspect
 import logging
 import os
 import signal
 
 import pytest
+import typer.testing
 from _pytest.logging import catching_logs
 
 _STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID")
@@ -20,6 +23,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()
+
+# Typer builds the whole program again for each call, which takes longer than most calls.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+# A worker of xdist runs in a "<string>". `inspect.stack`, which KFP calls for each limit of a step,
+# would look for its file in all modules each time: for a pipeline, half a second.
+inspect.modulesbyfile["<string>"] = "__main__"
 
 
 def _attach_to_root(catching):

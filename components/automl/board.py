@@ -6,7 +6,8 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +22,13 @@ from steadytrain.components.automl.calibration import (
     mixed_chances,
     promised,
 )
-from steadytrain.components.automl.design import SearchDesign
+from steadytrain.components.automl.design import SearchDesign, planned
 from steadytrain.components.automl.ensemble import ROUNDS, Limit, OutOfFold, chosen
 from steadytrain.components.automl.explanation import Explanation, explanation_of
 from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.unit_scores import (
+    SETS,
+    artifacts_of,
     best_step,
     forecasts_of,
     joined_folds,
@@ -35,19 +38,18 @@ from steadytrain.components.automl.unit_scores import (
     why_incomplete,
 )
 from steadytrain.components.evaluate.bootstrap import FloatArray, studentized
-from steadytrain.components.evaluate.metric import point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.series.ensemble import LEARNERS
 from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import LABEL_SETS, SERIES
+from steadytrain.components.shared.config.data_sections import LABEL_SETS, SERIES
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import Interval
 from steadytrain.components.tabular.explained import Explained
 from steadytrain.components.tune.history import History, Trial
 from steadytrain.components.tune.study import Study
-from steadytrain.components.tune.trials.folder import ARTIFACT, EXPLAINED, LABELS
+from steadytrain.components.tune.trials.folder import EXPLAINED, LABELS, PEAK
 
 _CONFIDENCE: Final = 0.95
 
@@ -63,6 +65,8 @@ class Row:
     artifacts: of the exported models, by fold.
     steps: at which the exported models were the best, by fold.
     missed: which constraint it misses; "" if none.
+    peak_mb: the most resident memory of the processes that trained it.
+    usd: what training cost; None if the price is unknown.
     """
 
     configuration: Configuration
@@ -73,6 +77,8 @@ class Row:
     artifacts: Sequence[Artifact]
     steps: Sequence[int]
     missed: str
+    peak_mb: float = 0.0
+    usd: float | None = None
 
     @property
     def latency_ms(self) -> float:
@@ -88,19 +94,25 @@ class Row:
     def size_mb(self) -> float:
         return statistics.fmean(item.size_mb for item in self.artifacts)
 
+    @property
+    def memory_mb(self) -> float | None:
+        """What the exported models take; None if one of them does not say it."""
+        known = [it.memory_mb for it in self.artifacts if it.memory_mb is not None]
+        return statistics.fmean(known) if len(known) == len(self.artifacts) else None
+
 
 @dataclass(frozen=True)
 class Board:
     """What a search found.
 
     rows: the best configuration first.
-    weights: by the place of a row, how often the ensemble has it.
+    weights: by the index of a row, how often the ensemble has it.
     score: the ensemble's mean loss on the records that chose it: too good to be true.
     corrected: the mean loss of ensembles that were chosen and calibrated without the record's fold.
     uncalibrated: the same without calibration.
     calibration: of the winner.
     decided: the metric that decisions are made for, without and with them, corrected too; empty if
-        the likeliest class is predicted.
+        the likeliest class is predicted, or each label from a half on.
     better: default LightGBM's loss minus the corrected one; None without that configuration.
     skipped: why a configuration has no row, by name.
     labels: the classes; empty for numbers.
@@ -127,8 +139,10 @@ class Board:
     sets: bool = False
 
 
-def mean_loss(folder: Path, trials: Sequence[Trial]) -> float | None:
+def mean_loss(config: RunConfig, folder: Path, trials: Sequence[Trial]) -> float | None:
     """Return the mean loss of a configuration over all folds; None if one has no scores.
+
+    It is infinite if the configuration misses a limit: nothing is to be searched around it.
 
     Args:
         trials: of all folds.
@@ -136,13 +150,12 @@ def mean_loss(folder: Path, trials: Sequence[Trial]) -> float | None:
     Raises:
         BadInput: as for `board_of`.
     """
-    total, records = 0.0, 0
-    for trial in trials:
-        if trial.status != "finished":
-            return None
-        losses = losses_of(unit_scores(folder, trial))
-        total, records = total + float(losses.sum()), records + len(losses)
-    return total / records
+    if any(trial.status != "finished" for trial in trials):
+        return None
+    parts = [unit_scores(folder, trial) for trial in trials]
+    if _missed(artifacts_of(parts), config.automl.constraints):
+        return math.inf
+    return float(np.concatenate([losses_of(part) for part in parts]).mean())
 
 
 def board_of(study: Study, folder: Path) -> Board | None:
@@ -154,8 +167,16 @@ def board_of(study: Study, folder: Path) -> Board | None:
     Raises:
         BadInput: what a unit left is damaged.
     """
+    return _board_after(study, folder, study.history.records)
+
+
+@lru_cache(maxsize=1)
+def _board_after(study: Study, folder: Path, records: int) -> Board | None:
+    """Return the board after so many records of the log. It is written and read in turn."""
+    del records
     limits = study.config.automl.constraints
     _, skipped = portfolio(limits, study.config.data)
+    skipped |= planned(study.history.queued)[1]
     rows, tables, explained = list[Row](), list[pa.Table](), list[list[Explained]]()
     for _, row, parts in _trained(study.config, study.history, folder, skipped):
         rows.append(row)
@@ -170,49 +191,51 @@ def board_of(study: Study, folder: Path) -> Board | None:
         labels: list[str] = json.loads(parts[0].schema.metadata[LABELS])
     if not rows:
         return None
-    order = sorted(range(len(rows)), key=lambda place: (rows[place].score, place))
-    rows, tables = [rows[place] for place in order], [tables[place] for place in order]
-    found, costs = (
+    order = sorted(range(len(rows)), key=lambda index: (rows[index].score, index))
+    rows, tables = [rows[index] for index in order], [tables[index] for index in order]
+    results, costs = (
         out_of_fold(tables, alone_in(study.config, [row.configuration for row in rows])),
         list(_limits(rows, limits)),
     )
     rounds = _rounds(study.config)
-    weights = chosen(found, costs, rounds=rounds)
+    weights = chosen(results, costs, rounds=rounds)
     if not weights:
         return Board(rows, {}, float("nan"), float("nan"), None, skipped)
     decision = study.config.automl.decision
     promise, calibration = (
-        promised(found, costs, decision, rounds=rounds),
-        fitted(found, weights, decision),
+        promised(results, costs, decision, rounds=rounds),
+        fitted(results, weights, decision),
     )
-    default = [place for place, row in enumerate(rows) if row.configuration.name == DEFAULT]
-    mixed, honest = found.mixed(weights), promise.losses
-    own = mixed
-    if found.chances:
-        chances = calibration.chances(mixed_chances(found, weights))
-        own = chances[np.arange(len(chances)), found.classes]
+    default = [index for index, row in enumerate(rows) if row.configuration.name == DEFAULT]
+    mixed, honest = results.mixed(weights), promise.losses
+    predicted = mixed
+    if results.chances:
+        chances = calibration.chances(mixed_chances(results, weights))
+        predicted = chances[np.arange(len(chances)), results.classes]
     return Board(
         rows,
         dict(sorted(weights.items())),
-        float(found.losses(own).mean()),
+        float(results.losses(predicted).mean()),
         float(honest.mean()),
-        _difference(found.losses(found.predicted[default[0]]) - honest, found) if default else None,
+        _difference(results.losses(results.predicted[default[0]]) - honest, results)
+        if default
+        else None,
         skipped,
         labels,
         float(promise.uncalibrated.mean()),
         calibration,
         _decided(tables[0], promise, decision),
         None
-        if found.scale is not None
+        if results.scale is not None
         else explanation_of(
-            {place: explained[order[place]] for place in weights},
+            {index: explained[order[index]] for index in weights},
             weights,
-            found,
+            results,
             rows_of(tables[0]),
             calibration,
         ),
-        _first_numbers(mixed, found, study.config.cross_validation.folds),
-        None if found.scale is None else forecasts_of(tables, weights, found),
+        _first_numbers(mixed, results, study.config.cross_validation.folds),
+        None if results.scale is None else forecasts_of(tables, weights, results),
         sets=study.config.data.task in LABEL_SETS,
     )
 
@@ -231,14 +254,23 @@ def alone_in(config: RunConfig, found: Iterable[Configuration]) -> list[int]:
 
 
 def _decided(table: pa.Table, promise: Promise, decision: Decision) -> tuple[float, ...]:
-    """Return a metric of the likeliest classes, and of the decisions that are made for it."""
+    """Return a metric of the likeliest classes, and of the decisions that are made for it.
+
+    Args:
+        table: the joined scores of a configuration, which have the truth.
+    """
     if decision == "likeliest" or promise.decided is None or promise.likeliest is None:
         return ()
-    place = table.column_names.index("prediction")
-    return tuple(
-        point_values(Scores.of(table.set_column(place, "prediction", pa.array(classes))))[decision]
-        for classes in (promise.likeliest, promise.decided)
-    )
+    name = "predictions" if SETS in table.column_names else "prediction"
+    index, rows = table.column_names.index(name), table.num_rows
+    result = list[float]()
+    for classes in (promise.likeliest, promise.decided):
+        own: Any = classes
+        if name == "predictions":
+            own = [np.flatnonzero(row) for row in classes.reshape(rows, -1)]
+        scored = table.set_column(index, name, pa.array(own))
+        result.append(point_values(Scores.of(scored))[decision])
+    return tuple(result)
 
 
 def _first_numbers(
@@ -263,28 +295,30 @@ def members_of(config: RunConfig, history: History, folder: Path) -> list[int]:
         return []
     limits = config.automl.constraints
     tables = [joined_folds(parts) for _, _, parts in trained]
-    found = out_of_fold(tables, alone_in(config, [row.configuration for _, row, _ in trained]))
+    predictions = out_of_fold(
+        tables, alone_in(config, [row.configuration for _, row, _ in trained])
+    )
     rounds = _rounds(config)
     costs = list(_limits([row for _, row, _ in trained], limits))
-    return [trained[place][0] for place in chosen(found, costs, rounds=rounds)]
+    return [trained[index][0] for index in chosen(predictions, costs, rounds=rounds)]
 
 
 def _trained(
     config: RunConfig, history: History, folder: Path, skipped: dict[str, str]
 ) -> Iterator[tuple[int, Row, Sequence[pa.Table]]]:
-    """Yield what is trained on all folds: the place, the row, and the scores of each fold.
+    """Yield what is trained on all folds: the index, the row, and the scores of each fold.
 
     Args:
         skipped: receives why the others are not.
     """
     design = SearchDesign(config, history, lambda _: None)
-    for place, item in enumerate(design.configurations):
-        trials = history.trials[place * design.folds : (place + 1) * design.folds]
+    for index, item in enumerate(design.configurations):
+        trials = history.trials[index * design.folds : (index + 1) * design.folds]
         if reason := why_incomplete(trials, design.folds):
             skipped[item.name] = reason
             continue
         parts = [unit_scores(folder, trial) for trial in trials]
-        yield place, _row(item, trials, parts, config), parts
+        yield index, _row(item, trials, parts, config), parts
 
 
 def _row(
@@ -293,32 +327,40 @@ def _row(
     parts: Sequence[pa.Table],
     config: RunConfig,
 ) -> Row:
-    losses, limits = [losses_of(part) for part in parts], config.automl.constraints
-    folds = config.cross_validation.folds
+    losses, artifacts = [losses_of(part) for part in parts], artifacts_of(parts)
+    folds, price = config.cross_validation.folds, config.compute.price_per_hour
     divisions = [
         point_values(Scores.of(joined_folds(parts[first : first + folds])))
         for first in range(0, len(parts), folds)
     ]
-    made = Row(
+    return Row(
         item,
         score=float(np.concatenate(losses).mean()),
         spread=statistics.stdev(float(values.mean()) for values in losses),
         metrics={
-            name: statistics.fmean(found[name] for found in divisions)
+            name: statistics.fmean(division[name] for division in divisions)
             for name in divisions[0]
-            if all(name in found for found in divisions)
+            if all(name in division for division in divisions)
         },
         seconds=sum(trial.seconds for trial in trials),
-        artifacts=[Artifact.model_validate_json(part.schema.metadata[ARTIFACT]) for part in parts],
+        artifacts=artifacts,
         steps=[best_step(trial, item) for trial in trials],
-        missed="",
+        missed=_missed(artifacts, config.automl.constraints),
+        peak_mb=max(int(part.schema.metadata[PEAK]) for part in parts) / 1e6,
+        usd=None if price is None else sum(trial.seconds for trial in trials) / 3600 * price,
     )
+
+
+def _missed(artifacts: Sequence[Artifact], limits: AutoMLConstraints) -> str:
+    """Return which limits the models of a configuration miss; "" if none."""
+    latency = statistics.fmean(item.latency_p50_ms for item in artifacts)
+    large = statistics.fmean(item.size_mb for item in artifacts)
     missed = []
-    if limits.latency_ms is not None and made.latency_ms > limits.latency_ms:
-        missed.append(f"{number(made.latency_ms)} ms for a record, above {limits.latency_ms:g} ms")
-    if limits.model_mb is not None and made.size_mb > limits.model_mb:
-        missed.append(f"{size(made.size_mb * 1e6)}, above {size(limits.model_mb * 1e6)}")
-    return replace(made, missed="; ".join(missed))
+    if limits.latency_ms is not None and latency > limits.latency_ms:
+        missed.append(f"{number(latency)} ms for a record, above {limits.latency_ms:g} ms")
+    if limits.model_mb is not None and large > limits.model_mb:
+        missed.append(f"{size(large * 1e6)}, above {size(limits.model_mb * 1e6)}")
+    return "; ".join(missed)
 
 
 def _limits(rows: Sequence[Row], limits: AutoMLConstraints) -> Iterator[Limit]:
@@ -340,6 +382,6 @@ def shares(board: Board) -> dict[str, float]:
     """Return the share of each member in the winner's prediction, by name."""
     total = sum(board.weights.values())
     return {
-        board.rows[place].configuration.name: weight / total
-        for place, weight in board.weights.items()
+        board.rows[index].configuration.name: weight / total
+        for index, weight in board.weights.items()
     }

@@ -23,6 +23,7 @@ from steadytrain.components.automl.ensemble import (
 )
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
 from steadytrain.components.tabular.model import isotonic_chances
+from steadytrain.components.tasks.scoring.thresholds import HALF, best_thresholds
 
 Decision = Literal["likeliest", "balanced_accuracy", "macro_f1"]
 _LEAST: Final = 1e-15
@@ -59,7 +60,8 @@ class Calibration:
         classes, that of the second one alone (Zadrozny and Elkan 2002, "Transforming Classifier
         Scores into Accurate Multiclass Probability Estimates"). Empty if the temperature counts.
     decision: of each class, what its probability is multiplied with before the largest one decides;
-        empty if the likeliest class does.
+        empty if the likeliest class does. Of sets, the probability from which each label is
+        predicted; empty for a half.
     """
 
     temperature: float = 1.0
@@ -73,13 +75,21 @@ class Calibration:
             curved: FloatArray = isotonic_chances(mixed, shapes)
             return curved
         raised = np.maximum(mixed, _LEAST) ** (1 / self.temperature)
-        found: FloatArray = raised / raised.sum(axis=-1, keepdims=True)
-        return found
+        result: FloatArray = raised / raised.sum(axis=-1, keepdims=True)
+        return result
 
-    def decided(self, chances: FloatArray) -> IntArray:
-        """Return the class of each row: (rows,)."""
-        found: IntArray = (chances * np.array(self.decision or (1.0,))).argmax(axis=1)
-        return found
+    def decided(self, chances: FloatArray, labels: int = 0) -> IntArray:
+        """Return the class of each row: (rows,).
+
+        Args:
+            labels: see `OutOfFold`.
+        """
+        if labels:
+            yes = chances[:, 1].reshape(-1, labels) >= np.array(self.decision or (HALF,))
+            flags: IntArray = yes.ravel().astype(np.int64)
+            return flags
+        result: IntArray = (chances * np.array(self.decision or (1.0,))).argmax(axis=1)
+        return result
 
 
 def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -> Calibration:
@@ -91,6 +101,10 @@ def fitted(found: OutOfFold, weights: Mapping[int, float], decision: Decision) -
     if decision == "likeliest":
         return calibration
     chances = calibration.chances(mixed)
+    if found.labels:
+        flags = found.classes.reshape(-1, found.labels) == 1
+        known = best_thresholds(flags, chances[:, 1].reshape(flags.shape), shared=False)
+        return replace(calibration, decision=tuple(known))
     return replace(calibration, decision=thresholds(chances, found.classes, decision))
 
 
@@ -139,13 +153,13 @@ def curves(chances: FloatArray, truth: IntArray) -> tuple[Curve, ...]:
     """
     from sklearn.isotonic import IsotonicRegression
 
-    found, count = list[Curve](), chances.shape[1]
-    for place in range(count) if count > 2 else (1,):
-        fitted = IsotonicRegression(out_of_bounds="clip").fit(chances[:, place], truth == place)
+    points, count = list[Curve](), chances.shape[1]
+    for index in range(count) if count > 2 else (1,):
+        fitted = IsotonicRegression(out_of_bounds="clip").fit(chances[:, index], truth == index)
         # Two points may be as close as two numbers can be.
         values = (float(f"{value:.6g}") for value in fitted.y_thresholds_.tolist())
-        found.append(Curve(tuple(fitted.X_thresholds_.tolist()), tuple(values)))
-    return tuple(found)
+        points.append(Curve(tuple(fitted.X_thresholds_.tolist()), tuple(values)))
+    return tuple(points)
 
 
 def mixed_chances(found: OutOfFold, weights: Mapping[int, float]) -> FloatArray:
@@ -178,8 +192,8 @@ def temperature(chances: FloatArray, truth: IntArray, units: IntArray) -> float:
     def losses(exponent: float) -> FloatArray:
         scaled = logs * math.exp(-exponent)
         scaled = scaled - scaled.max(axis=1, keepdims=True)
-        found: FloatArray = np.log(np.exp(scaled).sum(axis=1)) - scaled[rows, truth]
-        return found
+        result: FloatArray = np.log(np.exp(scaled).sum(axis=1)) - scaled[rows, truth]
+        return result
 
     best = minimize_scalar(
         lambda exponent: losses(exponent).mean(),
@@ -189,8 +203,8 @@ def temperature(chances: FloatArray, truth: IntArray, units: IntArray) -> float:
     ).x
     gain = losses(0.0) - losses(best)
     # Digits that differ by the order of summation are left out: the value is part of best.yaml.
-    found = float(f"{math.exp(best):.5g}")
-    return found if gain.mean() > standard_error(gain, units) else 1.0
+    result = float(f"{math.exp(best):.5g}")
+    return result if gain.mean() > standard_error(gain, units) else 1.0
 
 
 def thresholds(chances: FloatArray, truth: IntArray, decision: Decision) -> tuple[float, ...]:
@@ -212,24 +226,24 @@ def thresholds(chances: FloatArray, truth: IntArray, decision: Decision) -> tupl
     best = float(_quality(hits.astype(float), taken.astype(float), true, decision))
     for _ in range(_PASSES):
         before = best
-        for place in range(1 if count == 2 else 0, count):
-            value, weight = _best_weight(logs + known, place, truth, decision)
+        for index in range(1 if count == 2 else 0, count):
+            value, weight = _best_weight(logs + known, index, truth, decision)
             if value > best + 1e-12:
-                best, known[place] = value, known[place] + weight
+                best, known[index] = value, known[index] + weight
         if best <= before or count == 2:
             break
     return tuple(float(f"{math.exp(value):.6g}") for value in known)
 
 
 def _best_weight(
-    logs: FloatArray, place: int, truth: IntArray, decision: Decision
+    logs: FloatArray, index: int, truth: IntArray, decision: Decision
 ) -> tuple[float, float]:
     """Return the best quality, and the logarithm of the weight of a class that gives it."""
     count = logs.shape[1]
     others = logs.copy()
-    others[:, place] = -math.inf
+    others[:, index] = -math.inf
     rival = others.argmax(axis=1)
-    needed = others.max(axis=1) - logs[:, place]
+    needed = others.max(axis=1) - logs[:, index]
     order = np.argsort(needed, kind="stable")
     needed, rival, truth = needed[order], rival[order], truth[order]
     # The first n rows are decided for the class: each one is no longer decided for its rival.
@@ -238,9 +252,9 @@ def _best_weight(
     taken[0] = np.bincount(rival, minlength=count)
     rows = np.arange(1, len(truth) + 1)
     hits[rows, rival] -= truth == rival
-    hits[:, place] += np.concatenate([[0], truth == place])
+    hits[:, index] += np.concatenate([[0], truth == index])
     taken[rows, rival] -= 1
-    taken[1:, place] += 1
+    taken[1:, index] += 1
     true = np.bincount(truth, minlength=count)
     quality = _quality(hits.cumsum(axis=0), taken.cumsum(axis=0), true, decision)
     # Between equal rows there is no weight.
@@ -264,8 +278,8 @@ def _quality(hits: FloatArray, taken: FloatArray, true: IntArray, decision: Deci
     total = np.asarray(weights, np.float64)
     there = total > 0
     shares = np.divide(hits, total, out=np.zeros_like(hits), where=there)
-    found: FloatArray = shares.sum(axis=-1) / np.maximum(1, there.sum(axis=-1))
-    return found
+    result: FloatArray = shares.sum(axis=-1) / np.maximum(1, there.sum(axis=-1))
+    return result
 
 
 @dataclass(frozen=True)
@@ -275,7 +289,7 @@ class Promise:
     losses: (rows,), in nats or squared.
     uncalibrated: (rows,), the same without the calibration.
     decided: (rows,), the classes; None for numbers.
-    likeliest: (rows,), the likeliest classes; None for numbers.
+    likeliest: (rows,), the likeliest classes, which labels have from a half on; None for numbers.
     """
 
     losses: FloatArray
@@ -291,13 +305,14 @@ def promised(
     mixed = np.full(found.predicted.shape[1], math.nan)
     losses, decided, likeliest = mixed.copy(), np.zeros(len(mixed), int), np.zeros(len(mixed), int)
     for inside, outside, weights in held_out(found, limits, rounds=rounds):
-        own = found.only(inside)
-        mixed[inside] = own.mixed(weights)
-        if not own.chances:
+        held = found.only(inside)
+        mixed[inside] = held.mixed(weights)
+        if not held.chances:
             continue
         calibration = fitted(outside, weights, decision)
-        chances = calibration.chances(mixed_chances(own, weights))
-        losses[inside] = own.losses(chances[np.arange(len(inside)), own.classes])
-        decided[inside], likeliest[inside] = calibration.decided(chances), chances.argmax(axis=1)
+        chances = calibration.chances(mixed_chances(held, weights))
+        losses[inside] = held.losses(chances[np.arange(len(inside)), held.classes])
+        decided[inside] = calibration.decided(chances, held.labels)
+        likeliest[inside] = Calibration().decided(chances, held.labels)
     plain = found.losses(mixed)
     return Promise(losses, plain, decided, likeliest) if found.chances else Promise(plain, plain)

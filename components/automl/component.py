@@ -18,11 +18,10 @@ def search(
     task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
 ) -> None:
     """Search for the best model on folds. Continue the search if it has begun."""
-    from steadytrain.components.automl import artifacts
+    arguments = locals()
+    from steadytrain.components.automl.step import kfp_search
 
-    artifacts.search(
-        resolved=resolved, study=study, best=best, board=board, result=result, task=task
-    )
+    kfp_search(**arguments)
 
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
@@ -40,20 +39,7 @@ def report(
     page: dsl.Output[dsl.HTML],
 ) -> None:
     """Write pages on the search's run and on its winner's, and how the winner was judged."""
-    from steadytrain.components.automl import artifacts
+    arguments = locals()
+    from steadytrain.components.automl.step import kfp_report
 
-    artifacts.report(
-        parameters={
-            "config": config,
-            "run": run,
-            "output": output,
-            "data_source": data_source,
-            "base_model": base_model,
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            "num_train_epochs": num_train_epochs,
-            "overrides": overrides,
-            "job": job,
-        },
-        page=page,
-    )
+    kfp_report(**arguments)

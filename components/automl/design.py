@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +27,11 @@ from steadytrain.components.automl.portfolio import (
 from steadytrain.components.automl.time_limit import TimeLimit
 from steadytrain.components.preprocess.inspection import has_records
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import SERIES
+from steadytrain.components.shared.config.data_sections import SERIES, TABULAR_MULTI_LABEL
 from steadytrain.components.shared.config.tune import FOLDS, REPEATS, AblationConfig, Quality
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.errors import BadInput, StorageError
-from steadytrain.components.train.agent.memory import host_memory
+from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.train.launch.launcher import jobs_for
 from steadytrain.components.train.step import load_trainer
 from steadytrain.components.tune.cross_validation import fold_sizes
@@ -51,12 +51,20 @@ _SHARE: Final = 0.9
 """Share of the memory that the units may take."""
 _FOLDS_IN_TIME: Final = 3
 """Rolling origins of time series, each of which takes a horizon from the first one's history."""
+_DECISIONS: Final = {
+    "tabular_classification": ("likeliest", "balanced_accuracy", "macro_f1"),
+    TABULAR_MULTI_LABEL: ("likeliest", "macro_f1"),
+}
+"""What decisions may be made for, by task."""
 _SMALL: Final = 2000
 """Records below which folds are repeated."""
+_SHORT: Final = 0.25
+"""Hours below which they are not."""
 Score = Callable[[int], float | None]
-"""The mean loss of a configuration over all folds, by its number; None if a fold is missing."""
+"""The mean loss of a configuration over all folds, by its number; None if a fold is missing, and
+infinite if it misses a limit, so that its family does not lead by it."""
 Members = Callable[[], Sequence[int]]
-"""The places of the configurations that would be trained again if the search ended now."""
+"""The indices of the configurations that would be trained again if the search ended now."""
 
 
 def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
@@ -81,10 +89,11 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             f"automl.repeats = {chosen.repeats}: folds of time series follow each other in time",
             remedy="leave it out",
         )
-    if chosen.decision != "likeliest" and config.data.task != "tabular_classification":
+    if chosen.decision not in (known := _DECISIONS.get(config.data.task, ("likeliest",))):
         raise BadInput(
-            f"automl.decision = {chosen.decision!r}: {config.data.task} has no single class",
-            remedy="leave it out",
+            f"automl.decision = {chosen.decision!r}: {config.data.task} is decided by "
+            f"{' or '.join(known)}",
+            remedy="use that, or leave it out",
         )
     if chosen.constraints.memory_gb is not None and (in_pods or jobs_for(config.compute)):
         raise BadInput(
@@ -92,15 +101,15 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
             "the memory of their pods",
             remedy="set compute.pods.memory instead",
         )
-    known = {item.framework for item in families().values() if config.data.task in item.tasks}
-    if unknown := sorted({*chosen.constraints.frameworks} - known):
+    named = {item.framework for item in families().values() if config.data.task in item.tasks}
+    if unknown := sorted({*chosen.constraints.frameworks} - named):
         raise BadInput(
             f"automl.constraints.frameworks: no family of models for {config.data.task} has "
             f"{unknown[0]!r}",
-            remedy=f"use one of {', '.join(sorted(known))}",
+            remedy=f"use one of {', '.join(sorted(named))}",
         )
-    found, skipped = portfolio(chosen.constraints, config.data)
-    if not found:
+    entries, skipped = portfolio(chosen.constraints, config.data)
+    if not entries:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise BadInput(
             f"automl.constraints leave no configuration: {reasons}",
@@ -109,8 +118,8 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     ordered = config.data.task in SERIES
     folds = _FOLDS_IN_TIME if ordered else FOLDS[quality]
     repeats = 1 if ordered else chosen.repeats or _repeats(config, quality)
-    count = {"fast": min(_FAST, len(found)), "good": len(found), "best": 2 * len(found)}[quality]
-    units = chosen.budget.units or count * folds * repeats
+    first = min(_FAST, len(entries)) if quality == "fast" else len(entries)
+    units = chosen.budget.units or int(most_configurations(quality, first)) * folds * repeats
     tune = without_search(config.tune, units)
     limits = chosen.budget.model_dump(include={"usd"})
     most = _MOST_AT_ONCE if in_pods else min(len(os.sched_getaffinity(0)), _MOST_AT_ONCE)
@@ -134,9 +143,23 @@ def as_automl(config: RunConfig, *, in_pods: bool = False) -> RunConfig:
     )
 
 
+def most_configurations(quality: Quality | None, first: int, units: int | None = None) -> float:
+    """Return how many configurations a search compares at most.
+
+    Args:
+        first: configurations of its portfolio.
+        units: those that are asked for, which limit it instead of the quality.
+    """
+    return math.inf if units else 2 * first if quality == "best" else first
+
+
 def _repeats(config: RunConfig, quality: Quality) -> int:
-    """Return how often to divide the training side: more than once if the source is small."""
-    if REPEATS[quality] == 1:
+    """Return how often to divide the training side: more than once if the source is small.
+
+    With little time, more configurations are worth more than more folds of each.
+    """
+    hours = config.automl.budget.hours
+    if REPEATS[quality] == 1 or (hours is not None and hours < _SHORT):
         return 1
     try:
         return 1 if has_records(config.data, _SMALL) else REPEATS[quality]
@@ -155,18 +178,30 @@ def _memory_of_a_unit(config: RunConfig) -> float:
 
 
 def first_configurations(config: RunConfig) -> list[Params]:
-    """Return the portfolio, for the log of a new search.
+    """Return the portfolio, for the log of a new search: what cannot learn from the data is last.
 
     Raises:
-        DataError: the data cannot be divided into folds.
+        DataError: the data cannot be divided into folds, or nothing can learn from them.
     """
     shortest, known = fold_sizes(config).shortest, families()
-    found, _ = portfolio(config.automl.constraints, config.data)
-    count = min(_FAST, len(found)) if config.automl.quality == "fast" else len(found)
-    return [
-        replace(item, unfit=_unfit(known[item.family], shortest)).as_plain()
-        for item in found[:count]
-    ]
+    entries, _ = portfolio(config.automl.constraints, config.data)
+    judged = [replace(item, unfit=_unfit(known[item.family], shortest)) for item in entries]
+    fit = [item for item in judged if not item.unfit]
+    if not fit:
+        reasons = "; ".join(f"{item.name}: {item.unfit}" for item in judged)
+        raise DataError(
+            f"no configuration can learn from the data: {reasons}",
+            remedy="give more times of each series",
+        )
+    count = _FAST if config.automl.quality == "fast" else len(fit)
+    return [item.as_plain() for item in (*fit[:count], *(it for it in judged if it.unfit))]
+
+
+def planned(queued: Iterable[Params]) -> tuple[list[Configuration], dict[str, str]]:
+    """Return the configurations of a portfolio from a log, and why others have no units."""
+    configurations = [Configuration(**item) for item in queued]
+    unfit = {item.name: item.unfit for item in configurations if item.unfit}
+    return [item for item in configurations if not item.unfit], unfit
 
 
 def _unfit(family: Family, shortest: int | None) -> str:
@@ -186,6 +221,8 @@ class SearchDesign(Suggester):
     ) -> None:
         self.folds, self._seed = config.cross_validation.splits, config.tune.seed
         self._history, self._score = history, score
+        self._units, self._quality = config.automl.budget.units, config.automl.quality
+        self._budget = config.tune.budget.trials
         self._families = families()
         self._most_memory = _memory_of_a_unit(config)
         self._time = TimeLimit(config, history, self._costs, members)
@@ -193,13 +230,16 @@ class SearchDesign(Suggester):
     def _costs(self) -> list[tuple[str, float]]:
         return [(item.family, self._families[item.family].seconds) for item in self.configurations]
 
-    def skipped(self, number: int, params: Params, elapsed: float) -> str:  # noqa: ARG002
-        place = number // self.folds
-        unfit = place < len(self._history.queued) and self.configurations[place].unfit
-        return unfit or self._time.skipped(number, elapsed)
+    def skipped(self, number: int, params: Params, elapsed: float) -> str:
+        name = self._searched(number // self.folds, params).family
+        return self._time.skipped(number, (name, self._families[name].seconds), elapsed)
 
     def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:
         return self._time.overdue(trial, elapsed, since_prepared)
+
+    def expected(self, elapsed: float) -> tuple[int, float] | None:
+        most = most_configurations(self._quality, len(self._portfolio), self._units) * self.folds
+        return self._time.expected(int(min(most, self._budget)), elapsed)
 
     @property
     def most_memory(self) -> float:
@@ -211,43 +251,50 @@ class SearchDesign(Suggester):
     @property
     def configurations(self) -> list[Configuration]:
         """All configurations that have begun, and those of the portfolio."""
-        found = [Configuration(**item) for item in self._history.queued]
-        for number in range(len(found) * self.folds, len(self._history.trials), self.folds):
-            found.append(self._searched(len(found), self._history.trials[number].params))
-        return found
+        result = self._portfolio
+        for number in range(len(result) * self.folds, len(self._history.trials), self.folds):
+            result.append(self._searched(len(result), self._history.trials[number].params))
+        return result
+
+    @property
+    def _portfolio(self) -> list[Configuration]:
+        """The configurations of the portfolio that have units."""
+        return planned(self._history.queued)[0]
 
     def ready(self, number: int) -> bool:
-        place, fold = divmod(number, self.folds)
-        if fold or place < len(self._history.queued):
+        index, fold = divmod(number, self.folds)
+        if fold or index < len(self._portfolio):
             return True
-        needed = self._history.trials[: (place - 1) * self.folds]
+        needed = self._history.trials[: (index - 1) * self.folds]
         return all(trial.number not in self._history.running for trial in needed)
 
     def suggest(self, number: int, fixed: Params, fits: Fits) -> Params | None:  # noqa: ARG002
-        place, fold = divmod(number, self.folds)
-        queued = self._history.queued
+        index, fold = divmod(number, self.folds)
+        portfolio = self._portfolio
         if fold:
-            first = self._history.trials[place * self.folds].params
+            first = self._history.trials[index * self.folds].params
             return {**first, _FOLD: fold}
-        if place < len(queued):
-            found = Configuration(**queued[place])
-            return {**found.fields(self._families[found.family]), _FOLD: 0}
-        settings = self._sampled(place)
+        if index < len(portfolio):
+            configuration = portfolio[index]
+            return {**configuration.fields(self._families[configuration.family]), _FOLD: 0}
+        if index >= most_configurations(self._quality, len(portfolio), self._units):
+            return None
+        settings = self._sampled(index)
         if settings is None:
             return None
         family, values = settings
-        found = Configuration("", family, values)
-        return {**found.fields(self._families[family]), _FOLD: 0}
+        configuration = Configuration("", family, values)
+        return {**configuration.fields(self._families[family]), _FOLD: 0}
 
     def configuration(self, trial: Trial) -> int:
-        """Return the place of the configuration that a trial trains."""
+        """Return the index of the configuration that a trial trains."""
         return trial.number // self.folds
 
     def fold(self, trial: Trial) -> int:
         """Return the fold that a trial holds out: of all divisions, one after another."""
         return trial.number % self.folds
 
-    def _searched(self, place: int, params: Mapping[str, Any]) -> Configuration:
+    def _searched(self, index: int, params: Mapping[str, Any]) -> Configuration:
         """Return a configuration that was suggested, by what its first trial trains."""
         config, rate = dict(params["model.config"]), params["training.learning_rate"]
         fitting = {
@@ -257,11 +304,13 @@ class SearchDesign(Suggester):
         }
         # A package's family may narrow one of ours.
         family = max(fitting, key=lambda name: fitting[name])
-        own = {name: it for name, it in config.items() if name not in self._families[family].config}
-        settings = own if rate is None else {**own, RATE: rate}
-        return Configuration(f"{family} {place + 1}", family, settings)
+        varied = {
+            name: it for name, it in config.items() if name not in self._families[family].config
+        }
+        settings = varied if rate is None else {**varied, RATE: rate}
+        return Configuration(f"{family} {index + 1}", family, settings)
 
-    def _sampled(self, place: int) -> tuple[str, Mapping[str, Any]] | None:
+    def _sampled(self, index: int) -> tuple[str, Mapping[str, Any]] | None:
         """Return a family and the settings that TPE suggests in it; None if no family leads."""
         # Optuna takes half a second to import.
         from optuna import samplers
@@ -271,14 +320,15 @@ class SearchDesign(Suggester):
 
         known = [
             (item, score)
-            for number, item in enumerate(self.configurations[: place - 1])
+            for number, item in enumerate(self.configurations[: index - 1])
             if (score := self._score(number)) is not None and self._families[item.family].space
         ]
         # The best of a family counts.
-        leading = list(dict.fromkeys(item.family for item, _ in sorted(known, key=_by_score)))
+        fit = sorted(((item, it) for item, it in known if math.isfinite(it)), key=_by_score)
+        leading = list(dict.fromkeys(item.family for item, _ in fit))
         if not leading:
             return None
-        turn = place - len(self._history.queued)
+        turn = index - len(self._portfolio)
         name = leading[:_LEADING][turn % min(_LEADING, len(leading))]
         space = self._families[name].space
         study = OptunaStudy(["minimize"])
@@ -290,7 +340,7 @@ class SearchDesign(Suggester):
                 study.study.add_trial(
                     create_trial(params=given, distributions=spread, values=[score])
                 )
-        sampler = samplers.TPESampler(seed=seed_of(self._seed, place), n_startup_trials=3)
+        sampler = samplers.TPESampler(seed=seed_of(self._seed, index), n_startup_trials=3)
         with warnings.catch_warnings(action="ignore"):
             trial = study.ask(len(study.study.trials), sampler)
             values = {key: sampled(trial, _field(key), it) for key, it in space.items()}
@@ -308,24 +358,24 @@ def _field(setting: str) -> str:
 
 def new_design(
     folder: Path,
-    score: Callable[[Path, Sequence[Trial]], float | None],
+    score: Callable[[RunConfig, Path, Sequence[Trial]], float | None],
     members: Callable[[RunConfig, History, Path], Sequence[int]],
 ) -> NewDesign:
     """Return what makes the design of a search.
 
     Args:
         folder: of the study.
-        score: returns the mean loss of a configuration, from the folder and the trials of all
-            folds.
+        score: returns the mean loss of a configuration (`Score`), from the configuration of the
+            study, the folder and the trials of all folds.
         members: see `Members`.
     """
 
     def design(config: RunConfig, history: History) -> SearchDesign:
         folds = config.cross_validation.splits
 
-        def mean(place: int) -> float | None:
-            trials = history.trials[place * folds : (place + 1) * folds]
-            return score(folder, trials) if len(trials) == folds else None
+        def mean(index: int) -> float | None:
+            trials = history.trials[index * folds : (index + 1) * folds]
+            return score(config, folder, trials) if len(trials) == folds else None
 
         return SearchDesign(
             config,
@@ -347,8 +397,8 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
 
     def words(trial: Trial) -> str:
         sets = {field: value for field, value in trial.params.items() if field != _FOLD}
-        place = trial.number // config.cross_validation.splits + 1
-        model = f"{sets['model.config']['model_type']} {place}"
+        configuration_number = trial.number // config.cross_validation.splits + 1
+        model = f"{sets['model.config']['model_type']} {configuration_number}"
         name = names.get(value_digest(sets), model)
         return f"{name}, {config.cross_validation.named(trial.params[_FOLD])} held out"
 
@@ -357,9 +407,16 @@ def described(config: RunConfig) -> Callable[[Trial], str]:
 
 def shared_imports(config: RunConfig) -> list[str]:
     """Return the modules that all units of a search on this machine share."""
-    found, _ = portfolio(config.automl.constraints, config.data)
+    entries, _ = portfolio(config.automl.constraints, config.data)
     known = families()
-    frameworks = dict.fromkeys(known[item.family].framework for item in found)
+    frameworks = dict.fromkeys(known[item.family].framework for item in entries)
     return [
         module for name in frameworks for module in getattr(load_trainer(name), "imports", ())
-    ] + ["steadytrain.components.tabular.artifact"]
+    ] + [
+        "pyarrow.parquet",
+        "steadytrain.components.series.errors",
+        "steadytrain.components.tabular.explained",
+        "steadytrain.components.tabular.explained",
+        "steadytrain.components.tasks.built_in",
+        "steadytrain.components.train.framework.ensemble",
+    ]

@@ -74,8 +74,8 @@ class OutOfFold:
     def losses(self, mean: FloatArray) -> FloatArray:
         """Return the loss of each row, in nats, squared or scaled: of the shape of `mean`."""
         if self.truth is None:
-            found: FloatArray = -np.log(np.maximum(mean, _LEAST))
-            return found
+            result: FloatArray = -np.log(np.maximum(mean, _LEAST))
+            return result
         if self.scale is not None:
             scaled: FloatArray = np.abs(mean - self.truth) / self.scale
             return scaled
@@ -83,17 +83,17 @@ class OutOfFold:
 
     def mixed(self, weights: Mapping[int, float]) -> FloatArray:
         """Return the weighted mean of predictions: (rows,)."""
-        return weighted_mean({place: self.predicted[place] for place in weights}, weights)
+        return weighted_mean({index: self.predicted[index] for index in weights}, weights)
 
 
 def weighted_mean(values: Mapping[int, FloatArray], weights: Mapping[int, float]) -> FloatArray:
     """Return the mean of arrays of one shape, by their weights."""
     total = sum(weights.values())
-    found: FloatArray = sum(
-        (share / total * values[place] for place, share in weights.items()),
+    result: FloatArray = sum(
+        (share / total * values[index] for index, share in weights.items()),
         start=np.zeros_like(next(iter(values.values()))),
     )
-    return found
+    return result
 
 
 def chosen(found: OutOfFold, costs: Sequence[Limit] = (), *, rounds: int = ROUNDS) -> Counter[int]:
@@ -105,17 +105,17 @@ def chosen(found: OutOfFold, costs: Sequence[Limit] = (), *, rounds: int = ROUND
     picks = greedy(found, costs, rounds=rounds)
     ensembles = [Counter(picks[:end]) for end in range(1, len(picks) + 1)]
     ensembles += [
-        Counter([place])
-        for place in sorted(found.alone)
-        if all(limit.costs[place] <= limit.most for limit in costs)
+        Counter([index])
+        for index in sorted(found.alone)
+        if all(limit.costs[index] <= limit.most for limit in costs)
     ]
     if not ensembles:
         return Counter()
     losses = [found.losses(found.mixed(each)) for each in ensembles]
-    best = min(range(len(ensembles)), key=lambda place: (losses[place].mean(), place))
+    best = min(range(len(ensembles)), key=lambda index: (losses[index].mean(), index))
     near = [
-        place
-        for place, each in enumerate(losses)
+        index
+        for index, each in enumerate(losses)
         if (extra := each - losses[best]).mean() <= standard_error(extra, found.units)
     ]
     return ensembles[min(near, key=lambda at: (ensembles[at].total(), losses[at].mean(), at))]
@@ -139,7 +139,7 @@ def greedy(found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUN
     """
     total, picks = np.zeros(found.predicted.shape[1]), list[int]()
     if found.alone:
-        mask = np.array([float(place in found.alone) for place in range(len(found.predicted))])
+        mask = np.array([float(index in found.alone) for index in range(len(found.predicted))])
         limits = [*limits, Limit(0.5, mask)]
     for count in range(1, rounds + 1):
         means = (total + found.predicted) / count
@@ -149,11 +149,11 @@ def greedy(found: OutOfFold, limits: Sequence[Limit] = (), *, rounds: int = ROUN
             more = limit.costs.copy()
             more[list(set(picks))] = 0
             scores = np.where(spent + more > limit.most, math.inf, scores)
-        place = int(scores.argmin())
-        if not math.isfinite(scores[place]):
+        index = int(scores.argmin())
+        if not math.isfinite(scores[index]):
             break
-        picks.append(place)
-        total += found.predicted[place]
+        picks.append(index)
+        total += found.predicted[index]
     return picks
 
 

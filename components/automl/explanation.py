@@ -86,7 +86,7 @@ def explanation_of(
             return calibration.chances(mixed)
         return calibration.chances(no_and_yes(mixed))[..., 1]
 
-    places = {row: place * each for place, row in enumerate(rows)}
+    places = {row: index * each for index, row in enumerate(rows)}
     first = next(iter(parts.values()))
     examined = [(record, fold) for fold, part in enumerate(first) for record in part.ids]
     known = found.only(

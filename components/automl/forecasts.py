@@ -24,7 +24,7 @@ _DOTS: Final = 150
 class _Time(NamedTuple):
     """A time that a fold forecasts, as its columns are named in the scores."""
 
-    place: float
+    ordinal: float
     fold: int
     time: str
     target: float
@@ -56,7 +56,7 @@ def forecast_figures(scores: pa.Table | None) -> Iterator[Figure]:
         series.setdefault(name, []).append(_Time(*values))
     ordered = [sorted(series[name]) for name in sorted(series)]
     # At gaps, times are further apart.
-    gaps = [after.place - one.place for times in ordered for one, after in pairwise(times)]
+    gaps = [after.ordinal - one.ordinal for times in ordered for one, after in pairwise(times)]
     step = min((gap for gap in gaps if gap > 0), default=1.0)
     for name, times in [*zip(sorted(series), ordered, strict=True)][:_SERIES]:
         yield _figure(name, times, step, len(series))
@@ -64,26 +64,30 @@ def forecast_figures(scores: pa.Table | None) -> Iterator[Figure]:
 
 def _figure(name: str, times: Sequence[_Time], step: float, series: int) -> Figure:
     title = f"Forecasts of {name[:40]}" if name else "Forecasts"
-    folds = _parts(times, lambda one, after: one.fold != after.fold)
+    folds = _segments(times, lambda one, after: one.fold != after.fold)
     several = len(folds) > 1
-    truth = _parts(times, lambda one, after: after.place - one.place > 1.5 * step)
-    parts = [
-        part
-        for fold in folds
-        for part in _parts(fold, lambda one, after: after.place - one.place > 1.5 * step)
-    ]
-    first, last = times[0].place, times[-1].place
+
+    def is_gap(one: _Time, after: _Time) -> bool:
+        return after.ordinal - one.ordinal > 1.5 * step
+
+    truth = _segments(times, is_gap)
+    segments = [segment for fold in folds for segment in _segments(fold, is_gap)]
+    first, last = times[0].ordinal, times[-1].ordinal
     pad = max((last - first) * 0.04, step * 0.6)
     values = [value for one in times for value in one[3:] if math.isfinite(value)]
     chart = plot(
         title,
         f"{title} on held-out folds, with the truth, from {times[0].time} to {times[-1].time}",
-        [*map(_interval, parts), *map(_forecast, parts), *(_truth(it, len(times)) for it in truth)],
+        [
+            *map(_interval, segments),
+            *map(_forecast, segments),
+            *(_truth(it, len(times)) for it in truth),
+        ],
         axis="time (UTC)" if times[0].time.endswith("Z") else "time",
         x=(first - pad, last + pad),
         labels=_labels(times),
         ticks=nice_ticks(min(values), max(values)),
-        marks=[(fold[0].place - step / 2, f"forecast before {fold[0].time}") for fold in folds],
+        marks=[(fold[0].ordinal - step / 2, f"forecast before {fold[0].time}") for fold in folds],
         width=WIDE,
     )
     begin = "Each fold forecasts" if several else "The fold forecasts"
@@ -97,29 +101,31 @@ def _figure(name: str, times: Sequence[_Time], step: float, series: int) -> Figu
     )
 
 
-def _parts(times: Sequence[_Time], apart: Callable[[_Time, _Time], bool]) -> list[Sequence[_Time]]:
+def _segments(
+    times: Sequence[_Time], is_break: Callable[[_Time, _Time], bool]
+) -> list[Sequence[_Time]]:
     """Return the times that follow each other."""
-    ends = [n for n, pair in enumerate(pairwise(times), 1) if apart(*pair)]
+    ends = [n for n, pair in enumerate(pairwise(times), 1) if is_break(*pair)]
     return [times[start:end] for start, end in pairwise([0, *ends, len(times)])]
 
 
-def _interval(part: Sequence[_Time]) -> Series:
-    known = [one for one in part if math.isfinite(one.low) and math.isfinite(one.high)]
-    low, high = [(it.place, it.low) for it in known], [(it.place, it.high) for it in known]
+def _interval(segment: Sequence[_Time]) -> Series:
+    known = [one for one in segment if math.isfinite(one.low) and math.isfinite(one.high)]
+    low, high = [(it.ordinal, it.low) for it in known], [(it.ordinal, it.high) for it in known]
     return Series("band c0", [*low, *reversed(high)])
 
 
-def _forecast(part: Sequence[_Time]) -> Series:
-    points = [(one.place, one.predicted) for one in part]
+def _forecast(segment: Sequence[_Time]) -> Series:
+    points = [(one.ordinal, one.predicted) for one in segment]
     # A line through one point cannot be seen.
-    alone = [(points[0], part[0].said)] if len(part) == 1 else []
+    alone = [(points[0], segment[0].said)] if len(segment) == 1 else []
     return Series("line c0", points, dots=alone)
 
 
-def _truth(part: Sequence[_Time], times: int) -> Series:
-    points = [(one.place, one.target) for one in part]
-    dots = zip(points, [one.said for one in part], strict=True)
-    return Series("line c1", points, dots=[*dots] if times <= _DOTS or len(part) == 1 else [])
+def _truth(segment: Sequence[_Time], times: int) -> Series:
+    points = [(one.ordinal, one.target) for one in segment]
+    dots = zip(points, [one.said for one in segment], strict=True)
+    return Series("line c1", points, dots=[*dots] if times <= _DOTS or len(segment) == 1 else [])
 
 
 def _labels(times: Sequence[_Time]) -> list[tuple[float, str]]:
@@ -130,7 +136,7 @@ def _labels(times: Sequence[_Time]) -> list[tuple[float, str]]:
     chosen = sorted({round(n * (len(times) - 1) / max(1, count - 1)) for n in range(count)})
     return [
         (
-            times[n].place,
+            times[n].ordinal,
             texts[n][:-3]
             if months
             else texts[n].removesuffix("Z").removesuffix(":00").replace("T", " "),

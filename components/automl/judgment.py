@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from steadytrain.components.automl.results import BOARD
-from steadytrain.components.series.artifact import measured_series
+from steadytrain.components.series.errors import measured_series
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.config.task_names import SERIES
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import (
     DataRecord,
@@ -22,7 +22,7 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tabular.artifact import measured
+from steadytrain.components.tabular.explained import measured
 
 
 def judged(workspace: Workspace) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def judged(workspace: Workspace) -> dict[str, Any]:
 
 
 def _artifact(data: DataRecord, model: Path, records: pa.Table) -> dict[str, Any]:
-    found = measured_series(model, data) if data.task in SERIES else measured(model, records)
-    return found.model_dump()
+    measurement = measured_series(model, data) if data.task in SERIES else measured(model, records)
+    return measurement.model_dump()
 
 
 def add_judgment(found: Mapping[str, Any], folder: Path) -> None:
@@ -75,9 +75,11 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"{name} {number(item['value'])} ({number(item['low'])} to {number(item['high'])})"
         for name, item in test["metrics"].items()
     ]
+    memory = artifact["memory_mb"]
     return [
         f"test side: {test['examples']:,} records, opened once: {', '.join(metrics)}",
         f"model: {number(artifact['latency_p50_ms'])} ms for a record, "
         f"{number(artifact['latency_p99_ms'])} ms for the slowest of 100, "
+        f"{'' if memory is None else f'{size(memory * 1e6)} of memory, '}"
         f"{size(artifact['size_mb'] * 1e6)}",
     ]

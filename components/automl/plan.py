@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steadytrain.components.automl.design import first_configurations
+from steadytrain.components.automl.design import (
+    first_configurations,
+    most_configurations,
+    planned,
+)
 from steadytrain.components.automl.portfolio import Configuration, families, portfolio
 from steadytrain.components.automl.time_limit import UNIT_SECONDS
 from steadytrain.components.preprocess.folds import preview_folds
@@ -49,16 +53,12 @@ def plan(config: RunConfig) -> Plan:
     Raises:
         DataError: the data cannot be divided into folds.
     """
-    first = [Configuration(**item) for item in first_configurations(config)]
+    known, unfit = planned(first_configurations(config))
     _, skipped = portfolio(config.automl.constraints, config.data)
-    known = [item for item in first if not item.unfit]
-    skipped |= {item.name: item.unfit for item in first if item.unfit}
-    budget, folds = config.tune.budget, config.cross_validation.splits
-    units = budget.trials - sum(
-        min(folds, max(0, budget.trials - place * folds))
-        for place, item in enumerate(first)
-        if item.unfit
-    )
+    skipped |= unfit
+    budget, folds, chosen = config.tune.budget, config.cross_validation.splits, config.automl
+    most = most_configurations(chosen.quality, len(known), chosen.budget.units)
+    units = int(min(budget.trials, most * folds))
     try:
         preview = preview_folds(with_fold(config, 0))
     except DataError:
@@ -69,8 +69,8 @@ def plan(config: RunConfig) -> Plan:
     costs = [families_by_name[item.family].seconds for item in known]
     # What is searched for after the portfolio costs as much as the portfolio's mean.
     each = [
-        costs[place] if place < len(costs) else sum(costs) / len(costs)
-        for place in range(units // folds + (units % folds > 0))
+        costs[index] if index < len(costs) else sum(costs) / len(costs)
+        for index in range(units // folds + (units % folds > 0))
     ]
     # Each of several labels is learned alone.
     learning = sum(each) * folds * records * _COLUMNS * max(1, preview.labels) / 1e6
@@ -88,7 +88,7 @@ def lines(config: RunConfig, found: Plan) -> list[str]:
     cost = "" if found.usd is None else f", {money(found.usd)}"
     return [
         f"study       {study_name(config)}",
-        f"task        {config.data.task}, target {config.data.target}",
+        f"task        {config.data.task}, target {', '.join(config.data.targets)}",
         f"records     {'not read here' if found.records is None else f'{found.records:,}'}, "
         f"in {chosen.folds} folds{times}",
         f"units       {found.units:,}: configurations x folds, {budget.parallel} at a time",

@@ -13,7 +13,7 @@ from steadytrain.components.automl.board import Board, Row, shares
 from steadytrain.components.automl.explanation import NORMAL, Dependence, Explanation
 from steadytrain.components.automl.forecasts import forecast_figures
 from steadytrain.components.automl.judgment import add_judgment
-from steadytrain.components.automl.results import BOARD, verdicts, write_board
+from steadytrain.components.automl.results import BOARD, costs, memory, verdicts, write_board
 from steadytrain.components.pages.charts import (
     WIDE,
     WIDTH,
@@ -27,7 +27,7 @@ from steadytrain.components.pages.charts import (
 )
 from steadytrain.components.pages.evaluation_section import evaluation_section, gate_section
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.quantities import duration, number, size
+from steadytrain.components.shared.quantities import number, size
 from steadytrain.components.shared.records import EvaluationRecord, GateRecord
 from steadytrain.components.shared.tracking.connect import open_tracking, tracking_errors
 from steadytrain.components.shared.tracking.notes import RUN, recall
@@ -77,14 +77,16 @@ def finish(study: Study, board: Board, folder: Path, judgment: Mapping[str, Any]
 def render(study: Study, board: Board | None, judgment: Mapping[str, Any] | None) -> str:
     """Return the page as HTML."""
     workspace = Workspace(Path(study.config.output), judgment["run"]) if judgment else None
-    said = [] if board is None else list(verdicts(board))
+    verdict_lines = [] if board is None else list(verdicts(board))
     return study_html(
         "automl",
         study,
         sentence=_sentence(study, board),
         tiles=_tiles(study, board, judgment),
         verdicts=[
-            (label[0].upper() + label[1:], text) for label, text in said if label != "winner"
+            (label[0].upper() + label[1:], text)
+            for label, text in verdict_lines
+            if label != "winner"
         ],
         rows=[] if board is None else _rows(board),
         loss=_LOSSES.get(study.config.data.task, "in nats"),
@@ -108,7 +110,7 @@ def _sentence(study: Study, board: Board | None) -> str:
         return "No configuration keeps the constraints."
     parts = [f"{name} ({share:.0%})" for name, share in shares(board).items()]
     what = parts[0].rpartition(" (")[0] if len(parts) == 1 else f"An ensemble of {', '.join(parts)}"
-    return f"{what} predicts {study.config.data.target} best."
+    return f"{what} predicts {', '.join(study.config.data.targets)} best."
 
 
 def _tiles(
@@ -117,9 +119,9 @@ def _tiles(
     if judgment:
         test = judgment["test"]
         name = test["metric"]
-        found = test["metrics"][name]
-        words = f"{number(found['low'])} to {number(found['high'])}"
-        yield f"Test {name.replace('_', ' ')}", number(found["value"]), words
+        value = test["metrics"][name]
+        words = f"{number(value['low'])} to {number(value['high'])}"
+        yield f"Test {name.replace('_', ' ')}", number(value["value"]), words
         verdict = "promoted" if test["promoted"] else "not promoted"
         yield "Gate", verdict, f"{test['compared']} configurations compared"
     if board and board.weights:
@@ -139,17 +141,18 @@ def _rows(board: Board) -> list[tuple[str, list[str]]]:
         (
             row.configuration.name,
             [
-                f"{members[row.configuration.name]:.0%}" if place in board.weights else "",
+                f"{members[row.configuration.name]:.0%}" if index in board.weights else "",
                 number(row.score),
                 number(row.spread),
-                duration(row.seconds),
+                *costs(row),
                 number(row.latency_ms),
                 number(row.slowest_ms),
+                memory(row),
                 size(row.size_mb * 1e6),
-                f"misses a limit: {row.missed}" if row.missed else _settings(row),
+                f"misses a limit: {row.missed}; {_settings(row)}" if row.missed else _settings(row),
             ],
         )
-        for place, row in enumerate(board.rows)
+        for index, row in enumerate(board.rows)
     ]
 
 
@@ -172,7 +175,7 @@ def _quality_by_latency(board: Board) -> Figure:
             "trial failed"
             if row.missed
             else "trial best"
-            if place in board.weights
+            if index in board.weights
             else "trial finished",
             dots=[
                 (
@@ -182,7 +185,7 @@ def _quality_by_latency(board: Board) -> Figure:
                 )
             ],
         )
-        for place, row in enumerate(board.rows)
+        for index, row in enumerate(board.rows)
     ]
     on_front = [row.configuration.name for row in ordered if (row.latency_ms, row.score) in front]
     return Figure(
@@ -201,10 +204,10 @@ def _residuals(board: Board) -> Iterator[Figure]:
     if not board.numbers:
         return
     points = [(predicted, truth - predicted) for predicted, truth in board.numbers]
-    kept = points[:: max(1, len(points) // _DOTS)]
-    dots = [(point, f"predicted {number(point[0])}, off by {number(point[1])}") for point in kept]
+    drawn = points[:: max(1, len(points) // _DOTS)]
+    dots = [(point, f"predicted {number(point[0])}, off by {number(point[1])}") for point in drawn]
     title = "Residuals on held-out folds"
-    low, high = min(x for x, _ in kept), max(x for x, _ in kept)
+    low, high = min(x for x, _ in drawn), max(x for x, _ in drawn)
     chart = scatter(
         title,
         [Series("trial finished", dots=dots)],
@@ -218,16 +221,16 @@ def _residuals(board: Board) -> Iterator[Figure]:
 def _explained(board: Board | None) -> dict[str, Any] | None:
     if board is None or board.explanation is None:
         return None
-    found = board.explanation
+    explanation = board.explanation
     return {
-        "records": f"{found.records:,}",
-        "left_out": found.left_out,
-        "chart": _importance(found),
-        "others": max(0, len(found.importances) - _BARS),
+        "records": f"{explanation.records:,}",
+        "left_out": explanation.left_out,
+        "chart": _importance(explanation),
+        "others": max(0, len(explanation.importances) - _BARS),
         "figures": [
-            _dependence(item.column, found.dependence[item.column], board)
-            for item in found.importances
-            if item.column in found.dependence and len(found.dependence[item.column].at)
+            _dependence(item.column, explanation.dependence[item.column], board)
+            for item in explanation.importances
+            if item.column in explanation.dependence and len(explanation.dependence[item.column].at)
         ][:_DEPENDENCE],
     }
 
@@ -256,22 +259,19 @@ def _dependence(column: str, found: Dependence, board: Board) -> Figure:
     lines, names = lines[:_CLASSES], names[:_CLASSES]
     across = [value if isinstance(value, float) else float(n) for n, value in enumerate(found.at)]
     said = [value if isinstance(value, str) else number(value) for value in found.at]
-    series = [
-        Series(
-            f"line c{n}",
-            points := list(zip(across, line, strict=True)),
-            dots=[
-                (point, f"{at}: {number(point[1])}")
-                for point, at in zip(points, found.at, strict=True)
-            ],
-        )
-        for n, line in enumerate(lines)
-    ]
+    named, series = isinstance(found.at[0], str), list[Series]()
+    for n, line in enumerate(lines):
+        points = list(zip(across, line, strict=True))
+        dots = [
+            (point, f"{at}: {number(point[1])}") for point, at in zip(points, found.at, strict=True)
+        ]
+        # Between categories there is nothing.
+        series.append(Series(f"line c{n}", () if named else points, dots=dots))
     low, high = min(across), max(across)
     pad = (high - low) * 0.04 or 0.5
     labels_below = (
         [(at, name[:9]) for at, name in zip(across, said, strict=True)]
-        if isinstance(found.at[0], str)
+        if named
         else [(tick, tick_label(tick)) for tick in nice_ticks(low, high, 4) if low <= tick <= high]
     )
     values = [value for line in lines for value in line]

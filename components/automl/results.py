@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +12,11 @@ from steadytrain.components.automl.board import Board, Row, board_of, shares
 from steadytrain.components.automl.portfolio import families
 from steadytrain.components.pages.charts import aligned
 from steadytrain.components.shared.config import RunConfig, from_mapping
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.space import changed
-from steadytrain.components.shared.config.task_names import SERIES
-from steadytrain.components.shared.quantities import duration, number, size
+from steadytrain.components.shared.quantities import duration, money, number, size
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.train.framework.ensemble import SCHEDULED
 from steadytrain.components.tune.results import BEST
 from steadytrain.components.tune.study import Study, study_name
 
@@ -31,13 +32,13 @@ def best_config(study: Study, board: Board) -> RunConfig:
     """
     known, members = families(), list[dict[str, Any]]()
     if study.config.data.task in SERIES and len(board.weights) == 1:
-        (place,) = board.weights
-        winner = board.rows[place].configuration
+        (index,) = board.weights
+        winner = board.rows[index].configuration
         judged = {"gate.compared": len(board.rows), "gate.promised": board.corrected}
         fields = {**winner.fields(known[winner.family]), **judged}
         return from_mapping(changed(study.config, fields))
-    for place, weight in board.weights.items():
-        row = board.rows[place]
+    for index, weight in board.weights.items():
+        row = board.rows[index]
         fields = row.configuration.fields(known[row.configuration.family])
         members.append(
             {
@@ -45,6 +46,7 @@ def best_config(study: Study, board: Board) -> RunConfig:
                 "framework": fields["model.framework"],
                 "config": fields["model.config"],
                 "max_steps": round(statistics.fmean(row.steps)),
+                **_scheduled(fields),
                 "learning_rate": fields["training.learning_rate"],
             }
         )
@@ -69,15 +71,21 @@ def best_config(study: Study, board: Board) -> RunConfig:
     )
 
 
+def _scheduled(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return the steps of a member's schedule, if it has one: those of its units."""
+    is_scheduled = fields["model.framework"] == SCHEDULED
+    return {"schedule_steps": fields["training.max_steps"]} if is_scheduled else {}
+
+
 def _calibrated(board: Board) -> dict[str, Any]:
     """Return the settings of an ensemble that are the winner's calibration."""
-    found, settings = board.calibration, dict[str, Any]()
-    if found.temperature != 1:
-        settings["temperature"] = found.temperature
-    if found.isotonic:
-        settings["isotonic"] = [[list(one.at), list(one.values)] for one in found.isotonic]
-    if found.decision:
-        settings["decision"] = dict(zip(board.labels, found.decision, strict=True))
+    calibration, settings = board.calibration, dict[str, Any]()
+    if calibration.temperature != 1:
+        settings["temperature"] = calibration.temperature
+    if calibration.isotonic:
+        settings["isotonic"] = [[list(one.at), list(one.values)] for one in calibration.isotonic]
+    if calibration.decision:
+        settings["decision"] = dict(zip(board.labels, calibration.decision, strict=True))
     return settings
 
 
@@ -131,8 +139,11 @@ def _plain(row: Row) -> dict[str, Any]:
         "metrics": dict(row.metrics),
         "steps": list(row.steps),
         "fit_seconds": round(row.seconds, 3),
+        "usd": row.usd,
+        "peak_memory_mb": row.peak_mb,
         "latency_p50_ms": row.latency_ms,
         "latency_p99_ms": row.slowest_ms,
+        "memory_mb": row.memory_mb,
         "size_mb": row.size_mb,
         "missed": row.missed,
     }
@@ -140,10 +151,10 @@ def _plain(row: Row) -> dict[str, Any]:
 
 def write_board(study: Study, folder: Path) -> Board | None:
     """Write `board.json` and, if there is a winner, `best.yaml`; return what the search found."""
-    board, place = board_of(study, folder), LocalStorage(folder)
+    board, storage = board_of(study, folder), LocalStorage(folder)
     if board is not None and board.weights:
-        place.write(BEST, best_config(study, board).to_yaml().encode())
-    place.write(BOARD, f"{json.dumps(summary(study, board), indent=2)}\n".encode())
+        storage.write(BEST, best_config(study, board).to_yaml().encode())
+    storage.write(BOARD, f"{json.dumps(summary(study, board), indent=2)}\n".encode())
     return board
 
 
@@ -153,13 +164,27 @@ def lines(board: Board | None) -> list[str]:
         return ["", "no configuration is trained on all folds yet"]
     shown = board_rows(board)
     table = [(name, *cells) for name, cells in shown]
-    text = ["", *aligned([("configuration", *HEADER), *table]), ""]
-    text += [f"{label}: {said}" for label, said in verdicts(board)]
+    text = ["", *aligned([("configuration", *_HEADER), *table]), ""]
+    text += [f"{label}: {verdict}" for label, verdict in verdicts(board)]
     text += [f"left out: {name}, because {reason}" for name, reason in board.skipped.items()]
     return text
 
 
-HEADER: Final = ("loss", "spread", "share", "fit", "ms/record", "size", "")
+_HEADER: Final = [
+    *("loss", "spread", "share", "fit", "cost"),
+    *("peak memory", "ms/record", "memory", "size", ""),
+]
+
+
+def costs(row: Row) -> list[str]:
+    """Return as words what training took: time, USD or else hours, and memory at its peak."""
+    cost = f"{number(row.seconds / 3600)} h" if row.usd is None else money(row.usd)
+    return [duration(row.seconds), cost, size(row.peak_mb * 1e6)]
+
+
+def memory(row: Row) -> str:
+    """Return as words what an exported model takes; "" if that is unknown."""
+    return "" if row.memory_mb is None else size(row.memory_mb * 1e6)
 
 
 def board_rows(board: Board) -> list[tuple[str, list[str]]]:
@@ -171,14 +196,15 @@ def board_rows(board: Board) -> list[tuple[str, list[str]]]:
             [
                 number(row.score),
                 number(row.spread),
-                f"{members[row.configuration.name]:.0%}" if place in board.weights else "",
-                duration(row.seconds),
+                f"{members[row.configuration.name]:.0%}" if index in board.weights else "",
+                *costs(row),
                 number(row.latency_ms),
+                memory(row),
                 size(row.size_mb * 1e6),
                 f"misses a limit: {row.missed}" if row.missed else "",
             ],
         )
-        for place, row in enumerate(board.rows)
+        for index, row in enumerate(board.rows)
     ]
 
 
@@ -204,14 +230,19 @@ def verdicts(board: Board) -> Iterator[tuple[str, str]]:
         yield "calibrated", f"by {how}; {without}"
     if board.decided:
         likeliest, decided = board.decided
+        other, what = (
+            ("each label from a half on", "thresholds of the labels")
+            if board.sets
+            else ("the likeliest class", "weights of the classes")
+        )
         weights = ", ".join(
             f"{label} {number(weight)}"
             for label, weight in zip(board.labels, board.calibration.decision, strict=True)
         )
         yield (
             "decisions",
-            f"promise {number(decided)}, and {number(likeliest)} if the likeliest class were "
-            f"predicted; weights of the classes: {weights}",
+            f"promise {number(decided)}, and {number(likeliest)} if {other} were predicted; "
+            f"{what}: {weights}",
         )
     if board.better is not None:
         low, high = board.better.low, board.better.high

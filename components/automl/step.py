@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.automl.board import Board, board_of, mean_loss, members_of
 from steadytrain.components.automl.design import (
@@ -17,17 +20,24 @@ from steadytrain.components.automl.design import (
 from steadytrain.components.automl.judgment import judged
 from steadytrain.components.automl.report import finish, write_search
 from steadytrain.components.automl.results import BOARD, lines
-from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.automl.time_limit import TimeLimit
+from steadytrain.components.shared.config import RunConfig, from_parameters, load
 from steadytrain.components.shared.config.tune import AblationConfig
-from steadytrain.components.shared.errors import SteadytrainError
+from steadytrain.components.shared.errors import BadInput, SteadytrainError
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.launcher import jobs_for
+from steadytrain.components.train.launch.own_pod import with_task
 from steadytrain.components.tune.driver import driving, study_folder
 from steadytrain.components.tune.log import open_log
-from steadytrain.components.tune.results import WINNER, Lines
+from steadytrain.components.tune.results import BEST, WINNER, Lines
 from steadytrain.components.tune.search import search
+from steadytrain.components.tune.step import report_study
 from steadytrain.components.tune.study import Study, logs_address, study_name, study_of
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 
 def named(config: RunConfig) -> RunConfig:
@@ -61,12 +71,23 @@ def won(study: Study, folder: Path) -> Board:
     """Return the board of a search that has ended.
 
     Raises:
+        BadInput: its time is too short for any.
         SteadytrainError: it has no winner.
     """
     board = board_of(study, folder)
+    hours = study.config.automl.budget.hours
+    if board is None and hours is not None and study.out_of_time:
+        least = TimeLimit(study.config, study.history, list, list).least(study.elapsed)
+        raise BadInput(
+            f"automl.budget.hours = {hours:g}: the search has no winner, since nothing can be "
+            f"trained on all folds, judged and registered in {duration(hours * 3600)} here",
+            remedy=f"set it to {math.ceil(least / 36) / 100:g} or more, and run the same command "
+            "again: the search continues",
+        )
     if board is None or not board.weights:
+        why = lines(board)[-1]
         raise SteadytrainError(
-            "the search has no winner: " + "; ".join(lines(board)[-1:]),
+            f"the search has no winner: {why}",
             remedy=f"see {folder / BOARD}; raise automl.budget or relax automl.constraints, and "
             "run the same command again: the search continues",
         )
@@ -90,7 +111,7 @@ def run(config: RunConfig) -> Study:
         board = won(study, study_folder(config))
         for line in lines(board):
             _print(line)
-        members = ", ".join(board.rows[place].configuration.name for place in board.weights)
+        members = ", ".join(board.rows[index].configuration.name for index in board.weights)
         current.summary = (
             f"the best of {len(board.rows)} configurations: {members}; loss {board.corrected:.4g}"
         )
@@ -115,3 +136,34 @@ def judge(config: RunConfig) -> bool:
 
 def _print(line: str) -> None:
     print(line, flush=True)
+
+
+def kfp_search(
+    *,
+    resolved: dsl.Artifact,
+    study: dsl.Artifact,
+    best: dsl.Artifact,
+    board: dsl.Artifact,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+) -> None:
+    """Run the search step."""
+    config = named(load(Path(resolved.path)))
+    run(with_task(config, task))
+    Path(study.path).write_bytes(config.to_saved())
+    folder = study_folder(config)
+    for name, artifact in ((BEST, best), (BOARD, board)):
+        shutil.copyfile(folder / name, artifact.path)
+    content = json.loads((folder / BOARD).read_bytes())
+    best.metadata.update(study=content["study"], **content["best_params"])
+    for name in ("best_score", "corrected_score", "compared", "trials_completed", "trials_failed"):
+        result.log_metric(name, content[name])
+
+
+def kfp_report(*, page: dsl.HTML, **parameters: Any) -> None:
+    """Report on the search's run and on its winner's. The page is that of the search's run."""
+    config = named(from_parameters(**parameters))
+    try:
+        judge(config)
+    finally:
+        report_study(config, parameters["job"], page)

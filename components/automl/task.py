@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from steadytrain.components.preprocess.inspection import first_rows
-from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
+from steadytrain.components.shared.config import DataConfig, from_mapping
+from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.tabular.model import is_missing, level_of, plain_number
 from steadytrain.components.tasks.encoding.fields import Defect
@@ -31,10 +33,13 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
     Raises:
         DataError: the records have no such column, or its values are neither classes nor numbers.
         BadInput: they cannot be read.
+        ConfigError: the section has problems, all of which it lists.
     """
-    if data.get("label_separator") is not None:
-        return TABULAR_MULTI_LABEL, "data.label_separator is set"
-    config = DataConfig.model_validate({**data, "task": "tabular_classification"})
+    several = isinstance(data["target"], list)
+    if several or data.get("label_separator") is not None:
+        why = "data.target names several columns" if several else "data.label_separator is set"
+        return TABULAR_MULTI_LABEL, why
+    config = _checked({**data, "task": "tabular_classification"})
     target, values, names = str(config.target), list[Any](), dict[str, None]()
     with closing(first_rows(config, _ROWS)) as rows:
         for _, _, row in rows:
@@ -69,3 +74,12 @@ def task_of(data: Mapping[str, Any]) -> tuple[str, str]:
             "tabular_classification takes each value for a class",
         )
     return "tabular_classification", f"{target} has {different} different values"
+
+
+def _checked(section: Mapping[str, Any]) -> DataConfig:
+    try:
+        return DataConfig.model_validate(section)
+    except ValidationError:
+        # This explains every problem.
+        model = {"framework": "lightgbm", "config": {"model_type": "lightgbm"}}
+        return from_mapping({"name": "table", "data": section, "model": model}).data

@@ -1,15 +1,17 @@
 """How a search keeps its limit on wall time: which units begin, and which have taken too long.
 
 Nothing here changes what a unit learns. Without `automl.budget.hours`, no unit is left out, and the
-same seed gives the same board.
+same seed gives the same board. The first configuration, which costs next to nothing, is always
+trained on all folds, so that there is a model unless the limit is too short for any.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from steadytrain.components.shared.config import RunConfig
@@ -19,12 +21,31 @@ from steadytrain.components.tune.history import History, Trial
 
 UNIT_SECONDS: Final = 1.5
 """What a unit takes beside learning, as measured on one core."""
-_FINISH: Final = 14.0
+_FINISH: Final = 19.0
 """How many times as long the winner's run takes, beside learning and preparing the data."""
+_AGAIN: Final = 6.0
+"""How many times as long that takes as a command until its first unit. Both are mostly imports, so
+this tells how fast the machine is before a unit has ended."""
 _OVERRUN: Final = 10.0
 """How many times as long as predicted a unit may take."""
 _LEAST_SECONDS: Final = 600.0
 """How long each unit may take, whatever is predicted."""
+_PREPARING: Final = 6 * 3600.0
+"""How long the first preparation may take in any case: nothing predicts it where data that are
+large or elsewhere have not been read before."""
+
+
+def time_line(config: RunConfig, elapsed: float) -> str:
+    """Return how a search kept its limit on wall time, as a line; "" without a limit.
+
+    Args:
+        elapsed: seconds of the whole search, from its start to the registered model.
+    """
+    if (hours := config.automl.budget.hours) is None:
+        return ""
+    over = 100 * (elapsed / (hours * 3600) - 1)
+    far = f"{abs(over):.0f} % {'above' if over > 0 else 'below'}"
+    return f"time: {duration(elapsed)}, {far} automl.budget.hours = {hours:g}"
 
 
 class TimeLimit:
@@ -33,7 +54,7 @@ class TimeLimit:
     Args:
         costs: returns the families' rough costs (`Family.seconds`) by configuration, with the names
             of the families.
-        members: returns the places of the configurations that would be trained again now.
+        members: returns the indices of the configurations that would be trained again now.
     """
 
     def __init__(
@@ -52,24 +73,26 @@ class TimeLimit:
         self._here = jobs_for(config.compute) is None
         self._history, self._costs, self._members = history, costs, members
         self._chosen: tuple[int, Sequence[int]] = (0, ())
+        self._board = 0.0
 
-    def skipped(self, number: int, elapsed: float) -> str:
-        """Return why a unit is not to begin; "" if it is."""
-        place, fold = divmod(number, self._folds)
+    def skipped(self, number: int, kind: tuple[str, float], elapsed: float) -> str:
+        """Return why a unit is not to begin; "" if it is.
+
+        Args:
+            kind: the name of its family, and the family's rough cost.
+        """
+        index, fold = divmod(number, self._folds)
         for trial in self._history.trials[number - fold : number]:
             if trial.status == "failed":
                 return f"fold {trial.number % self._folds} failed"
             if trial.status == "skipped":
                 return trial.reason
-        if not math.isfinite(self.seconds) or not (walls := self._walls()):
+        if not index or not math.isfinite(self.seconds) or not (walls := self._walls()):
             return ""
-        unit = self._unit(place, walls)
-        busy = sum(
-            max(0.0, self._unit(it.number // self._folds, walls) - elapsed + it.began)
-            for it in self._history.running.values()
-        )
+        unit = self._unit(index, walls, kind)
+        busy = self._busy(walls, elapsed)
         needed = math.ceil((self._folds - fold) / self._parallel) * unit + busy / self._parallel
-        left = self.seconds - elapsed - self._reserve(walls, place)
+        left = self.seconds - elapsed - self._reserve(walls, elapsed, {index: unit})
         if needed <= left:
             return ""
         return (
@@ -77,17 +100,53 @@ class TimeLimit:
             f"{duration(self.seconds)} leaves {duration(max(0.0, left))} for them)"
         )
 
+    def expected(self, units: int, elapsed: float) -> tuple[int, float] | None:
+        """Return how many units are still to begin, and the wall time until the last one ends.
+
+        Args:
+            units: of the whole search.
+
+        Returns:
+            None until a unit shows how long one takes.
+        """
+        begun = len(self._history.trials)
+        if not (walls := self._walls()):
+            return None
+        places = Counter(number // self._folds for number in range(begun, units))
+        waiting = sum(count * self._unit(index, walls) for index, count in places.items())
+        seconds = (waiting + self._busy(walls, elapsed)) / self._parallel
+        return max(0, units - begun), min(seconds, max(0.0, self.seconds - elapsed))
+
     def out_of_time(self, elapsed: float) -> bool:
         """Return whether only the time for the winner is left."""
         if not math.isfinite(self.seconds):
             return False
-        return elapsed >= self.seconds - self._reserve(self._walls())
+        first = self._history.trials[: self._folds]
+        if not first:
+            return self.least(elapsed) > self.seconds
+        if len(first) < self._folds or any(it.status == "running" for it in first):
+            # Predictions from its first units, which wait for the data, are the least certain.
+            return elapsed >= self.seconds - _AGAIN * self._began(elapsed)
+        return elapsed >= self.seconds - self._reserve(self._walls(), elapsed)
+
+    def least(self, elapsed: float) -> float:
+        """Return the shortest limit in seconds with which the search could still have a model.
+
+        That leaves time for the missing folds of the first configuration and for its run, both by
+        how long the command took to begin.
+        """
+        began = self._began(elapsed)
+        done = sum(it.status == "finished" for it in self._history.trials[: self._folds])
+        folds = math.ceil((self._folds - done) / self._parallel)
+        return elapsed + (_AGAIN + folds * _AGAIN / _FINISH) * began
 
     def overdue(self, trial: Trial, elapsed: float, since_prepared: float | None) -> str:
         """Return why a running unit is to be killed; "" if it is not.
 
         `automl.budget.unit_minutes` counts from when the unit has its data and a process. Before
-        that, it waits for the data, as long as a preparation that does not hang takes.
+        that, it waits for the data, as long as a preparation that does not hang takes. Without that
+        limit and one of the search, that depends on how long the command took to begin, since it
+        reads data that are small and here.
 
         Args:
             since_prepared: see `TrialState`.
@@ -95,12 +154,17 @@ class TimeLimit:
         walls, taken = self._walls(), elapsed - trial.began
         limit, why = self._unit_seconds, "automl.budget.unit_minutes"
         if limit is None:
-            if not walls or not self._here:
-                # Data are prepared first, and pods wait for a node.
+            if walls and self._here:
+                expected = self._unit(trial.number // self._folds, walls)
+                limit, why = max(_LEAST_SECONDS, _OVERRUN * expected), f"{_OVERRUN:g} times as long"
+                why += f" as predicted, and at least {duration(_LEAST_SECONDS)}"
+            elif since_prepared is None and not math.isfinite(self.seconds):
+                # Data are prepared beside the driver, before a pod waits for a node.
+                limit = max(_PREPARING, _OVERRUN * self._history.trials[0].began)
+                why = "to prepare the data; automl.budget.unit_minutes sets another limit"
+            else:
+                # Pods wait for a node, however long that takes.
                 return ""
-            expected = self._unit(trial.number // self._folds, walls)
-            limit, why = max(_LEAST_SECONDS, _OVERRUN * expected), f"{_OVERRUN:g} times as long"
-            why += f" as predicted, and at least {duration(_LEAST_SECONDS)}"
         elif since_prepared is None:
             limit = max(_LEAST_SECONDS, _OVERRUN * limit)
             why = f"{_OVERRUN:g} times {why} to prepare its data, and at least "
@@ -116,37 +180,59 @@ class TimeLimit:
 
         The first ones, which wait for the data, say nothing about the others.
         """
-        found = defaultdict[int, list[float]](list)
+        result = defaultdict[int, list[float]](list)
         ended = [it for it in self._history.trials if it.status == "finished"]
         prepared = min((it.began + it.wall for it in ended), default=math.inf)
         for trial in ended:
             if trial.began >= prepared:
-                found[trial.number // self._folds].append(trial.wall)
-        return found
+                result[trial.number // self._folds].append(trial.wall)
+        return result
 
-    def _unit(self, place: int, walls: dict[int, list[float]]) -> float:
-        """Predict the wall time of a configuration's next unit."""
-        if place in walls:
-            return max(walls[place])
-        costs, beside = self._costs(), self._beside(walls)
-        # One that is suggested after the portfolio has no unit yet.
-        family, cost = costs[place] if place < len(costs) else ("", max(it for _, it in costs))
+    def _busy(self, walls: dict[int, list[float]], elapsed: float) -> float:
+        """Return how long the running units still take, one after another."""
+        return sum(
+            max(0.0, self._unit(it.number // self._folds, walls) - elapsed + it.began)
+            for it in self._history.running.values()
+        )
+
+    def _unit(
+        self, index: int, walls: dict[int, list[float]], kind: tuple[str, float] | None = None
+    ) -> float:
+        """Predict the wall time of a configuration's next unit.
+
+        Args:
+            kind: see `skipped`; None if it is not known yet.
+        """
+        if index in walls:
+            return max(walls[index])
+        costs, overhead = self._costs(), self._beside(walls)
+        if index < len(costs):
+            kind = costs[index]
+        if kind is None:
+            # It is yet to be suggested.
+            return statistics.fmean(statistics.fmean(it) for it in walls.values())
+        family, cost = kind
         if same := [statistics.fmean(it) for n, it in walls.items() if costs[n][0] == family]:
             return max(same)
         rough = sum(costs[n][1] for n in walls)
-        learning = sum(max(0.0, statistics.fmean(it) - beside) for it in walls.values())
-        return beside + (cost * learning / rough if rough else 0.0)
+        learning = sum(max(0.0, statistics.fmean(it) - overhead) for it in walls.values())
+        return overhead + (cost * learning / rough if rough else 0.0)
 
     @staticmethod
     def _beside(walls: dict[int, list[float]]) -> float:
-        """Return what a unit takes beside learning: as long as the fastest configuration."""
+        """Return the time that a unit takes besides learning: that of the fastest configuration."""
         return min((statistics.median(it) for it in walls.values()), default=UNIT_SECONDS)
 
-    def _reserve(self, walls: dict[int, list[float]], more: int | None = None) -> float:
+    def _reserve(
+        self,
+        walls: dict[int, list[float]],
+        elapsed: float,
+        more: Mapping[int, float] | None = None,
+    ) -> float:
         """Return what training, judging and registering the winner takes.
 
         Args:
-            more: a configuration that may become one of its members.
+            more: what a unit takes of a configuration that may become one of its members.
         """
         ended = Counter(
             trial.number // self._folds
@@ -155,10 +241,19 @@ class TimeLimit:
         )
         complete = sum(count == self._folds for count in ended.values())
         if complete != self._chosen[0]:
+            since = time.monotonic()
             self._chosen = complete, self._members()
-        beside = self._beside(walls)
-        members = {*self._chosen[1], *([] if more is None else [more])}
-        learning = sum(max(0.0, self._unit(place, walls) - beside) for place in members)
+            # The board chooses once for all records, and once without each fold.
+            self._board = (self._folds + 1) * (time.monotonic() - since)
+        overhead = self._beside(walls)
+        members = {index: self._unit(index, walls) for index in self._chosen[1]} | dict(more or {})
+        learning = sum(max(0.0, unit - overhead) for unit in members.values())
         first = self._history.trials[0].wall if walls else 0.0
-        prepared = max(0.0, first - beside)
-        return learning * self._more + _FINISH * beside + prepared
+        prepared = max(0.0, first - overhead)
+        again = max(_FINISH * overhead + prepared, _AGAIN * self._began(elapsed))
+        return learning * self._more + again + self._board
+
+    def _began(self, elapsed: float) -> float:
+        """Return the time of the command until its first unit."""
+        trials = self._history.trials
+        return trials[0].began if trials else elapsed

@@ -22,7 +22,7 @@ from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.explained import Explained
 from steadytrain.components.tune.history import Trial
-from steadytrain.components.tune.trials.folder import ARTIFACT, EXPLAINED, LABELS, TrialFolder
+from steadytrain.components.tune.trials.folder import ARTIFACT, EXPLAINED, LABELS, PEAK, TrialFolder
 
 SCALED: Final = "scaled_error"
 """A column that only the scores of forecasts have. Their loss is the mean of it (MASE)."""
@@ -36,27 +36,28 @@ def unit_scores(folder: Path, trial: Trial) -> pa.Table:
     Raises:
         BadInput: it is missing or damaged, or an earlier version of steadytrain wrote it.
     """
-    place = TrialFolder(folder, trial.number)
-    path = place.scores
-    if trial.scored and (why := place.damage(trial.scored)):
+    trial_folder = TrialFolder(folder, trial.number)
+    path = trial_folder.scores
+    if trial.scored and (why := trial_folder.damage(trial.scored)):
         raise BadInput(
             f"the scores of a unit are damaged: {why}",
             remedy="run the same command again: the unit is trained again",
         )
     try:
-        found = pq.read_table(path)
-        kept = found.schema.metadata or {}
-        json.loads(kept[LABELS])
-        Artifact.model_validate_json(kept[ARTIFACT])
-        if SCALED not in found.column_names:
-            Explained.model_validate_json(kept[EXPLAINED])
+        result = pq.read_table(path)
+        metadata = result.schema.metadata or {}
+        json.loads(metadata[LABELS])
+        Artifact.model_validate_json(metadata[ARTIFACT])
+        int(metadata[PEAK])
+        if SCALED not in result.column_names:
+            Explained.model_validate_json(metadata[EXPLAINED])
     except KeyError as error:
         raise _unusable(path, f"lack {error.args[0].decode()!r}") from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise _unusable(path, f"cannot be read ({str(error).partition(chr(10))[0]})") from error
-    if SCALED in found.column_names and NAME not in found.column_names:
+    if SCALED in result.column_names and NAME not in result.column_names:
         raise _unusable(path, f"lack {NAME!r}")
-    return found
+    return result
 
 
 def _unusable(path: Path, why: str) -> BadInput:
@@ -88,10 +89,15 @@ def best_step(trial: Trial, item: Configuration) -> int:
 
 def losses_of(table: pa.Table) -> FloatArray:
     """Return the losses of records: in nats, or squared errors."""
-    own = "probabilities", SCALED
-    name = "loss" if any(name in table.column_names for name in own) else "squared_error"
-    found: FloatArray = table.column(name).to_numpy()
-    return found
+    columns = "probabilities", SCALED
+    name = "loss" if any(name in table.column_names for name in columns) else "squared_error"
+    result: FloatArray = table.column(name).to_numpy()
+    return result
+
+
+def artifacts_of(parts: Iterable[pa.Table]) -> list[Artifact]:
+    """Return the exported models as units measured them, by fold."""
+    return [Artifact.model_validate_json(part.schema.metadata[ARTIFACT]) for part in parts]
 
 
 def joined_folds(parts: Sequence[pa.Table]) -> pa.Table:
@@ -153,14 +159,14 @@ def forecasts_of(
         return first
     mixed = found.mixed(weights)
     errors, width = found.losses(mixed), np.zeros(len(mixed))
-    place, ahead = first["place"].to_numpy(), np.zeros(len(mixed), np.int64)
+    ordinals, ahead = first["ordinal"].to_numpy(), np.zeros(len(mixed), np.int64)
     for several in set(zip(found.units.tolist(), found.fold.tolist(), strict=True)):
         inside = np.flatnonzero((found.units == several[0]) & (found.fold == several[1]))
-        ahead[inside[place[inside].argsort()]] = np.arange(len(inside))
+        ahead[inside[ordinals[inside].argsort()]] = np.arange(len(inside))
     for fold in np.unique(found.fold):
         others, inside = found.fold != fold, found.fold == fold
-        apart = [errors[others & (ahead == time)].tolist() for time in range(ahead.max() + 1)]
-        width[inside] = np.array(widths_of(apart))[ahead[inside]]
+        by_horizon = [errors[others & (ahead == time)].tolist() for time in range(ahead.max() + 1)]
+        width[inside] = np.array(widths_of(by_horizon))[ahead[inside]]
     scale = np.ones(len(mixed)) if found.scale is None else found.scale
     changed = {
         "predicted": mixed,
@@ -179,17 +185,17 @@ def _scale(tables: Sequence[pa.Table]) -> FloatArray | None:
     """
     if SCALED not in tables[0].column_names:
         return None
-    found = np.zeros(tables[0].num_rows)
+    result = np.zeros(tables[0].num_rows)
     for table in tables:
         errors, scaled = (table.column(name).to_numpy() for name in ("absolute_error", SCALED))
-        np.divide(errors, scaled, out=found, where=(found == 0) & (scaled > 0))
-    found[found == 0] = 1.0
-    return found
+        np.divide(errors, scaled, out=result, where=(result == 0) & (scaled > 0))
+    result[result == 0] = 1.0
+    return result
 
 
 def _chances(table: pa.Table) -> NDArray[np.float32]:
     """Return the probabilities of joined scores: (rows, classes)."""
     lists: Any = table.column("probabilities").combine_chunks()
     flat = lists.flatten().to_numpy()
-    found: NDArray[np.float32] = flat.reshape(table.num_rows, -1)
-    return found
+    result: NDArray[np.float32] = flat.reshape(table.num_rows, -1)
+    return result

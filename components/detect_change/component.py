@@ -20,20 +20,7 @@ def detect_change(
     page: dsl.Output[dsl.HTML],
 ) -> bool:
     """Return whether the data changed enough to train again."""
-    from steadytrain.components.detect_change import artifacts
+    arguments = locals()
+    from steadytrain.components.detect_change.step import kfp_detect_change
 
-    return artifacts.detect_change(
-        parameters={
-            "config": config,
-            "run": run,
-            "output": output,
-            "data_source": data_source,
-            "base_model": base_model,
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            "num_train_epochs": num_train_epochs,
-            "overrides": overrides,
-            "job": job,
-        },
-        page=page,
-    )
+    return kfp_detect_change(**arguments)

@@ -19,18 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.components.pages.html import html
 from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.prepared import scratch
 from steadytrain.components.preprocess.profile import profile_of
-from steadytrain.components.shared.config import RetrainConfig, RunConfig
+from steadytrain.components.shared.config import RetrainConfig, RunConfig, from_parameters
+from steadytrain.components.shared.config.secrets import redact
+from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.records import DataProfile
 from steadytrain.components.shared.registry import INPUTS, PROFILE, Registry, Version
-from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.shared.workspace import DataCheck, Workspace, keep_data_check
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ def run(config: RunConfig) -> DataChange:
         TrackingError: the registry cannot be used.
     """
     workspace = Workspace.of(config)
-    inputs = find_inputs(config.data, workspace.output)
+    inputs = find_inputs(config.data, workspace.output, config.tracking.uri)
     digest = inputs.digest()
     registry, aliases = Registry(config, workspace), config.registry
     for alias in (aliases.champion_alias, aliases.candidate_alias):
@@ -81,15 +88,15 @@ def _compare(config: RunConfig, inputs: Inputs, champion: Version, name: str) ->
     then = _profile_tagged(champion)
     if then is None:
         return DataChange(found=True, reason=f"{shift}; it is not known whether they have drifted")
-    found = tuple(moves(then, _profile(config, inputs), config.retrain))
-    moved = [str(move) for move in found if move.moved]
+    changes = tuple(moves(then, _profile(config, inputs), config.retrain))
+    moved = [str(move) for move in changes if move.moved]
     if moved:
-        return DataChange(True, f"{shift}, and have drifted: {', '.join(moved)}", found)
-    if config.retrain.when == "drift" and found:
+        return DataChange(True, f"{shift}, and have drifted: {', '.join(moved)}", changes)
+    if config.retrain.when == "drift" and changes:
         return DataChange(
-            False, f"nothing new: {shift}, but have not drifted: {_listed(found)}", found
+            False, f"nothing new: {shift}, but have not drifted: {_listed(changes)}", changes
         )
-    return DataChange(True, f"{shift}; they have not drifted: {_listed(found)}", found)
+    return DataChange(True, f"{shift}; they have not drifted: {_listed(changes)}", changes)
 
 
 def _profile_tagged(version: Version) -> DataProfile | None:
@@ -148,14 +155,14 @@ def moves(then: DataProfile, now: DataProfile, limits: RetrainConfig) -> list[Mo
         ("labels", "Jensen-Shannon distance", js_distance, limits.max_label_shift),
         ("words", "Jensen-Shannon distance", js_distance, limits.max_word_shift),
     ]
-    found = []
+    result = []
     for what, name, measure, limit in compared:
         old, new = (np.array(getattr(profile, what), dtype=float) for profile in (then, now))
         if old.sum() and new.sum():
             value = measure(old.sum(axis=0), new.sum(axis=0))
             chance = max(_between_halves(old, measure), _between_halves(new, measure))
-            found.append(Move(what, name, value, limit, chance))
-    return found
+            result.append(Move(what, name, value, limit, chance))
+    return result
 
 
 def stability_index(then: Shares, now: Shares) -> float:
@@ -181,3 +188,34 @@ def _relative_entropy(p: Shares, q: Shares) -> float:
 def _between_halves(halves: Shares, measure: Measure) -> float:
     """Return the distance between the halves, or infinity if one is empty."""
     return measure(halves[0], halves[1]) if halves.sum(axis=1).all() else float("inf")
+
+
+def kfp_detect_change(*, page: dsl.HTML, **parameters: Any) -> bool:
+    """Run the step.
+
+    It writes nothing to the run's folder, because a run may not follow. The report of this pipeline
+    run finds its result elsewhere.
+
+    Returns:
+        Whether to train again.
+    """
+    config, job = from_parameters(**parameters), str(parameters["job"])
+    workspace = Workspace.of(config)
+    try:
+        news = run(config)
+    except SteadytrainError as error:
+        what = {"error": type(error).__name__, "message": redact(error.message)}
+        keep_data_check(workspace, job, DataCheck(failure=what | {"remedy": error.remedy}))
+        raise
+    keep_data_check(workspace, job, DataCheck(found=news.found, reason=news.reason))
+    print(news.reason)
+    moves = [
+        (move.what, [move.measure, f"{move.value:.3f}", f"{move.limit:g}", f"{move.chance:.3f}"])
+        for move in news.moves
+    ]
+    text = html("sentence", kind="data", name=config.name, sentence=news.reason, moves=moves)
+    Path(page.path).write_text(text, encoding="utf-8")
+    page.metadata.update(
+        reason=news.reason, **{f"{move.what}_shift": round(move.value, 4) for move in news.moves}
+    )
+    return news.found

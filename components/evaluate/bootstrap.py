@@ -171,8 +171,8 @@ def studentized_ratio(statistic: Statistic, units: IntArray, confidence: float) 
         quotients, halved = gain[1:] / scale[1:], halves["gain"] / halves["scale"]
 
     def away(ratio: float) -> Interval:
-        rest, half = (item["gain"] - ratio * item["scale"] for item in (without, halves))
-        return _interval(rest[0], rest[1:], half, confidence)
+        residuals, half = (item["gain"] - ratio * item["scale"] for item in (without, halves))
+        return _interval(residuals[0], residuals[1:], half, confidence)
 
     if not math.isfinite(ratio) or not math.isfinite(away(ratio).low):
         return Interval(value=ratio, low=math.nan, high=math.nan)
@@ -211,8 +211,8 @@ def infinite_for_one(one: FloatArray, other: FloatArray, compared: FloatArray) -
         one, other: (rows,), each model's metric; NaN if it is undefined.
         compared: (rows,), the comparison.
     """
-    found: FloatArray = np.where(np.isnan(one) ^ np.isnan(other), np.inf, compared)
-    return found
+    result: FloatArray = np.where(np.isnan(one) ^ np.isnan(other), np.inf, compared)
+    return result
 
 
 def _left_out(units: IntArray) -> Iterator[FloatArray]:

@@ -43,8 +43,8 @@ class Classes:
 
     def has(self, index: int) -> NDArray[np.bool_]:
         """Return whether each example is of a class."""
-        found: NDArray[np.bool_] = self.label == index
-        return found
+        result: NDArray[np.bool_] = self.label == index
+        return result
 
 
 def confusion(classes: Classes, count: int) -> list[list[int]]:
@@ -141,13 +141,13 @@ def per_label(
     from sklearn.metrics import precision_recall_fscore_support
 
     columns = precision_recall_fscore_support(sets.truth, sets.prediction, zero_division=0)
-    found = dict(zip(MEASURES, columns, strict=True)) | {"threshold": sets.thresholds}
-    return by_class(found, names, averages)
+    measures = dict(zip(MEASURES, columns, strict=True)) | {"threshold": sets.thresholds}
+    return by_class(measures, names, averages)
 
 
 def _lists(table: pa.Table, column: str) -> FloatArray:
-    found: Any = table.column(column).combine_chunks()
-    return np.asarray(found.flatten(), dtype=np.float64)
+    result: Any = table.column(column).combine_chunks()
+    return np.asarray(result.flatten(), dtype=np.float64)
 
 
 def _flags(table: pa.Table, column: str, count: int) -> Flags:

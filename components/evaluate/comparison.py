@@ -18,13 +18,12 @@ import pyarrow.compute as pc
 from steadytrain.components.evaluate.bootstrap import FloatArray, Resampling
 from steadytrain.components.evaluate.gate import Gate, TestSide
 from steadytrain.components.evaluate.language_tasks import run_lm_tasks
-from steadytrain.components.evaluate.metric import metrics
+from steadytrain.components.evaluate.metric import Pair, Resampled, Rival, Scores, mean, metrics
 from steadytrain.components.evaluate.paired import read_answers, spans
-from steadytrain.components.evaluate.scores import Pair, Resampled, Rival, Scores, mean
 from steadytrain.components.evaluate.scoring import Report, score, test_digest, to_compute_device
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import MULTI_TASK, SERIES
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.config.task_names import MULTI_TASK, SERIES
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, with_causes
 from steadytrain.components.shared.foreign import ran_out
 from steadytrain.components.shared.lm_tasks import LmTasks
@@ -96,8 +95,8 @@ def with_champion(number: str, work: Callable[[], _Result]) -> _Result:
         try:
             return work()
         except Exception as error:
-            said = redact(str(error).strip().partition("\n")[0]) or type(error).__name__
-            what = f"the champion, version {number}, cannot be loaded or scored: {said}"
+            reason = redact(str(error).strip().partition("\n")[0]) or type(error).__name__
+            what = f"the champion, version {number}, cannot be loaded or scored: {reason}"
             if _elsewhere(error):
                 raise ChampionAway(
                     what,
@@ -247,15 +246,15 @@ class Candidate:
         )
 
     def _test_side(self, earlier: int) -> TestSide:
-        found = TestSide(self.scores.counted_units, self.test_digest, earlier)
+        result = TestSide(self.scores.counted_units, self.test_digest, earlier)
         if self.config.data.task not in SERIES:
-            return found
+            return result
         series, values = self.config.data.series, len(self.scores.id)
         if series.column is None:
             called = f"test values of a single series, for a horizon of {series.horizon},"
-            return replace(found, grows_by="a longer data.series.horizon", called=called)
+            return replace(result, grows_by="a longer data.series.horizon", called=called)
         called = f"series, with {values:,} test values for a horizon of {series.horizon},"
-        return replace(found, grows_by="more series", called=called)
+        return replace(result, grows_by="more series", called=called)
 
     def _against_champion(self, champion: Version, metric: str, report: Report) -> Pair | str:
         components = to_compute_device(self.task.packager.load_logged(champion.uri), self.config)

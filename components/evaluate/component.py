@@ -17,15 +17,7 @@ def evaluate(
     page: dsl.Output[dsl.HTML],
 ) -> bool:
     """Evaluate the candidate on the test side, and decide whether it beats the champion."""
-    from steadytrain.components.evaluate import artifacts
+    arguments = locals()
+    from steadytrain.components.evaluate.step import kfp_evaluate
 
-    return artifacts.evaluate(
-        resolved=resolved,
-        data=data,
-        model=model,
-        evaluation=evaluation,
-        decision=decision,
-        metrics=metrics,
-        classes=classes,
-        page=page,
-    )
+    return kfp_evaluate(**arguments)

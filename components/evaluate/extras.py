@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from steadytrain.components.evaluate.comparison import resampling
 from steadytrain.components.evaluate.language_tasks import TaskResults, run_lm_tasks
-from steadytrain.components.evaluate.metric import measure
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, measure
 from steadytrain.components.evaluate.scoring import Report, Scoring, score, to_compute_device
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
@@ -39,7 +38,7 @@ def measure_robustness(
     Raises:
         OutOfMemory: one record alone does not fit in memory.
     """
-    evaluation, found = config.evaluation, {}
+    evaluation, result = config.evaluation, {}
     components = to_compute_device(task.packager.load_exported(folder), config)
     for field in evaluation.robustness:
         scoring: Scoring = task.scorer.score
@@ -50,8 +49,8 @@ def measure_robustness(
             given = noised(records, evaluation.character_noise, config.training.seed)
         how = f"the candidate with evaluation.{field}"
         scores = Scores.of(score(how, scoring, components, given, report))
-        found[field] = measure(scores, resampling(config)) | _by_part(scores, config)
-    return found
+        result[field] = measure(scores, resampling(config)) | _by_part(scores, config)
+    return result
 
 
 def _by_part(scores: Scores, config: RunConfig) -> dict[str, Interval]:
@@ -135,7 +134,7 @@ def landscape_of(
 
     total = settings.scorings
     try:
-        found = measure_landscape(
+        landscape = measure_landscape(
             config,
             task,
             folder,
@@ -145,11 +144,11 @@ def landscape_of(
     except Exception as error:
         if not ran_out(error):
             raise
-        said = redact(str(error).partition("\n")[0])
+        reason = redact(str(error).partition("\n")[0])
     else:
-        return found, ""
+        return landscape, ""
     missing = (
-        f"evaluation.landscape was not measured, because memory ran out ({said}): start the "
+        f"evaluation.landscape was not measured, because memory ran out ({reason}): start the "
         "evaluate step again on a device with more memory, or leave evaluation.landscape out"
     )
     current.emit(Warned(stage=current.name, message=missing))

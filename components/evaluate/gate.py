@@ -30,7 +30,7 @@ from steadytrain.components.evaluate.bootstrap import (
     infinite_for_one,
     studentized_ratio,
 )
-from steadytrain.components.evaluate.scores import Pair, Resampled, Rival
+from steadytrain.components.evaluate.metric import Pair, Resampled, Rival
 from steadytrain.components.shared.config.evaluation import GateConfig
 from steadytrain.components.shared.records import Comparison, GateRecord, Interval, Subject
 
@@ -240,8 +240,8 @@ class Gate:
         candidate, champion = mine(weights), other(weights)
         # A negative value of the other model must not flip the sign.
         scale = np.where(champion == 0, 1.0, np.abs(champion))
-        found: FloatArray = self._sign(metric) * (candidate - champion) / scale
-        return infinite_for_one(candidate, champion, found)
+        difference: FloatArray = self._sign(metric) * (candidate - champion) / scale
+        return infinite_for_one(candidate, champion, difference)
 
     def _interval(
         self, metric: str, mine: Resampled, other: Resampled, units: IntArray, inside: FloatArray
@@ -269,24 +269,24 @@ class Gate:
     def _against(self, rival: Rival) -> Comparison:
         units = self.test.units
         inside = np.ones(len(units))
-        found = self._interval(rival.metric, rival.candidate, rival.rival, units, inside)
+        bound = self._interval(rival.metric, rival.candidate, rival.rival, units, inside)
         return Comparison(
             what=rival.what,
             metric=rival.metric,
             candidate=float(rival.candidate(inside[None])[0]),
             other=float(rival.rival(inside[None])[0]),
-            improvement=found,
+            improvement=bound,
         )
 
     def _slice_improvements(self, pair: Pair) -> dict[str, float]:
-        found = {}
+        result = {}
         for name, rows in pair.slices.items():
             inside = np.zeros((1, len(pair.units)))
             inside[0, rows] = 1
             relative = float(self._relative(self.metric, pair.candidate, pair.champion, inside)[0])
             if len(rows) >= self.limits.min_slice_examples and not math.isnan(relative):
-                found[name] = relative
-        return found
+                result[name] = relative
+        return result
 
     def _exceeds(self, improvement: Interval) -> bool:
         return min(improvement.value, improvement.low) > self.limits.margin
@@ -341,11 +341,11 @@ class Gate:
                 continue
             inside = np.zeros(len(pair.units))
             inside[rows] = 1
-            found = self._improvement(pair, inside)
-            if not found.low >= -allowed:
+            improvement = self._improvement(pair, inside)
+            if not improvement.low >= -allowed:
                 yield (
-                    f"part {name!r} is {_better(found.value)}, with an interval from "
-                    f"{100 * found.low:.1f} % (limit {-100 * allowed:g} %)"
+                    f"part {name!r} is {_better(improvement.value)}, with an interval from "
+                    f"{100 * improvement.low:.1f} % (limit {-100 * allowed:g} %)"
                 )
 
     def _regressions(self, slices: Mapping[str, float]) -> Iterator[str]:

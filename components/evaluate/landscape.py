@@ -94,16 +94,16 @@ def losses_on_plane(
     Returns:
         One row per step along the second direction, with one value per step along the first.
     """
-    found: Losses = []
+    result: Losses = []
     with moving(model, seed) as move:
         for second in steps:
-            found.append([])
+            result.append([])
             for first in steps:
                 move(first, second)
                 value = loss()
-                found[-1].append(value if math.isfinite(value) else None)
-                report(sum(map(len, found)))
-    return found
+                result[-1].append(value if math.isfinite(value) else None)
+                report(sum(map(len, result)))
+    return result
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def mean_loss(scorer: Scorer, components: Components, records: pa.Table) -> floa
 def rings(steps: Sequence[float], losses: Losses) -> list[LandscapeRing]:
     """Summarize the loss by distance: the larger of both steps' sizes, from the middle outwards."""
     middle = len(steps) // 2
-    found = []
+    result = []
     for distance in range(middle + 1):
         values = [
             value
@@ -182,7 +182,7 @@ def rings(steps: Sequence[float], losses: Losses) -> list[LandscapeRing]:
             if max(abs(row - middle), abs(column - middle)) == distance
         ]
         finite = [value for value in values if value is not None]
-        found.append(
+        result.append(
             LandscapeRing(
                 distance=steps[middle + distance],
                 lowest=min(finite, default=None),
@@ -191,7 +191,7 @@ def rings(steps: Sequence[float], losses: Losses) -> list[LandscapeRing]:
                 not_finite=len(values) - len(finite),
             )
         )
-    return found
+    return result
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -83,10 +83,10 @@ def run_lm_tasks(
     # For tasks that sample. lm-eval's own command sets the same seed.
     torch.manual_seed(DEFAULT_OTHER_SEED)
     with running(", ".join(tasks.loaded["tasks"])):
-        found = evaluate(
+        evaluation = evaluate(
             lm=model, task_dict=dict(tasks.loaded), bootstrap_iters=how.samples, log_samples=True
         )
-    known = list(_documents(found["samples"]))
+    known = list(_documents(evaluation["samples"]))
     errors = {
         name: _standard_error(metric, values, how)
         for name, _, metric, values in known
@@ -97,7 +97,7 @@ def run_lm_tasks(
         for name, task, metric, values in known
         if averaged(tasks.loaded["tasks"][task], metric)
     ]
-    scores = dict(_scores(found, errors))
+    scores = dict(_scores(evaluation, errors))
     return TaskResults(scores, pa.concat_tables([ANSWERS.empty_table(), *answers]), model.remarks)
 
 
@@ -131,9 +131,11 @@ def _documents(samples: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str,
     for task, documents in samples.items():
         filters = dict.fromkeys(document["filter"] for document in documents)
         for filtered in filters:
-            own = [document for document in documents if document["filter"] == filtered]
-            for metric in own[0]["metrics"]:
-                values = [document[metric] for document in own if metric in document]
+            filtered_documents = [
+                document for document in documents if document["filter"] == filtered
+            ]
+            for metric in filtered_documents[0]["metrics"]:
+                values = [document[metric] for document in filtered_documents if metric in document]
                 yield score_name(task, metric, filtered), task, metric, values
 
 

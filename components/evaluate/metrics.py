@@ -15,8 +15,7 @@ import numpy as np
 
 from steadytrain.components.evaluate.bootstrap import FloatArray, IntArray
 from steadytrain.components.evaluate.classes import Classes, calibration_error
-from steadytrain.components.evaluate.metric import MeanMetric, Parts, SampleMetric
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import MeanMetric, Parts, SampleMetric, Scores
 
 _LARGEST_EXPONENT = 700.0  # e^709 is close to the largest float
 _ROUNDING: Final = 1e-26  # of equal numbers' squared deviations, relative to their squares
@@ -51,8 +50,8 @@ def _column(name: str, scores: Scores) -> Parts | None:
 
 
 def _preferred(scores: Scores) -> Parts | None:
-    found = _column("margin", scores)
-    return found and ((found[0] > 0).astype(np.float64), found[1])
+    margins = _column("margin", scores)
+    return margins and ((margins[0] > 0).astype(np.float64), margins[1])
 
 
 def _exponential(means: FloatArray) -> FloatArray:
@@ -82,8 +81,8 @@ def _weighted_macro_f1(scores: Scores, weights: FloatArray) -> FloatArray:
     flags = _flags(scores)
     assert flags is not None
     truth, prediction = flags
-    found = 2 * (weights @ (truth * prediction)) / (weights @ truth + weights @ prediction)
-    return _defined_mean(found.T)
+    f1 = 2 * (weights @ (truth * prediction)) / (weights @ truth + weights @ prediction)
+    return _defined_mean(f1.T)
 
 
 def _micro_f1(scores: Scores) -> float | None:
@@ -100,8 +99,8 @@ def _weighted_micro_f1(scores: Scores, weights: FloatArray) -> FloatArray:
     assert sets is not None
     hits = (sets.truth & sets.prediction).sum(axis=1)
     seen = sets.truth.sum(axis=1) + sets.prediction.sum(axis=1)
-    found: FloatArray = 2 * (weights @ hits) / np.maximum(weights @ seen, 1e-9)
-    return found
+    result: FloatArray = 2 * (weights @ hits) / np.maximum(weights @ seen, 1e-9)
+    return result
 
 
 def _exact_sets(scores: Scores) -> Parts | None:
@@ -148,8 +147,8 @@ def _weighted_precision(truth: np.ndarray, score: FloatArray, weights: FloatArra
     hits = (weights[:, order] * truth[order]).cumsum(axis=1)[:, ends]
     precision = hits / weights[:, order].cumsum(axis=1)[:, ends]
     gained = np.diff(hits, axis=1, prepend=0)
-    found: FloatArray = (np.where(gained > 0, precision, 0) * gained).sum(axis=1) / hits[:, -1]
-    return found
+    result: FloatArray = (np.where(gained > 0, precision, 0) * gained).sum(axis=1) / hits[:, -1]
+    return result
 
 
 def _ece(classes: Classes) -> float:
@@ -217,9 +216,9 @@ def _weighted_balanced_accuracy(classes: Classes, weights: FloatArray) -> FloatA
 
 def _defined_mean(values: Iterable[FloatArray]) -> FloatArray:
     """Return the mean of values, (resamples,) each, without those that are undefined (NaN)."""
-    found = np.stack(list(values))
-    defined = ~np.isnan(found)
-    mean: FloatArray = np.where(defined, found, 0).sum(axis=0) / defined.sum(axis=0)
+    result = np.stack(list(values))
+    defined = ~np.isnan(result)
+    mean: FloatArray = np.where(defined, result, 0).sum(axis=0) / defined.sum(axis=0)
     return mean
 
 
@@ -311,9 +310,11 @@ def _correlation(one: FloatArray, other: FloatArray, weights: FloatArray) -> Flo
     Args:
         one, other: (examples,) or (resamples, examples).
     """
-    (spread, apart), (other_spread, other_apart) = (_spread(item, weights) for item in (one, other))
-    found: FloatArray = (weights * apart * other_apart).sum(axis=1)
-    return found / np.sqrt(spread * other_spread)
+    (spread, deviations), (other_spread, other_deviations) = (
+        _spread(item, weights) for item in (one, other)
+    )
+    covariance: FloatArray = (weights * deviations * other_deviations).sum(axis=1)
+    return covariance / np.sqrt(spread * other_spread)
 
 
 def _rank_correlation(
@@ -329,18 +330,18 @@ def _spread(values: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatA
         values: (examples,) or (resamples, examples).
     """
     mean = (weights * values).sum(axis=1) / weights.sum(axis=1)
-    apart = values - mean[:, None]
-    found = (weights * apart**2).sum(axis=1)
+    deviations = values - mean[:, None]
+    variance = (weights * deviations**2).sum(axis=1)
     size = (weights * values**2).sum(axis=1)
-    return np.where(found > _ROUNDING * size, found, np.nan), apart
+    return np.where(variance > _ROUNDING * size, variance, np.nan), deviations
 
 
 def _ranks(values: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the rank of each example in each resample, (resamples, examples). Ties share one."""
     _, places = np.unique(values, return_inverse=True)
     totals = np.stack([np.bincount(places, row) for row in weights])
-    found: FloatArray = np.cumsum(totals, axis=1) - (totals - 1) / 2
-    return found[:, places]
+    ranks: FloatArray = np.cumsum(totals, axis=1) - (totals - 1) / 2
+    return ranks[:, places]
 
 
 # pyproject.toml registers these names as entry points, like the metrics of other packages.

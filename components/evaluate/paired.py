@@ -23,8 +23,13 @@ from steadytrain.components.evaluate.bootstrap import (
     infinite_for_one,
     studentized,
 )
-from steadytrain.components.evaluate.metric import MeanMetric, Metric, metrics, weighted_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import (
+    MeanMetric,
+    Metric,
+    Scores,
+    metrics,
+    weighted_values,
+)
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import Interval
 from steadytrain.components.shared.storage.local import open_regular
@@ -45,7 +50,7 @@ class PairedDifference:
 
     @property
     def better(self) -> int | None:
-        """Which model is better, 0 or 1; None if the difference can be chance."""
+        """The better model, 0 or 1; None if the difference may be chance."""
         low, high = self.difference.low, self.difference.high
         if not (low > 0 or high < 0):
             return None
@@ -82,8 +87,8 @@ def _reading(path: Path, what: str) -> Iterator[BinaryIO]:
         why = error.strerror or str(error).partition("\n")[0]
         raise BadInput(f"{path} cannot be read: {why}", remedy=remedy) from error
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        said = str(error).partition("\n")[0]
-        raise BadInput(f"{path} does not hold {what}: {said}", remedy=remedy) from error
+        reason = str(error).partition("\n")[0]
+        raise BadInput(f"{path} does not hold {what}: {reason}", remedy=remedy) from error
 
 
 def unpaired(first: Scores, second: Scores) -> str:
@@ -138,14 +143,14 @@ def paired_differences(
     with np.errstate(all="ignore"):
         ones = np.ones((1, len(first.id)))
         one, other = (weighted_values(scores, ones, known) for scores in (first, second))
-        found = studentized(differences, first.counted_units, confidence) if known else {}
+        result = studentized(differences, first.counted_units, confidence) if known else {}
     enough = count_units(first.counted_units) >= max(min_units, fewest_units(confidence))
     return {
         name: PairedDifference(
             (float(one[name][0]), float(other[name][0])),
-            found[name]
+            result[name]
             if enough
-            else Interval(value=found[name].value, low=math.nan, high=math.nan),
+            else Interval(value=result[name].value, low=math.nan, high=math.nan),
             greater,
         )
         for name, greater in known.items()

@@ -12,8 +12,7 @@ from typing import Final
 
 import torch
 
-from steadytrain.components.evaluate.metric import point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.evaluate.scoring import judged_records, score_candidate
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import RunConfig, load
@@ -73,25 +72,25 @@ def check(address: str) -> Soundness:
 
 def check_checkpoint(checkpoint: Checkpoint) -> Soundness:
     """Check the files of a checkpoint, its tensors, and the validation loss of its step."""
-    found = Soundness(str(checkpoint))
+    result = Soundness(str(checkpoint))
     try:
         damage = checkpoint.damage()
     except CheckpointDamaged as error:
-        found.problems.append(error.message)
-        return found
+        result.problems.append(error.message)
+        return result
     files = checkpoint.manifest.files
-    found.note(
+    result.note(
         [f"{name}: {what}" for name, what in damage.items()],
         f"{len(files)} files have the sizes and digests that were written",
     )
-    found.note(
+    result.note(
         list(_torn(checkpoint, damage)),
         f"the slices of {len(checkpoint.manifest.tensors)} tensors are complete",
     )
-    found.note(list(_not_finite(checkpoint, damage)), "all values are finite")
-    if not found.problems:
-        _compare_validation(checkpoint, found)
-    return found
+    result.note(list(_not_finite(checkpoint, damage)), "all values are finite")
+    if not result.problems:
+        _compare_validation(checkpoint, result)
+    return result
 
 
 def _torn(checkpoint: Checkpoint, damage: Mapping[str, str]) -> Iterator[str]:
@@ -162,12 +161,12 @@ def _validation_loss(config: RunConfig, workspace: Workspace, checkpoint: Checkp
     content["compute"] |= {"strategy": "auto", "nodes": 1, "nproc_per_node": 1, "offload": "none"}
     content["training"]["gradient_compression"] = {}
     content["recovery"]["min_nodes"] = None
-    own = RunConfig.model_validate(content)
-    micro = own.training.micro_batch or 1
+    local_config = RunConfig.model_validate(content)
+    micro = local_config.training.micro_batch or 1
     data = DataRecord.load(workspace.record("preprocess"))
-    parts = set_up(own, data, BatchSettings(micro, strategy=REPLICATED))
+    parts = set_up(local_config, data, BatchSettings(micro, strategy=REPLICATED))
     parts.strategy.restore(checkpoint, checkpoint.state())
-    with evaluated_weights(parts.strategy, own.training):
+    with evaluated_weights(parts.strategy, local_config.training):
         return float(validate(parts)["loss"])
 
 
@@ -181,12 +180,12 @@ def _compare(found: Soundness, what: str, loss: float, recorded: float, config: 
 
 def check_model(folder: Path) -> Soundness:
     """Check the files of an exported model, its tensors, and its loss on the run's test side."""
-    found = Soundness(str(folder))
+    result = Soundness(str(folder))
     if list(folder.rglob(_INDEX)):
-        found.note(list(_of_index(folder)), "no shard is missing")
+        result.note(list(_of_index(folder)), "no shard is missing")
     if list(folder.rglob(_SAFETENSORS)):
         passed = "all files of weights can be read, and values are finite"
-        found.note(list(_of_files(folder)), passed)
+        result.note(list(_of_files(folder)), passed)
     run = _run_around(str(folder / "model"))
     record = None if run is None else run[1].record("train")
     if run is None or record is None or not record.is_file():
@@ -195,16 +194,16 @@ def check_model(folder: Path) -> Soundness:
                 f"{folder}: has no weights in the safetensors format, and no run around it",
                 remedy="give a checkpoint, the folder model of a run, or a Transformers model",
             )
-        found.skipped.append("digests and loss: the model is not in the folder of a run")
-        if not found.problems:
-            _load_alone(folder, found)
-        return found
+        result.skipped.append("digests and loss: the model is not in the folder of a run")
+        if not result.problems:
+            _load_alone(folder, result)
+        return result
     config, workspace = run
     trained = TrainRecord.load(record)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob(_SAFETENSORS))
     same = weights_digest(folder) == trained.weights_digest
     changed = f"{' or '.join(files) or folder.name}: differs from what the train step wrote"
-    found.note([] if same else [changed], "the weights have the digest that the train step wrote")
+    result.note([] if same else [changed], "the weights have the digest that the train step wrote")
     now = beside_weights(folder)
     others = [
         f"{name}: {'differs from what the train step wrote' if name in now else 'is missing'}"
@@ -212,14 +211,14 @@ def check_model(folder: Path) -> Soundness:
         if now.get(name) != digest
     ]
     if trained.files:
-        found.note(others, f"{len(trained.files)} other files have the digests of the train step")
-    if not found.problems:
-        _compare_test(config, workspace, folder, found)
-    return found
+        result.note(others, f"{len(trained.files)} other files have the digests of the train step")
+    if not result.problems:
+        _compare_test(config, workspace, folder, result)
+    return result
 
 
 def _load_alone(folder: Path, found: Soundness) -> None:
-    """Load a model with the class that its configuration names, without code of its own."""
+    """Load a model with the class that its configuration names, and none of the model's code."""
     import transformers
 
     config = folder / "config.json"

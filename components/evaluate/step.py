@@ -8,10 +8,11 @@ it stays valid.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -33,14 +34,13 @@ from steadytrain.components.evaluate.extras import (
     scoring_progress,
     task_results,
 )
-from steadytrain.components.evaluate.metric import measure, measure_slices, point_values
+from steadytrain.components.evaluate.metric import Scores, measure, measure_slices, point_values
 from steadytrain.components.evaluate.paired import read_scores
-from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.scoring import judged_records, score_candidate, trained_model
 from steadytrain.components.pages.evaluation_section import evaluation_section
 from steadytrain.components.pages.html import html
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import JUDGING_CODE
 from steadytrain.components.shared.effects import Use
@@ -61,6 +61,9 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import OpenTask, task_code
 from steadytrain.components.tasks.encoding.labeled_text import PAIR
 from steadytrain.components.tasks.fitting import splitting
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 _WORST: Final = 10
 _EXCERPT: Final = 240
@@ -105,14 +108,14 @@ def _worst(scores: pa.Table, records: pa.Table, labels: Sequence[str]) -> dict[s
     texts = records.select(columns).take(chosen).to_pylist()
     known = [name for name in _ANSWERS if name in scores.column_names]
     rows = []
-    for place, row in enumerate(map(int, chosen)):
-        given = [texts[place][name] for name in columns if texts[place][name]]
+    for index, row in enumerate(map(int, chosen)):
+        given = [texts[index][name] for name in columns if texts[index][name]]
         identity = str(scores.column("id")[row])[:12]
         slice_name = scores.column("slice")[row].as_py() or ""
-        found = [_answer(scores.column(name)[row].as_py(), labels) for name in known]
+        result = [_answer(scores.column(name)[row].as_py(), labels) for name in known]
         # Secrets are replaced before a text is cut, because a part of one is not recognized.
         shown = "\n".join(text[: _EXCERPT // len(given)] for text in map(redact, given))
-        rows.append((identity, [slice_name, number(float(mean[row])), *found, shown]))
+        rows.append((identity, [slice_name, number(float(mean[row])), *result, shown]))
     answers = [_ANSWERS[name] for name in known]
     return {"columns": ["Slice", "Loss a target", *answers, "Beginning of the text"], "rows": rows}
 
@@ -204,11 +207,11 @@ def _standing(candidate: Candidate, champion: Version | None, current: Stage) ->
     Otherwise, a run that starts again would compare its model with itself. That still happens if
     the decision cannot be read, and then the champion stays.
     """
-    place = current.workspace.record("gate")
-    if champion is None or not candidate.registered_as(champion) or not place.exists():
+    record_path = current.workspace.record("gate")
+    if champion is None or not candidate.registered_as(champion) or not record_path.exists():
         return None
     try:
-        earlier = GateRecord.load(place)
+        earlier = GateRecord.load(record_path)
     except BadInput as error:
         message = f"{error.message.splitlines()[0]}: decided again, and the champion stays"
         current.emit(Warned(stage=current.name, message=message))
@@ -257,8 +260,8 @@ def load_candidate(config: RunConfig, workspace: Workspace) -> Candidate:
 
 
 def _baseline(evaluation: EvaluationRecord) -> Scores | None:
-    place = evaluation.baseline_scores
-    return read_scores(Path(place)) if place else None
+    scores_path = evaluation.baseline_scores
+    return read_scores(Path(scores_path)) if scores_path else None
 
 
 def _evaluation(
@@ -293,8 +296,8 @@ def _evaluation(
     naive = task.scorer.score_baseline(records)
     if naive is not None:
         files.append(_write(folder / BASELINE_SCORES, naive))
-        found = point_values(Scores.of(naive))
-        baselines = {name: found[name] for name in found.keys() - _SAYS_NOTHING}
+        metrics = point_values(Scores.of(naive))
+        baselines = {name: metrics[name] for name in metrics.keys() - _SAYS_NOTHING}
     if tasks is not None:
         results = task_results(current, config, task, trained_model(train), tasks)
         files.append(_write(folder / TASK_ANSWERS, results.answers))
@@ -360,3 +363,37 @@ def _summary(evaluation: EvaluationRecord, decision: GateRecord) -> str:
         f"{name} {evaluation.metrics[name].value:.4g}, of the baseline "
         f"{evaluation.baselines[name]:.4g}; {decision.reason}"
     )
+
+
+def kfp_evaluate(
+    *,
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    model: dsl.Model,
+    evaluation: dsl.Artifact,
+    decision: dsl.Artifact,
+    metrics: dsl.Metrics,
+    classes: dsl.ClassificationMetrics,
+    page: dsl.HTML,
+) -> bool:
+    """Run the step.
+
+    Returns:
+        Whether the gate lets the candidate become champion.
+    """
+    config = load(Path(resolved.path))
+    workspace = Workspace.of(config)
+    judged, gate = run(config, DataRecord.load(Path(data.path)), TrainRecord.load(Path(model.path)))
+    shutil.copyfile(workspace.record("evaluate"), evaluation.path)
+    shutil.copyfile(workspace.record("gate"), decision.path)
+    shutil.copyfile(workspace.evaluation / "evaluation.html", page.path)
+    decision.metadata.update(promoted=gate.promoted, reason=gate.reason)
+    for name, interval in judged.metrics.items():
+        metrics.log_metric(name, interval.value)
+    for name, value in judged.baselines.items():
+        metrics.log_metric(f"baseline_{name}", value)
+    for name, reached in judged.tasks.items():
+        metrics.log_metric(name, reached.value)
+    if judged.confusion:
+        classes.log_confusion_matrix(judged.labels, judged.confusion)
+    return gate.promoted

@@ -25,12 +25,14 @@ from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.base import (
     COLUMNS,
     Content,
-    EncodedRecord,
-    EncodedRow,
     Fitted,
 )
 from steadytrain.components.tasks.encoding.fields import Defect, class_of
-from steadytrain.components.tasks.encoding.labeled_text import ClassIndex, trained_indices
+from steadytrain.components.tasks.encoding.labeled_text import (
+    ClassIndex,
+    LabeledRows,
+    trained_indices,
+)
 
 PIXELS: Final = "pixels"
 """Column of rows and of test records: bytes, as (height, width, channels)."""
@@ -111,18 +113,18 @@ class ImageEncoder:
 
     def read(self, row: Mapping[str, Any]) -> Content:
         label = class_of(row, self.data.columns.label, self.data.labels)
-        found = read_image(self.column, row.get(self.column), self.data.images)
-        if found is None:
+        image = read_image(self.column, row.get(self.column), self.data.images)
+        if image is None:
             raise Defect("missing_field", f"{self.column} is absent or null")
-        text = json.dumps(found.facts)
-        return Content(text, label, identity=found.identity, attachment=found.pixels)
+        text = json.dumps(image.facts)
+        return Content(text, label, identity=image.identity, attachment=image.pixels)
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         pixels = records["attachment"].cast(pa.binary()).cast(self.schema.field(PIXELS).type)
         return {PIXELS: pixels, "label": records["label"]}
 
-    def row_encoder(self, fitted: Fitted) -> ImageRows:
-        return ImageRows(ClassIndex(trained_indices(fitted)))
+    def row_encoder(self, fitted: Fitted) -> LabeledRows:
+        return LabeledRows(ClassIndex(trained_indices(fitted)), _values)
 
     def describe(self, sides: Mapping[Side, Iterable[pa.Table]]) -> Images:
         """Return what the images of the training side have in common."""
@@ -143,9 +145,9 @@ class ImageEncoder:
                 one_color += bool((pixels == pixels[0]).all())
         mean = sums / max(1, places)
         deviation = np.sqrt(np.maximum(squares / max(1, places) - mean**2, 0))
-        found = [*self._given_away(facts)]
+        result = [*self._given_away(facts)]
         if one_color:
-            found.append(f"{one_color:,} images of the training side are of one color")
+            result.append(f"{one_color:,} images of the training side are of one color")
         totals = {name: _totals(counts) for name, counts in facts.items()}
         return Images(
             sizes=totals["size"],
@@ -153,7 +155,7 @@ class ImageEncoder:
             mean=mean.tolist(),
             # A channel that is the same everywhere is not scaled.
             deviation=np.where(deviation > 1e-6, deviation, 1.0).tolist(),
-            found=found,
+            found=result,
         )
 
     @staticmethod
@@ -173,8 +175,8 @@ class ImageEncoder:
 
     def brief(self, text: str) -> str:
         """Return what a record is without its pixels."""
-        found = json.loads(text)
-        return f"{found['size']} pixels, mode {found['mode']}"
+        stored = json.loads(text)
+        return f"{stored['size']} pixels, mode {stored['mode']}"
 
     def picture(self, values: Mapping[str, Any]) -> str:
         """Return a row's image as the address of a PNG that holds it."""
@@ -225,28 +227,15 @@ def read_image(column: str, content: Any, settings: ImagesConfig) -> ReadImage |
     return ReadImage(pixels.tobytes(), {"size": shape, "mode": mode}, f"{shape} {digest}")
 
 
-@dataclass(frozen=True)
-class ImageRows:
-    """Encodes images."""
-
-    target_of: ClassIndex
-
-    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        return [self._encoded(record) for record in records]
-
-    def _encoded(self, record: Content) -> EncodedRecord | Defect:
-        target = self.target_of(record)
-        if isinstance(target, Defect):
-            return target
-        values = {**json.loads(record.text), PIXELS: record.attachment, "label": target}
-        return EncodedRecord(1, [EncodedRow(values, tokens=1, targets=1)])
+def _values(record: Content) -> dict[str, Any]:
+    return {**json.loads(record.text), PIXELS: record.attachment}
 
 
 def scale_of(data: DataRecord) -> tuple[list[float], list[float]]:
     """Return the mean and deviation of each channel on the training side."""
     path: Path = data.path(COLUMNS)
-    found = Images.model_validate_json(path.read_text(encoding="utf-8"))
-    return found.mean, found.deviation
+    images = Images.model_validate_json(path.read_text(encoding="utf-8"))
+    return images.mean, images.deviation
 
 
 def _totals(counts: Counter[tuple[str, int]]) -> dict[str, int]:

@@ -47,8 +47,8 @@ def of_folder(folder: Path) -> Read | None:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise BadInput(f"{path} is not JSON: {error}", remedy="restore the file") from error
-    found = content.get("pretrained_cfg")
-    return _of_timm(str(path), found) if isinstance(found, Mapping) else None
+    pretrained = content.get("pretrained_cfg")
+    return _of_timm(str(path), pretrained) if isinstance(pretrained, Mapping) else None
 
 
 def _of_processor(path: Path) -> Read:
@@ -70,8 +70,8 @@ def _of_processor(path: Path) -> Read:
 
 def of_architecture(name: str) -> Read | None:
     """Return how timm's pretrained weights of a model read images; None if timm doesn't know."""
-    found = _timm().get_pretrained_cfg(name)
-    return None if found is None else _of_timm(f"timm's {name}", found.to_dict())
+    pretrained = _timm().get_pretrained_cfg(name)
+    return None if pretrained is None else _of_timm(f"timm's {name}", pretrained.to_dict())
 
 
 def _of_timm(origin: str, found: Mapping[str, Any]) -> Read:
@@ -101,15 +101,17 @@ def filled(fields: Mapping[str, Any], images: ImagesConfig) -> dict[str, Any]:
 def timms_arguments(folder: Path) -> dict[str, Any]:
     """Return the arguments of a model that timm has saved, as Transformers takes them."""
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    found = content.get("model_args") if "architecture" in content else None
+    arguments = content.get("model_args") if "architecture" in content else None
     # timm writes the number of classes twice, and Transformers fails at that.
-    dropped = {name: value for name, value in (found or {}).items() if name != "num_classes"}
-    return {"model_args": dropped} if found else {}
+    dropped = {name: value for name, value in (arguments or {}).items() if name != "num_classes"}
+    return {"model_args": dropped} if arguments else {}
 
 
 def _timm_inputs(architecture: str, images: ImagesConfig) -> dict[str, int]:
-    found = _timm().get_pretrained_cfg(architecture)
-    fixed = {"img_size": images.size} if found is not None and found.fixed_input_size else {}
+    pretrained = _timm().get_pretrained_cfg(architecture)
+    fixed = (
+        {"img_size": images.size} if pretrained is not None and pretrained.fixed_input_size else {}
+    )
     return {"in_chans": images.channels, **fixed}
 
 
@@ -141,8 +143,8 @@ def _inputs(model: Any) -> tuple[int | None, int | None]:
         size = own["input_size"][-1] if own.get("fixed_input_size") else None
         size = given.get("img_size", size)
         return size[-1] if isinstance(size, list) else size, given.get("in_chans", 3)
-    found = (getattr(model.config, name, None) for name in ("image_size", "num_channels"))
-    size, channels = (one if isinstance(one, int) else None for one in found)
+    sizes = (getattr(model.config, name, None) for name in ("image_size", "num_channels"))
+    size, channels = (one if isinstance(one, int) else None for one in sizes)
     return size, channels
 
 
@@ -174,9 +176,9 @@ def note_inputs(model: Any, images: ImagesConfig, mean: Any, deviation: Any) -> 
     if model.config.model_type != TIMM:
         return
     dropped = ("num_classes", "label_names", "label_descriptions", "url", "hf_hub_id", "file")
-    own = {**model.timm_model.pretrained_cfg}
+    inputs = {**model.timm_model.pretrained_cfg}
     model.config.pretrained_cfg = {
-        **{name: value for name, value in own.items() if name not in dropped},
+        **{name: value for name, value in inputs.items() if name not in dropped},
         "input_size": [images.channels, images.size, images.size],
         "interpolation": images.interpolation,
         "crop_pct": 1.0,
@@ -209,18 +211,18 @@ def scale(read: Read, images: ImagesConfig, field: str) -> tuple[list[float], li
     Raises:
         BadInput: they are not one number for each channel.
     """
-    found = read.mean, read.deviation
+    normalization = read.mean, read.deviation
     fits = [
         isinstance(each, list)
         and len(each) == images.channels
         and all(isinstance(value, int | float) for value in each)
-        for each in found
+        for each in normalization
     ]
     if not all(fits):
         raise BadInput(
-            f"{field}: image_mean and image_std in {read.origin} are {found[0]!r} and "
-            f"{found[1]!r}, not {images.channels} numbers each",
+            f"{field}: image_mean and image_std in {read.origin} are {normalization[0]!r} and "
+            f"{normalization[1]!r}, not {images.channels} numbers each",
             remedy="set data.images.normalization to data, or data.images.color to what the model "
             "reads",
         )
-    return list(map(float, found[0])), list(map(float, found[1]))
+    return list(map(float, normalization[0])), list(map(float, normalization[1]))

@@ -110,8 +110,8 @@ def _plain(image: Image.Image) -> Image.Image:
     if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:
         over = image.convert("RGBA")
         white = Image.new("RGBA", over.size, "white")
-        found = Image.alpha_composite(white, over).convert("RGB")
-        return found.convert("L") if image.mode in ("L", "LA", "La") else found
+        blended = Image.alpha_composite(white, over).convert("RGB")
+        return blended.convert("L") if image.mode in ("L", "LA", "La") else blended
     return image if image.mode == "L" else image.convert("RGB")
 
 
@@ -140,8 +140,8 @@ def prepared(
         longest = max(width, height)
         inner = [max(1, round(side * size / longest)) for side in (width, height)]
         canvas = Image.new(image.mode, (size, size))
-        place = ((size - inner[0]) // 2, (size - inner[1]) // 2)
-        canvas.paste(image.resize((inner[0], inner[1]), sampling), place)
+        corner = ((size - inner[0]) // 2, (size - inner[1]) // 2)
+        canvas.paste(image.resize((inner[0], inner[1]), sampling), corner)
         return _array(canvas)
     box = (0.0, 0.0, float(width), float(height))
     if resize == "crop":
@@ -152,5 +152,5 @@ def prepared(
 
 
 def _array(image: Image.Image) -> NDArray[np.uint8]:
-    found = np.array(image, dtype=np.uint8)
-    return found if found.ndim == 3 else found[..., None]
+    array = np.array(image, dtype=np.uint8)
+    return array if array.ndim == 3 else array[..., None]

@@ -51,13 +51,13 @@ class Predictor:
         Raises:
             ValueError: an image cannot be read. The message has its index.
         """
-        found = [
+        records = [
             self.probabilities(images[start : start + _AT_ONCE], start)
             for start in range(0, len(images), _AT_ONCE)
         ]
         return [
             dict(zip(self.names, [self.labels[int(row.argmax())], *map(float, row)], strict=True))
-            for rows in found
+            for rows in records
             for row in rows
         ]
 
@@ -69,17 +69,17 @@ class Predictor:
         """
         import torch
 
-        found = []
-        for place, image in enumerate(images, start=first):
+        result = []
+        for index, image in enumerate(images, start=first):
             try:
-                found.append(self.prepared(image))
+                result.append(self.prepared(image))
             except (ValueError, OSError) as error:
-                raise ValueError(f"image {place} cannot be read: {error}") from error
+                raise ValueError(f"image {index} cannot be read: {error}") from error
         mean, deviation = (
             np.array(self.settings[name], np.float32).reshape(1, -1, 1, 1)
             for name in ("mean", "deviation")
         )
-        values = np.stack(found).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
+        values = np.stack(result).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
         inputs = torch.from_numpy((values - mean) / deviation).to(self.device)
         with torch.inference_mode():
             logits = self.model(pixel_values=inputs).logits
@@ -101,7 +101,7 @@ class Predictor:
 
 
 def _module(path: Path) -> Any:
-    found: Any = importlib.util.spec_from_file_location("image_pixels", path)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec: Any = importlib.util.spec_from_file_location("image_pixels", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module

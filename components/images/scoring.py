@@ -61,8 +61,8 @@ class ImageScorer:
 
         truth = label_indices(records, self.data.labels)
         images: list[Any] = records.column(PIXELS).to_pylist()
-        found = batched(answer, images, self.config.evaluation.batch_size, lambda _: 1)
-        chances = np.array(found).reshape(-1, len(self.data.labels))
+        answers = batched(answer, images, self.config.evaluation.batch_size, lambda _: 1)
+        chances = np.array(answers).reshape(-1, len(self.data.labels))
         return class_scores(records, truth, chances)
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:

@@ -28,8 +28,8 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> pd.DataFrame:
         del context, params
-        found = self.model.rows(list(model_input["image"]))
-        return pd.DataFrame(found, columns=None if found else self.model.names)
+        records = self.model.rows(list(model_input["image"]))
+        return pd.DataFrame(records, columns=None if records else self.model.names)
 
 
 mlflow.models.set_model(Served())

@@ -26,6 +26,6 @@ IMAGE_CLASSIFICATION: Final = Task(
     training=late(f"{_PARTS}.training:ImageClassification", metrics=class_metrics),
     scorer=late(f"{_PARTS}.scoring:ImageScorer", metrics=tested_class_metrics),
     packager=late(f"{_PARTS}.scoring:ImagePackager"),
-    objectives=frozenset({"focal_loss", "class_weights", "image_augmentation"}),
+    objectives=frozenset({"focal_loss", "class_weights", "image_augmentation", "mixup"}),
     reads=_READS,
 )

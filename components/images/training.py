@@ -18,11 +18,12 @@ from steadytrain.components.shared.foreign import foreign
 from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.criterion import Criterion, class_metrics, class_sums
+from steadytrain.components.tasks.criterion import Criterion, Mixed, class_metrics, class_sums
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.scoring.table import class_counts
 from steadytrain.components.tasks.text import class_names, fit_head
 from steadytrain.components.techniques.image_augmentation.changes import augmented
+from steadytrain.components.techniques.mixup.mixing import CENTER, PARTNER, SHARE, mixed_images
 from steadytrain.components.techniques.rare_classes.weights import class_weights
 from steadytrain.components.techniques.text_augmentation.changes import generator_of
 
@@ -60,7 +61,7 @@ class ImageClassification:
 
         given, labels = self.config.model, self.data.labels
         base, new = given.base, torch.get_default_device().type != "meta"
-        own = networks.timms_arguments(resolve_config(base, self.config)) if base else {}
+        arguments = networks.timms_arguments(resolve_config(base, self.config)) if base else {}
         if not base:
             with foreign("model.config cannot be built", "change the named field"):
                 given = given.model_copy(
@@ -75,7 +76,7 @@ class ImageClassification:
             id2label=dict(enumerate(labels)),
             label2id={label: index for index, label in enumerate(labels)},
             problem_type="single_label_classification",
-            **own,
+            **arguments,
         )
         networks.check_inputs(model, self.images)
         if base and new:
@@ -95,11 +96,11 @@ class ImageClassification:
         del row
         return 1
 
-    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+    def draw(self, row: Row, position: int, *, training: bool) -> Row:
         settings = self.config.training.image_augmentation
         if not (training and settings.on):
             return row
-        random = generator_of(self.config.training.seed, f"image augmentation {place}")
+        random = generator_of(self.config.training.seed, f"image augmentation {position}")
         return {**row, PIXELS: augmented(self._pixels(row), settings, random)}
 
     def _pixels(self, row: Row) -> Any:
@@ -107,17 +108,29 @@ class ImageClassification:
         return np.frombuffer(row[PIXELS], np.uint8).reshape(shape)
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        pixels = torch.from_numpy(np.stack([self._pixels(row) for row in rows]))
-        return {
-            PIXELS: pixels.permute(0, 3, 1, 2).contiguous(),
-            "targets": torch.tensor([int(row["label"]) for row in rows]),
-        }
+        batch = {"targets": torch.tensor([int(row["label"]) for row in rows])}
+        pixels = np.stack([self._pixels(row) for row in rows])
+        if PARTNER in rows[0]:
+            others = [row[PARTNER] for row in rows]
+            partners = np.stack([self._pixels(row) for row in others])
+            shares, centers = [row[SHARE] for row in rows], [row.get(CENTER) for row in rows]
+            pixels, of_pixels, of_targets = mixed_images(pixels, partners, shares, centers)
+            batch |= {
+                "partners": _channels_first(partners),
+                "partner_targets": torch.tensor([int(row["label"]) for row in others]),
+                "pixel_shares": torch.from_numpy(of_pixels),
+                "shares": torch.from_numpy(of_targets),
+            }
+        return {PIXELS: _channels_first(pixels), **batch}
 
     def weight(self, batch: Batch) -> int:
         return len(batch["targets"])
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        return LossSum(self.criterion(self._logits(model, batch), batch["targets"]))
+        mixed = None
+        if "partners" in batch:
+            mixed = Mixed(batch["partner_targets"], batch["shares"])
+        return LossSum(self.criterion(self._logits(model, batch), batch["targets"], mixed))
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         return class_sums(self._logits(model, batch), batch["targets"])
@@ -126,8 +139,16 @@ class ImageClassification:
         return class_metrics(sums)
 
     def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
-        found: torch.Tensor = model(pixel_values=scaled(batch[PIXELS], self.scale)).logits.float()
-        return found
+        values = scaled(batch[PIXELS], self.scale)
+        if "partners" in batch:
+            share = batch["pixel_shares"].view(-1, 1, 1, 1)
+            values = share * values + (1 - share) * scaled(batch["partners"], self.scale)
+        result: torch.Tensor = model(pixel_values=values).logits.float()
+        return result
+
+
+def _channels_first(pixels: Any) -> torch.Tensor:
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def scaled(pixels: torch.Tensor, scale: tuple[Sequence[float], Sequence[float]]) -> torch.Tensor:

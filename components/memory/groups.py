@@ -56,14 +56,14 @@ def treatments(model: torch.nn.Module, training: TrainingConfig) -> dict[str, Tr
     _check_used(model, groups)
     scales = {} if decay is None else layer_scales(model, decay)
     norms = set(_of_norms(model))
-    found = {}
+    result = {}
     for name, item in model.named_parameters():
         if not item.requires_grad:
             continue
         group = _group_of(name, groups) or _UNCHANGED
         decays = not (item in norms or _WITHOUT_DECAY.search(name.lower()))
         usual = training.weight_decay if decays else 0.0
-        found[name] = Treatment(
+        result[name] = Treatment(
             decays,
             usual if group.weight_decay is None else group.weight_decay,
             group.lr_scale * scales.get(name, 1.0),
@@ -71,13 +71,13 @@ def treatments(model: torch.nn.Module, training: TrainingConfig) -> dict[str, Tr
         )
     frozen = set(frozen_names(model, training))
     if groups and not any(
-        item.unfreeze_at == 0 for name, item in found.items() if name not in frozen
+        item.unfreeze_at == 0 for name, item in result.items() if name not in frozen
     ):
         raise BadInput(
             "training.param_groups: every parameter is frozen at the first step",
             remedy="leave some parameters trained",
         )
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ def grouped(model: torch.nn.Module, training: TrainingConfig) -> list[Group]:
     if not training.param_groups and training.layer_decay is None:
         return []
     frozen = set(frozen_names(model, training))
-    found: Counter[tuple[float, float, float | None]] = Counter()
+    counter: Counter[tuple[float, float, float | None]] = Counter()
     sizes = {name: item.numel() for name, item in model.named_parameters()}
     for name, item in treatments(model, training).items():
         if name not in frozen:
-            found[item.lr_scale, item.weight_decay, item.unfreeze_at] += sizes[name]
-    groups = [Group(count, *key) for key, count in found.items()]
+            counter[item.lr_scale, item.weight_decay, item.unfreeze_at] += sizes[name]
+    groups = [Group(count, *key) for key, count in counter.items()]
     values = sum(sizes[name] for name in frozen)
     return [*groups, *([Group(values, 0.0, 0.0, None)] if frozen else [])]
 
@@ -140,7 +140,7 @@ def still_layers(model: torch.nn.Module, training: TrainingConfig) -> int:
     if trained.intersection(below):
         return 0
     learning = (bool(trained.intersection(layer.parameters())) for layer in layers)
-    return next((place for place, learns in enumerate(learning) if learns), len(layers))
+    return next((index for index, learns in enumerate(learning) if learns), len(layers))
 
 
 def _before(
@@ -203,14 +203,14 @@ def _check_used(model: torch.nn.Module, groups: Sequence[ParamGroupConfig]) -> N
         return
     trained = {name: item.requires_grad for name, item in model.named_parameters()}
     chosen = {name: _group_of(name, groups) for name in trained}
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         names = [name for name in trained if trained[name] or group.frozen]
         if any(chosen[name] is group for name in names):
             continue
         earlier = any(_matches(group.match, name) for name in names)
         what = "only what earlier entries match" if earlier else "no parameter"
         raise BadInput(
-            f"training.param_groups.{place}.match = {group.match!r}: it matches {what}",
+            f"training.param_groups.{index}.match = {group.match!r}: it matches {what}",
             remedy="correct the pattern, or remove the entry; the trained parameters are "
             f"{_listed(names)}",
         )

@@ -114,11 +114,11 @@ def architecture_of(model: ModelConfig) -> Mapping[str, Any]:
     Raises:
         BadInput: it can't be determined from here, or it has no such dropout.
     """
-    found = _as_published(model)
-    size = found.get("vocab_size")
+    architecture = _as_published(model)
+    size = architecture.get("vocab_size")
     if isinstance(size, int) and "vocab_size" not in model.config:
-        found = {**found, "vocab_size": size + len(model.added_tokens)}
-    return {**found, **dropout_fields(model.dropout, str(found.get("model_type")))}
+        architecture = {**architecture, "vocab_size": size + len(model.added_tokens)}
+    return {**architecture, **dropout_fields(model.dropout, str(architecture.get("model_type")))}
 
 
 def _as_published(model: ModelConfig) -> Mapping[str, Any]:
@@ -180,6 +180,6 @@ def _of_folder(folder: Path) -> Mapping[str, Any]:
 
 @functools.cache
 def _table() -> Mapping[str, Any]:
-    place = resources.files("steadytrain.components.memory") / "architectures.yaml"
-    content: Mapping[str, Any] = yaml.safe_load(place.read_text(encoding="utf-8"))
+    path = resources.files("steadytrain.components.memory") / "architectures.yaml"
+    content: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return content

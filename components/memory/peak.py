@@ -85,10 +85,10 @@ class Memory:
 
 def peak_memory(shape: Shape, setting: Setting) -> Memory:
     """Return the peak of a rank's memory during a step other than the first."""
-    found = max(_Step(shape, setting).moments(), key=lambda moment: moment.total)
+    result = max(_Step(shape, setting).moments(), key=lambda moment: moment.total)
     if not setting.cuda:
-        return found
-    return replace(found, fragmentation=int(FRAGMENTATION * found.total), context=CUDA_CONTEXT)
+        return result
+    return replace(result, fragmentation=int(FRAGMENTATION * result.total), context=CUDA_CONTEXT)
 
 
 class _Step:
@@ -98,7 +98,9 @@ class _Step:
         self.shape, self.setting = shape, setting
         self.held: States = states(shape, setting)
         self.layer: LayerMemory = layer_memory(shape, setting)
-        self.stored = self.layer.entry if setting.recompute else self.layer.kept
+        # A trace with activation checkpointing has seen what stays, and what is computed again.
+        self.recomputes = setting.recompute and not shape.traced
+        self.stored = self.layer.entry if self.recomputes else self.layer.kept
         self.learning = shape.layers - still_layers(shape, setting)
         self.outside = entry_memory(shape, setting) if self.learning == shape.layers else 0
         if setting.perturbs:
@@ -196,7 +198,7 @@ class _Step:
         held, layer, count = self.held, self.layer, self.learning
         growing = held.gradients - held.bucket
         own = growing * self.shape.layer // max(self.shape.parameters - self.shape.frozen, 1)
-        recomputed = layer.kept if self.setting.recompute else 0
+        recomputed = layer.kept if self.recomputes else 0
         if recomputed and stream(self.setting) == FP32:
             # The layer's input is already stored. A 16-bit input gets a 32-bit copy in addition.
             recomputed -= layer.entry
@@ -215,8 +217,8 @@ class _Step:
                 (layer.feed_forward_backward, held.layer_gradient // 3),
                 (layer.attention_backward - layer.feed_forward, held.layer_gradient * 2 // 3),
             ):
-                found = self._moment(name, kept + half, done + gradient)
-                yield replace(found, buffers=found.buffers + held.layers_gathered)
+                moment = self._moment(name, kept + half, done + gradient)
+                yield replace(moment, buffers=moment.buffers + held.layers_gathered)
 
     def _moment(
         self, name: str, activations: int, gradients: int, logits: int = 0, *, frozen_model: int = 0
@@ -235,13 +237,16 @@ class _Step:
             optimizer=held.optimizer,
             activations=activations,
             logits=logits,
-            buffers=held.gathered + _inputs(setting) + setting.answers,
+            buffers=held.gathered + _inputs(self.shape, setting) + setting.answers,
             frozen_model=frozen + frozen_model,
             host=held.host,
         )
 
 
-def _inputs(setting: Setting) -> int:
-    """Return the bytes of three 64-bit batch tensors and the attention mask while it is built."""
-    mask = setting.tokens * setting.length if setting.masked else 0
+def _inputs(shape: Shape, setting: Setting) -> int:
+    """Return the bytes of three 64-bit batch tensors and the attention mask while it is built.
+
+    A trace counts the mask among the activations.
+    """
+    mask = setting.tokens * setting.length if setting.masked and not shape.traced else 0
     return 3 * 8 * setting.tokens + mask

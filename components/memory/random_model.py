@@ -1,16 +1,24 @@
 """A model built from its architecture alone, for trial runs: with random weights, or of fakes.
 
 Operators run on fake tensors, but nothing is computed.
+
+`LiveTensors` counts the bytes of live tensors, real ones or fakes, while operators run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import statistics
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from steadytrain.components.memory.setting import Setting
@@ -98,33 +106,20 @@ def with_layers(architecture: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {**kept, field: layers}
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Two numbers of layers that show how a model's memory grows with its layers.
+class Repeated(NamedTuple):
+    """The kinds of layers repeat after `period` layers, from layer `first` on.
 
-    The kinds of layers repeat after `period` layers, from layer `first` on. `layers` is how many
-    the whole model has. Both samples end with the same kind of layer as the whole model.
+    few: enough layers for a period that neither begins nor follows the first layer, since what the
+        embeddings made may live until the second one. They end with the same kind as all layers.
     """
 
-    layers: int
     first: int
     period: int
     few: int
 
-    @property
-    def more(self) -> int:
-        return self.few + self.period
 
-    def is_outer(self, place: int, layers: int) -> tuple[bool, bool]:
-        """Return whether a layer is among the first ones, and among the last ones.
-
-        Every kind of layer is among both. One more layer is, since the outermost has one neighbor.
-        """
-        return place <= self.first + self.period, place >= layers - 1 - self.period
-
-
-def sample_layers(architecture: Mapping[str, Any], labels: int = 0) -> Sample | None:
-    """Return which numbers of layers stand for the whole model; None if only all of them do.
+def repeated_layers(architecture: Mapping[str, Any], labels: int = 0) -> Repeated | None:
+    """Return how a model's layers repeat; None if fewer layers would not stand for all of them.
 
     Args:
         architecture, labels: as for `random_model`.
@@ -132,20 +127,20 @@ def sample_layers(architecture: Mapping[str, Any], labels: int = 0) -> Sample | 
     layers = layers_in(architecture, labels)
     with torch.device("meta"):
         whole = plain_model(architecture, labels)
-        found = _sample(_kinds(_described(whole, layers)), layers)
-        if found is None:
+        repetition = _repeated(_kinds(_described(whole, layers)))
+        if repetition is None:
             return None
-        part = plain_model(with_layers(architecture, found.more), labels)
-    kept, described = _described(part, found.more), _described(whole, layers)
+        part = plain_model(with_layers(architecture, repetition.few), labels)
+    kept, described = _described(part, repetition.few), _described(whole, layers)
     left_out = {
         parameter
         for stack in stacks_of(whole, layers)
-        for layer in stack[found.more :]
+        for layer in stack[repetition.few :]
         for parameter in layer.parameters()
     }
     sizes = sum(item.numel() for item in whole.parameters() if item not in left_out)
     same = sizes == sum(item.numel() for item in part.parameters())
-    return found if same and kept == described[: found.more] else None
+    return repetition if same and kept == described[: repetition.few] else None
 
 
 def layers_in(architecture: Mapping[str, Any], labels: int = 0) -> int:
@@ -156,27 +151,27 @@ def layers_in(architecture: Mapping[str, Any], labels: int = 0) -> int:
 
 def stacks_of(model: torch.nn.Module, layers: int) -> list[torch.nn.ModuleList]:
     """Return the lists of that many layers that no other such list contains."""
-    found: dict[str, torch.nn.ModuleList] = {}
+    stacks: dict[str, torch.nn.ModuleList] = {}
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(name.startswith(f"{outer}.") for outer in stacks)
         if isinstance(module, torch.nn.ModuleList) and 0 < len(module) == layers and not inside:
-            found[name] = module
-    return list(found.values())
+            stacks[name] = module
+    return list(stacks.values())
 
 
 def _described(model: torch.nn.Module, layers: int) -> list[dict[tuple[Any, ...], Any]]:
     """Return what each layer consists of: its modules, their sizes and their settings."""
-    found: list[dict[tuple[Any, ...], Any]] = [{} for _ in range(layers)]
+    result: list[dict[tuple[Any, ...], Any]] = [{} for _ in range(layers)]
     for number, stack in enumerate(stacks_of(model, layers)):
-        for place, layer in enumerate(stack):
+        for index, layer in enumerate(stack):
             for name, module in layer.named_modules():
                 key = (number, name)
                 shapes = {key: item.shape for key, item in module.named_parameters(recurse=False)}
-                found[place][key] = (type(module), module.extra_repr(), shapes)
+                result[index][key] = (type(module), module.extra_repr(), shapes)
                 for field, value in vars(module).items():
                     if isinstance(value, int | str):
-                        found[place][*key, field] = value
-    return found
+                        result[index][*key, field] = value
+    return result
 
 
 def _kinds(layers: Sequence[Mapping[Any, Any]]) -> list[Mapping[Any, Any]]:
@@ -186,26 +181,26 @@ def _kinds(layers: Sequence[Mapping[Any, Any]]) -> list[Mapping[Any, Any]]:
         key
         for key, value in last.items()
         if value == len(layers) - 1
-        and all(layer.get(key) == place for place, layer in enumerate(layers))
+        and all(layer.get(key) == index for index, layer in enumerate(layers))
     }
     return [{key: value for key, value in layer.items() if key not in numbers} for layer in layers]
 
 
-def _sample(kinds: Sequence[Any], layers: int) -> Sample | None:
-    """Return the smallest sample of a sequence of kinds; None if it would not be smaller."""
-    found = [each for period in range(1, layers) for each in _samples(kinds, layers, period)]
-    least = min(found, key=lambda each: each.few + each.more, default=None)
-    known = any(kinds) and least is not None and least.few + least.more < layers
-    return least if known else None
+def _repeated(kinds: Sequence[Any]) -> Repeated | None:
+    """Return how a sequence of kinds repeats with the fewest layers; None if that is not fewer."""
+    if not any(kinds):
+        return None
+    repetitions = (_repeated_after(kinds, period) for period in range(1, len(kinds)))
+    least = min(repetitions, key=lambda each: each.few, default=None)
+    return least if least and least.few < len(kinds) else None
 
 
-def _samples(kinds: Sequence[Any], layers: int, period: int) -> Iterator[Sample]:
-    first = layers - period
+def _repeated_after(kinds: Sequence[Any], period: int) -> Repeated:
+    first = len(kinds) - period
     while first > 0 and kinds[first - 1] == kinds[first - 1 + period]:
         first -= 1
     few = first + period + 2
-    few += (layers - few) % period
-    yield Sample(layers, first, period, few)
+    return Repeated(first, period, few + (len(kinds) - few) % period)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -245,3 +240,141 @@ def batch_of(setting: Setting, labels: int) -> Batch:
         targets = torch.zeros(setting.micro_batch, dtype=torch.int64)
         return {"input_ids": tokens, "attention_mask": tokens.clone(), "targets": targets}
     return {"input_ids": tokens, "position_ids": tokens.clone(), "targets": tokens.clone()}
+
+
+_WARM_UP: Final = 3
+_PASSES: Final = 11
+
+
+def measure_latency(architecture: Mapping[str, Any], labels: int, length: int) -> float:
+    """Return the median milliseconds of a forward pass of one sequence, on the default device.
+
+    It depends on the architecture and the device, not on the weights, so it can be measured before
+    training. The process's random numbers go on as if nothing had been measured.
+
+    Args:
+        architecture, labels: as for `random_model`; the weights are float32.
+        length: tokens in the sequence.
+    """
+    with torch.random.fork_rng():
+        model = plain_model(architecture, labels).eval()
+        tokens = torch.zeros(1, length, dtype=torch.long)
+    seconds = [_pass(model, tokens) for _ in range(_WARM_UP + _PASSES)][_WARM_UP:]
+    return 1e3 * statistics.median(seconds)
+
+
+@torch.inference_mode()
+def _pass(model: torch.nn.Module, tokens: torch.Tensor) -> float:
+    began = time.perf_counter()
+    model(input_ids=tokens)
+    if tokens.is_cuda:
+        torch.cuda.synchronize(tokens.device)
+    return time.perf_counter() - began
+
+
+Naming = Callable[[Any, torch.Tensor], str]
+"""Returns the name that an operator's result is counted under."""
+
+
+def by_operator(operator: Any, tensor: torch.Tensor) -> str:
+    """Return the operator itself, with its result's type and shape."""
+    return f"{operator} {str(tensor.dtype)[6:]} {tuple(tensor.shape)}"
+
+
+class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts live storages by name.
+
+    It only sees what an operator returns, not the scratch space within a kernel.
+
+    now: the moment that it is.
+    peaks: for each moment, bytes by name when most were alive.
+    """
+
+    def __init__(self, naming: Naming = by_operator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.naming = naming
+        self.now: Any = ""
+        self.live: dict[int, tuple[int, str]] = {}
+        self.bytes, self.held = 0, Counter[str]()
+        self.begin()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; hiding each operator from the compiler takes a while."""
+        return False
+
+    def begin(self) -> None:
+        """Forget the peaks."""
+        self.peaks: dict[Any, Mapping[str, int]] = {}
+        self._most: dict[Any, int] = {}
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at a time."""
+        return max(self._most.values(), default=0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, torch.Tensor):
+                self.see(tensor, self.naming(func, tensor))
+        if self.bytes > self._most.get(self.now, 0):
+            self._most[self.now], self.peaks[self.now] = self.bytes, dict(self.held)
+        return result
+
+    def see(self, tensor: torch.Tensor, name: str) -> None:
+        """Count the tensor's storage until it is freed; for a sharded tensor, this rank's part."""
+        storage = _storage(tensor)
+        key = storage._cdata
+        if key in self.live or tensor.device.type == "meta":
+            return
+        self._add(key, storage.nbytes(), name)
+        weakref.finalize(storage, self._forget, key).atexit = False
+
+    def rename(self, tensor: torch.Tensor, name: str) -> None:
+        """Count a known tensor under another name."""
+        key = _storage(tensor)._cdata
+        if key in self.live:
+            self._add(key, self._forget(key), name)
+
+    def __enter__(self) -> Self:
+        """Also count resizing: FSDP frees gathered weights that way, and it is not an operator."""
+        self.resize = resize = torch.UntypedStorage.resize_
+
+        def counted(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self.live:
+                _, name = self.live[storage._cdata]
+                self._forget(storage._cdata)
+                self._add(storage._cdata, size, name)
+            return result
+
+        torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign,assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self.resize  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _add(self, key: int, size: int, name: str) -> None:
+        self.live[key] = (size, name)
+        self.bytes += size
+        self.held[name] += size
+
+    def _forget(self, key: int) -> int:
+        size, name = self.live.pop(key)
+        self.bytes -= size
+        self.held[name] -= size
+        return size
+
+
+def first_tensor(given: Any) -> torch.Tensor:
+    """Return the first floating-point tensor of a layer's arguments or results."""
+    tensors = (item for item in tree_iter(given) if isinstance(item, torch.Tensor))
+    return next(tensor for tensor in tensors if tensor.is_floating_point())
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage()

@@ -12,7 +12,7 @@ from steadytrain.components.shared.config.strategies import Offload, StrategySpe
 Precision = Literal["fp32", "bf16", "fp16"]
 FP32: Final = 4
 """Bytes per value."""
-NF4_BITS: Final = 4 + 0.127
+FOUR_BITS: Final = 4 + 0.127
 """Bits of a 4-bit weight, including its doubly quantized constants (Dettmers et al. 2023, "QLoRA",
 section 3)."""
 

@@ -66,8 +66,8 @@ class Family:
 @functools.cache
 def families() -> Mapping[str, Family]:
     """Return the families by Transformers' model_type."""
-    place = resources.files("steadytrain.components.memory") / "families.yaml"
-    content = yaml.safe_load(place.read_text(encoding="utf-8"))["families"]
+    path = resources.files("steadytrain.components.memory") / "families.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))["families"]
     return {name: _family(fields) for name, fields in content.items()}
 
 
@@ -413,5 +413,5 @@ class _Outside:
             tables += _count(fields, "type_vocab_size") * hidden
         # A pooler or dense layer with a bias per class; or a transform with its norm and a bias per
         # token.
-        beside = self.labels or 2 * hidden + self.vocabulary
-        return words + tables, dense + hidden + beside + last
+        head = self.labels or 2 * hidden + self.vocabulary
+        return words + tables, dense + hidden + head + last

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from steadytrain.components.memory.setting import FP32, NF4_BITS, Setting
+from steadytrain.components.memory.setting import FOUR_BITS, FP32, Setting
 from steadytrain.components.memory.shape import Shape
 from steadytrain.components.shared.chunks import HEAD_BITS, QUANTIZED_BLOCK, product_rows
 from steadytrain.components.shared.config import AdapterConfig
@@ -74,12 +74,12 @@ def trained_parameters(shape: Shape, setting: Setting) -> int:
     trained along with adapters.
     """
     adapter = setting.adapter
-    beside = setting.frozen_model.projection if setting.frozen_model else 0
+    projection = setting.frozen_model.projection if setting.frozen_model else 0
     if not adapter.freezes:
-        return shape.parameters - shape.frozen + beside
+        return shape.parameters - shape.frozen + projection
     adapted = shape.adapted(adapter.targets)
     a_layer = sum(adapter.rank * (matrix.inputs + matrix.outputs) for matrix in adapted)
-    return shape.layers * a_layer + shape.labels * shape.hidden + beside
+    return shape.layers * a_layer + shape.labels * shape.hidden + projection
 
 
 def still_layers(shape: Shape, setting: Setting) -> int:
@@ -111,7 +111,11 @@ def weight_bytes(shape: Shape, setting: Setting) -> int:
     frozen = shape.parameters * frozen_width(setting)
     if kind == "qlora":
         outside = (shape.parameters - in_layers) * frozen_width(setting)
-        frozen = outside + int(in_layers * NF4_BITS / 8)
+        if setting.adapter.quantization == "int8":
+            scales = shape.layers * sum(matrix.outputs for matrix in shape.matrices)
+            frozen = outside + in_layers + FP32 * scales
+        else:
+            frozen = outside + int(in_layers * FOUR_BITS / 8)
     return frozen - saved_outside(shape, setting) + trained * FP32
 
 
@@ -138,7 +142,7 @@ def states(shape: Shape, setting: Setting) -> States:
     if setting.deepspeed:
         bucket = gradients * bucket_values(trained) // max(trained, 1)
     # Full gradients that don't accumulate already include the bucket.
-    beside = bucket if setting.shards_gradients or setting.accumulates else 0
+    buckets = bucket if setting.shards_gradients or setting.accumulates else 0
     whole_and_waiting = setting.accumulates and not setting.shards_gradients
     own_weights = weights // ranks if setting.shards_weights else weights
     host = int(trained * kept.host_bytes(matrices)) + host_table(shape, setting)
@@ -148,7 +152,7 @@ def states(shape: Shape, setting: Setting) -> States:
         own_weights, own_gradients, host = 0, 0, host + own_weights + own_gradients
     return States(
         weights=own_weights,
-        gradients=own_gradients + beside,
+        gradients=own_gradients + buckets,
         bucket=0 if setting.by_buckets or whole_and_waiting else bucket,
         optimizer=optimizer,
         waits=setting.accumulates or setting.exchanges or setting.by_buckets,
@@ -174,7 +178,7 @@ def _head_values(shape: Shape, setting: Setting) -> int:
 
 
 def _copies(shape: Shape, setting: Setting) -> int:
-    """Return the bytes of a layer's copies; 4-bit weights are unpacked one matrix at a time."""
+    """Return the bytes of a layer's copies; quantized ones are unpacked one matrix at a time."""
     if setting.adapter.kind == "qlora":
         return 0
     size = sum(matrix.size for matrix in shape.matrices)
@@ -203,12 +207,12 @@ def _layers_gathered(shape: Shape, setting: Setting) -> int:
     """Return the bytes of two gathered layers: the one being computed and the next.
 
     FSDP works like this (Zhao et al. 2023, "PyTorch FSDP", section 3.3); ZeRO-3 gathers by buckets.
-    4-bit weights are unpacked one matrix at a time.
+    Quantized weights are unpacked one matrix at a time.
     """
     if setting.adapter.kind == "qlora":
         return frozen_width(setting) * max(matrix.size for matrix in shape.matrices)
-    apart = setting.gathers and not setting.by_buckets
-    return 2 * setting.width * shape.layer if apart else 0
+    by_layer = setting.gathers and not setting.by_buckets
+    return 2 * setting.width * shape.layer if by_layer else 0
 
 
 def _update(setting: Setting, trained: int) -> int:
@@ -253,9 +257,9 @@ def _factored_experts(shape: Shape) -> int:
 
 def _factored_outside(shape: Shape) -> int:
     words, square = shape.vocabulary, shape.hidden
-    found = _factored_tables(shape.embeddings, shape.hidden, [words, shape.positions])
+    values = _factored_tables(shape.embeddings, shape.hidden, [words, shape.positions])
     last = shape.labels or (0 if shape.tied else words)
-    return found + _factored_tables(shape.head, shape.hidden, [last, square])
+    return values + _factored_tables(shape.head, shape.hidden, [last, square])
 
 
 def _factored_tables(values: int, width: int, rows: Iterable[int]) -> int:

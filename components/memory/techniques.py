@@ -72,20 +72,20 @@ def run_frozen_model(
         return None
     if address is not None:
         teacher = _shape(address, label_count(config), "training.distillation.teacher")
-        found = frozen_model_of(teacher, half=half, length=length)
-        return _matched(found, (shape, teacher), hidden, half=half) if hidden.on else found
+        frozen = frozen_model_of(teacher, half=half, length=length)
+        return _matched(frozen, (shape, teacher), hidden, half=half) if hidden.on else frozen
     task = load_task(config.data.task)
     if not task.reference:
         return None
-    found = frozen_model_of(shape, half=half, length=length)
+    frozen = frozen_model_of(shape, half=half, length=length)
     block = FP32 * comparison_rows(shape.vocabulary) * shape.vocabulary
     return replace(
-        found,
+        frozen,
         # With adapters, the frozen model that they are attached to is the reference.
-        weights=0 if config.model.adapter.freezes else found.weights,
+        weights=0 if config.model.adapter.freezes else frozen.weights,
         kept=0,
         # The model that trains has the shape of its reference.
-        flops=(3 if task.measures else 1) * found.flops,
+        flops=(3 if task.measures else 1) * frozen.flops,
         # Likelihoods are computed in 32 bits, in place if the logits have as many.
         compared=block if half else 0,
     )

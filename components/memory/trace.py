@@ -26,14 +26,18 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from steadytrain.components.memory.groups import Group, count, grouped, layers_of, still_layers
-from steadytrain.components.memory.live_tensors import LiveTensors, first_tensor
 from steadytrain.components.memory.random_model import (
     LAYER_COUNTS,
+    LiveTensors,
+    Repeated,
     batch_of,
     fake,
     fake_mode,
+    first_tensor,
+    layers_in,
     loss_of,
     random_model,
+    repeated_layers,
     with_layers,
 )
 from steadytrain.components.memory.setting import Setting
@@ -47,7 +51,7 @@ from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import pass_documents, unlike
 from steadytrain.components.tasks.fused_head import FusedHead, LossRequest, head_request
 from steadytrain.components.techniques.modules import eval_mode
-from steadytrain.components.techniques.multi_task.uncertainty import attach_uncertainty
+from steadytrain.components.techniques.multi_task.weights import attach_uncertainty
 
 _MOST_LAYERS: Final = 2000
 _NO_END: Final = 10**9
@@ -247,8 +251,7 @@ def _receives_documents(model: Any) -> bool:
 
 
 _LAYERS: Final = 12
-"""Maximum number of traced layers. Patterns within a model, such as kinds of attention, repeat
-within fewer layers."""
+"""Maximum number of traced layers, if they do not repeat after fewer."""
 _SIZES: Final = (1, 8, 64)
 """Traced micro-batches; between two of them, memory grows linearly."""
 _COPIES: Final = "copies"
@@ -259,12 +262,13 @@ class Readings:
     """Bytes of one micro-batch.
 
     entry: a layer's input.
-    outside: what the embeddings keep in addition to the first layer's input.
-    kept: by a layer, on average.
+    outside: what the embeddings keep in addition to the first layer's input, and what the first
+        layers keep in addition to `kept`.
+    kept: by a layer: on average, of those that repeat.
     exit: what the last norm keeps, and the gradient of the head's input.
     loss: what a plain loss adds to what is kept, including the head's gradient.
     backward: the most that a layer's backward adds, besides the incoming gradient and two thirds of
-        its weights' gradients.
+        its weights' gradients; with what it computes again.
     """
 
     entry: float
@@ -292,56 +296,81 @@ class Readings:
 
 
 class Traced:
-    """An architecture's activations by setting; each kind of pass is traced once."""
+    """An architecture's activations by setting; each kind of pass is traced once.
 
-    def __init__(self, architecture: Mapping[str, Any], layers: int, labels: int) -> None:
-        self.architecture = with_layers(architecture, min(layers, _LAYERS))
-        self.labels = labels
+    exact: whether each micro-batch is traced, and not only those of `_SIZES`.
+    """
+
+    def __init__(
+        self, architecture: Mapping[str, Any], layers: int, labels: int, *, exact: bool = False
+    ) -> None:
+        self.whole, self.layers, self.labels = architecture, layers, labels
+        self.exact = exact
         self.seen: dict[Setting, Readings] = {}
+
+    @functools.cached_property
+    def repeated(self) -> Repeated | None:
+        return repeated_layers(self.whole, self.labels)
+
+    @functools.cached_property
+    def architecture(self) -> Mapping[str, Any]:
+        if self.repeated:
+            return with_layers(self.whole, self.repeated.few)
+        if layers_in(self.whole, self.labels) > self.layers:
+            # A layer runs several times (ALBERT): each pass keeps what it needs.
+            return self.whole
+        return with_layers(self.whole, min(self.layers, _LAYERS))
 
     def __call__(self, setting: Setting) -> Activations:
         """Return the activations of a micro-batch, on the line through the two nearest sizes."""
         size = setting.micro_batch * setting.copies
         above = next((each for each in _SIZES[1:] if size <= each), _SIZES[-1])
         below = _SIZES[_SIZES.index(above) - 1]
-        if size in _SIZES:
+        if size in _SIZES or self.exact:
             below = above = size
-        few, many = (self._at(_as_traced(setting, each)) for each in (below, above))
+        few, many = (self._at(_as_traced(setting, each, self.labels)) for each in (below, above))
         share = (size - below) / (above - below) if above > below else 0.0
         return few.towards(many, share).as_activations()
 
     def _at(self, setting: Setting) -> Readings:
         if setting not in self.seen:
-            architecture = self.architecture
-            if setting.cuda:
-                architecture = _without_attention_dropout(architecture)
             with (
                 foreign(
-                    f"model_type = {architecture.get('model_type')!r}: a pass fails when the "
+                    f"model_type = {self.whole.get('model_type')!r}: a pass fails when the "
                     "plan traces it",
-                    "check the model's configuration, or try a few training steps",
+                    "check the model's configuration, plan by formula (--formula) if there is one, "
+                    "or try a few training steps",
                 ),
                 warnings.catch_warnings(action="ignore"),
             ):
-                self.seen[setting] = _trace(architecture, setting, self.labels)
+                architecture = self.architecture
+                if setting.cuda:
+                    architecture = without_attention_dropout(architecture)
+                period = self.repeated.period if self.repeated else 0
+                self.seen[setting] = _trace(architecture, setting, self.labels, period)
         return self.seen[setting]
 
 
-def _as_traced(setting: Setting, size: int) -> Setting:
-    """Return only what a forward pass depends on; of strategies, only who casts the weights."""
+def _as_traced(setting: Setting, size: int, labels: int) -> Setting:
+    """Return only what the passes depend on; of strategies, only who casts the weights.
+
+    Padding is always masked: Transformers detects it from values, which fakes don't have.
+    """
     kind = "none" if setting.adapter.kind == "none" else "lora"
     return Setting(
         length=setting.length,
         micro_batch=size,
         precision="bf16" if setting.half else "fp32",
-        masked=setting.masked,
+        recompute=setting.recompute,
+        masked=setting.masked or labels > 0,
         strategy="single" if setting.casts_weights or not setting.half else "fsdp",
-        adapter=setting.adapter.model_copy(update={"kind": kind}),
+        # Memory on the host would count as the device's.
+        adapter=setting.adapter.model_copy(update={"kind": kind, "frozen_embeddings": "device"}),
         cuda=setting.cuda,
     )
 
 
-def _without_attention_dropout(architecture: Mapping[str, Any]) -> dict[str, Any]:
+def without_attention_dropout(architecture: Mapping[str, Any]) -> dict[str, Any]:
     """Turn off attention dropout: the traced CPU kernels keep its mask, but a GPU's don't."""
     filled = AutoConfig.for_model(**architecture).to_dict()
     off = {
@@ -352,17 +381,24 @@ def _without_attention_dropout(architecture: Mapping[str, Any]) -> dict[str, Any
     return {**architecture, **off}
 
 
-def _trace(architecture: Mapping[str, Any], setting: Setting, labels: int) -> Readings:
+def _trace(architecture: Mapping[str, Any], setting: Setting, labels: int, period: int) -> Readings:
+    """Run a forward and a backward pass.
+
+    Args:
+        period: after how many layers the last ones repeat; 0 if they do not.
+    """
     with fake_mode():
         with torch.device("meta"):
-            model = random_model(architecture, setting, labels)
+            model: Any = random_model(architecture, setting, labels)
         whole = setting.half and not setting.casts_weights and not setting.adapter.freezes
         fake(model, torch.bfloat16 if whole else None)
         batch = batch_of(setting, labels)
-        watch = _Watch(model, setting, batch)
+        watch = _Watch(model, setting, batch, period)
         if not setting.masked:
             batch["lengths"] = [setting.length] * setting.micro_batch
         model.train()
+        if setting.recompute and model.supports_gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         with watch.live:
             with _autocast(setting):
                 loss = loss_of(labels)(model, batch)
@@ -378,8 +414,8 @@ def _autocast(setting: Setting) -> contextlib.AbstractContextManager[Any]:
 class _Watch:
     """Records what is alive at the ends of layers, forward and backward."""
 
-    def __init__(self, model: Any, setting: Setting, batch: Batch) -> None:
-        layers = layers_of(model)
+    def __init__(self, model: Any, setting: Setting, batch: Batch, period: int) -> None:
+        layers, self.period = layers_of(model), period
         shapes = {parameter.shape for parameter in model.parameters()}
         self.live = LiveTensors(lambda operator, tensor: _kind(operator, tensor, shapes))
         self.count = len(layers)
@@ -389,10 +425,13 @@ class _Watch:
         for tensor in (*model.parameters(), *model.buffers(), *batch.values()):
             self.live.see(tensor, "held")
         self.base = self.live.bytes
-        self.entry = self.head_input = self.passed = 0
+        self.entry = self.head_input = 0
         self.began: float | None = None
-        self.ended = self.before_loss = 0.0
+        self.before_loss = 0.0
+        self.ends: list[float] = []
         self.marks: list[float] = []
+        self.cast: list[int] = []
+        self.copies = self.copies_at_mark = 0
         self.peaks: list[float] = []
         for layer in layers:
             layer.register_forward_pre_hook(self._layer_begins, with_kwargs=True)
@@ -410,18 +449,21 @@ class _Watch:
         """Return the readings after forward and backward."""
         assert self.began is not None, "no layer of the model has run"
         self._mark()
-        spans = list(zip(self.marks, self.peaks[1:], strict=False))[: self.passed]
-        most = max(peak - mark for mark, peak in spans)
-        exit_, loss = self.before_loss - self.ended + self.entry, 0.0
+        spans = list(zip(self.marks, self.peaks[1:], self.cast[1:], strict=False))
+        most = max(peak - mark - cast for mark, peak, cast in spans[: len(self.ends)])
+        exit_, loss = self.before_loss - self.ends[-1] + self.entry, 0.0
         if self.head_input:
             # The formula counts the head's input with the loss; here, its gradient counts.
             exit_ += self.entry - self.head_input
         else:
             loss = self.peaks[0] - self.copies - self.before_loss
+        kept = (self.ends[-1] - self.began) / self.count
+        if self.period:
+            kept = (self.ends[-1] - self.ends[-1 - self.period]) / self.period
         return Readings(
             entry=self.entry,
-            outside=self.began - self.base - self.entry,
-            kept=(self.ended - self.began) / self.count,
+            outside=self.ends[-1] - self.count * kept - self.base - self.entry,
+            kept=kept,
             exit=exit_,
             loss=loss,
             backward=most - self.gradients * 2 / 3,
@@ -439,9 +481,10 @@ class _Watch:
             self._mark_at(hidden)
 
     def _layer_ends(self, _: Any, __: Any, given: Any) -> None:
-        self.ended = self._now()
-        self.passed += 1
-        self._mark_at(first_tensor(given))
+        # A layer that is computed again in the backward pass ends there too.
+        if not self.before_loss:
+            self.ends.append(self._now())
+            self._mark_at(first_tensor(given))
 
     def _forward_ends(self) -> None:
         self.before_loss, self.copies = self._now(), self.live.held[_COPIES]
@@ -461,7 +504,11 @@ class _Watch:
 
     def _mark(self) -> None:
         self.peaks.append(self.live.peak)
+        # Copies that a layer makes when it is computed again; the formula covers them too.
+        most = max(self.live.peaks.values(), key=lambda parts: sum(parts.values()), default={})
+        self.cast.append(max(0, most.get(_COPIES, 0) - self.copies_at_mark))
         self.marks.append(self.live.bytes)
+        self.copies_at_mark = self.live.held[_COPIES]
         self.live.begin()
 
 

@@ -1,9 +1,10 @@
-"""Read records with texts, an image and other columns. Nothing here imports torch."""
+"""Read records with texts, images and other columns. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.images.encoder import (
@@ -32,16 +32,20 @@ from steadytrain.components.tabular.model import is_missing
 from steadytrain.components.tasks.encoding.base import (
     COLUMNS,
     Content,
-    EncodedRecord,
-    EncodedRow,
     Fitted,
     TokenizerSettings,
 )
 from steadytrain.components.tasks.encoding.fields import Defect, class_of
-from steadytrain.components.tasks.encoding.labeled_text import ClassIndex, trained_indices
+from steadytrain.components.tasks.encoding.labeled_text import (
+    ClassIndex,
+    LabeledRows,
+    trained_indices,
+)
 
-IMAGE: Final = "image_column"
-"""Column of rows: which column of the record holds its image; "" if it has none."""
+IMAGES: Final = "image_columns"
+"""Column of rows and of test records: which columns of the record hold its images (`joined`). Their
+pixels follow each other in this order."""
+_BETWEEN: Final = "\x1f"
 _WORDS: Final = 4
 """Words from which a value counts as text before the kinds of the columns are known."""
 
@@ -49,14 +53,14 @@ _WORDS: Final = 4
 class Schema(BaseModel):
     """What the columns are.
 
-    image: the column with images; None if there is none.
-    images: what the images of the training side have in common.
+    pictures: the columns with images.
+    images: what the images of the training side have in common, of all columns together.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     table: Table
-    image: str | None = None
+    pictures: list[str] = []
     images: Images | None = None
 
     @property
@@ -85,12 +89,34 @@ def read_schema(data: DataRecord) -> Schema:
     return Schema.model_validate_json(path.read_text(encoding="utf-8"))
 
 
+def joined(columns: Iterable[str]) -> str:
+    """Return the names of columns as one text."""
+    return _BETWEEN.join(columns)
+
+
+def parted(columns: str) -> list[str]:
+    """Return the names in what `joined` returned."""
+    return columns.split(_BETWEEN) if columns else []
+
+
+def pixels_by_column(columns: str, stored: bytes) -> dict[str, bytes]:
+    """Return the pixels of a record's images by column.
+
+    Args:
+        columns: see `IMAGES`.
+        stored: the pixels of all of them.
+    """
+    names = parted(columns)
+    size = len(stored) // max(1, len(names))
+    return {name: stored[place * size :][:size] for place, name in enumerate(names)}
+
+
 @dataclass(frozen=True)
 class MultimodalEncoder:
     """Records with a class, whose other columns are texts, images, numbers, categories and dates.
 
-    A record has at most one image. Which columns are text is known when all are read, so rows hold
-    the values, and the training part turns them into tokens.
+    Which columns are text is known when all are read, so rows hold the values, and the training
+    part turns them into tokens.
     """
 
     data: DataConfig
@@ -105,7 +131,7 @@ class MultimodalEncoder:
     @property
     def schema(self) -> pa.Schema:
         types: dict[str, pa.DataType] = dict.fromkeys(
-            (FEATURES, IMAGE, "size", "mode"), pa.string()
+            (FEATURES, IMAGES, "size", "mode"), pa.string()
         )
         return pa.schema({**types, PIXELS: pa.binary(), "label": pa.int32()})
 
@@ -115,12 +141,12 @@ class MultimodalEncoder:
 
     @cached_property
     def target(self) -> str:
-        if self.data.target is None:
+        if not self.data.targets:
             raise BadInput(
                 f"data.target is missing: data.task {self.data.task} predicts a column",
                 remedy="name the column to predict, such as --set data.target=kind",
             )
-        return self.data.target
+        return self.data.targets[0]
 
     def columns(self) -> Sequence[Sequence[str]]:
         image = self.data.columns.image
@@ -135,32 +161,38 @@ class MultimodalEncoder:
         for name in dict.fromkeys([*names, *chosen]):
             value = row.get(name)
             if name in chosen or isinstance(value, bytes) or _is_stored_image(value):
-                images[name] = value
-            elif isinstance(value, str) and value.strip().lower().endswith(tuple(SUFFIXES)):
-                raise Defect("missing_file", f"{name} is {value[:80]!r}, and there is no such file")
+                images[name] = None if is_missing(value) else value
+            elif not chosen and _names_image(value):
+                raise Defect(
+                    "missing_file",
+                    f"{name} is {str(value)[:80]!r}, and there is no such file; if it is a text, "
+                    "name the column of images in data.columns.image",
+                )
             else:
                 values[name] = plain_value(name, value)
-        if len(images) > 1:
+        if chosen and (unread := sorted(images.keys() - {*chosen})):
             raise Defect(
                 "wrong_type",
-                f"{' and '.join(sorted(images))[:80]} both hold images: name one in "
-                "data.columns.image, and the other columns in data.features",
+                f"{unread[0][:80]} holds an image, and data.columns.image names {chosen[0][:80]}: "
+                "leave that out to learn from both, or name the other columns in data.features",
             )
-        column, found = "", None
-        for name, value in images.items():
-            found = read_image(name, value, self.data.images)
-            column = name if found else ""
-        facts = found.facts if found else {"size": "", "mode": ""}
-        content = {
-            "record": values,
-            "image": f"{column} {hashlib.sha256(found.identity.encode()).hexdigest()}"
-            if found
-            else "",
+        read = {
+            name: image
+            for name, value in sorted(images.items())
+            if (image := read_image(name, value, self.data.images))
         }
-        identity = _written(content)
-        text = _written({**content, **facts})
-        pixels = found.pixels if found else b""
-        return Content(text, label, identity=identity, attachment=pixels)
+        digests = [
+            f"{name} {hashlib.sha256(image.identity.encode()).hexdigest()}"
+            for name, image in read.items()
+        ]
+        content = {"record": values, "image": _BETWEEN.join(digests)}
+        facts = {
+            name: _BETWEEN.join(image.facts[name] for image in read.values())
+            for name in ("size", "mode")
+        }
+        pixels = b"".join(image.pixels for image in read.values())
+        text = _written({**content, **facts, "columns": joined(read)})
+        return Content(text, label, identity=_written(content), attachment=pixels)
 
     def texts_in(self, text: str) -> list[str]:
         """Return the values of a record that are text, as far as that is known."""
@@ -181,60 +213,56 @@ class MultimodalEncoder:
 
     def brief(self, text: str) -> str:
         """Return what a record is without its pixels."""
-        found = json.loads(text)
-        image = f"{found['size']} pixels, mode {found['mode']}" if found["image"] else "no image"
-        return f"{_written(found['record'])} and {image}"
+        stored = json.loads(text)
+        facts = zip(parted(stored["size"]), parted(stored["mode"]), strict=True)
+        images = [f"{size} pixels, mode {mode}" for size, mode in facts]
+        return f"{_written(stored['record'])} and {' and '.join(images) or 'no image'}"
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         texts: list[Any] = records["content"].to_pylist()
-        found = [json.loads(text) for text in texts]
+        column = [json.loads(text) for text in texts]
         return {
-            FEATURES: pa.array([_written(one["record"]) for one in found], pa.string()),
+            FEATURES: pa.array([_written(one["record"]) for one in column], pa.string()),
+            IMAGES: pa.array([one["columns"] for one in column], pa.string()),
             PIXELS: records["attachment"].cast(pa.binary()),
             "label": records["label"],
         }
 
-    def row_encoder(self, fitted: Fitted) -> MultimodalRows:
-        return MultimodalRows(ClassIndex(trained_indices(fitted)))
+    def row_encoder(self, fitted: Fitted) -> LabeledRows:
+        return LabeledRows(ClassIndex(trained_indices(fitted)), _values)
 
     def describe(self, sides: Mapping[Side, Iterable[pa.Table]]) -> Schema:
         """Return what the columns of the training side are.
 
         Raises:
-            DataError: images are in several columns, or only one kind of data is there to learn
-                from.
+            DataError: only one kind of data is there to learn from.
         """
         records, labels = list[Mapping[str, Any]](), list[Any]()
-        places = dict[str, int]()
+        places = Counter[str]()
 
         def with_images() -> Iterator[pa.Table]:
             for table in sides["train"]:
                 records.extend(parsed(table))
                 labels.extend(table["label"].to_pylist())
-                for name in table[IMAGE].to_pylist():
-                    places[str(name)] = places.get(str(name), 0) + 1
-                there: Any = pc.not_equal(table[IMAGE], pa.scalar(""))
-                yield table.filter(there)
+                images = [*_images_of(table)]
+                places.update(image.pop("column") for image in images)
+                yield pa.Table.from_pylist(images, ImageEncoder(self.data).schema)
 
         images = ImageEncoder(self.data).describe({"train": with_images()})
-        missing = places.pop("", 0)
-        if len(places) > 1:
-            raise DataError(
-                f"images are in the columns {', '.join(sorted(places))[:200]}",
-                remedy="put them into one column, or name it in data.columns.image",
-            )
-        image = next(iter(places), None)
-        table = self._table(records, labels, image)
-        if image:
-            found = Column(
-                name=image,
+        pictures = sorted(places)
+        table = self._table(records, labels, pictures)
+        columns = [
+            Column(
+                name=name,
                 kind="image",
-                missing=round(missing / len(records), 6),
-                distinct=len(records) - missing,
+                missing=round(1 - places[name] / len(records), 6),
+                distinct=places[name],
             )
-            table = table.model_copy(
-                update={"columns": sorted([*table.columns, found], key=lambda one: one.name)}
-            )
+            for name in pictures
+        ]
+        table = table.model_copy(
+            update={"columns": sorted([*table.columns, *columns], key=lambda one: one.name)}
+        )
         unread = [
             remark
             for side in ("validation", "test")
@@ -242,26 +270,28 @@ class MultimodalEncoder:
         ]
         schema = Schema(
             table=table.model_copy(update={"unread_elsewhere": unread}),
-            image=image,
-            images=images if image else None,
+            pictures=pictures,
+            images=images if pictures else None,
         )
         self._check(schema)
         return schema
 
     def _table(
-        self, records: Sequence[Mapping[str, Any]], labels: Sequence[Any], image: str | None
+        self, records: Sequence[Mapping[str, Any]], labels: Sequence[Any], pictures: Sequence[str]
     ) -> Table:
         """Return what the columns without images are."""
         names = {name: None for record in records for name in record}
-        # Where the image is missing, its column is among the others.
-        names.pop(image or "", None)
-        stray = [record[image] for record in records if image and not is_missing(record.get(image))]
-        if stray:
-            raise DataError(
-                f"the column {image!r} has images, and {len(stray):,} other values, such as "
-                f"{str(stray[0])[:80]!r}",
-                remedy=f"set data.columns.image to {image}, so that these records are quarantined",
-            )
+        for image in pictures:
+            # Where the image is missing, its column is among the others.
+            names.pop(image, None)
+            stray = [record[image] for record in records if not is_missing(record.get(image))]
+            if stray:
+                raise DataError(
+                    f"the column {image!r} has images, and {len(stray):,} other values, such as "
+                    f"{str(stray[0])[:80]!r}",
+                    remedy="correct them, or, if it is the only column with images, set "
+                    f"data.columns.image to {image}, so that these records are quarantined",
+                )
         if unknown := sorted({*self.data.allow_leaks} - names.keys()):
             raise DataError(
                 f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
@@ -275,7 +305,7 @@ class MultimodalEncoder:
     def _check(self, schema: Schema) -> None:
         kinds = {
             "a text": schema.texts,
-            "an image": schema.image,
+            "an image": schema.pictures,
             "a number, category or date": schema.others,
         }
         there = [name for name, columns in kinds.items() if columns]
@@ -291,29 +321,29 @@ class MultimodalEncoder:
         )
 
 
-@dataclass(frozen=True)
-class MultimodalRows:
-    """Encodes records."""
+def _values(content: Content) -> dict[str, Any]:
+    text = json.loads(content.text)
+    return {
+        FEATURES: _written(text["record"]),
+        PIXELS: content.attachment,
+        IMAGES: text["columns"],
+        "size": text["size"],
+        "mode": text["mode"],
+    }
 
-    target_of: ClassIndex
 
-    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        return [self._encoded(record) for record in records]
+def _names_image(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower().endswith(tuple(SUFFIXES))
 
-    def _encoded(self, record: Content) -> EncodedRecord | Defect:
-        target = self.target_of(record)
-        if isinstance(target, Defect):
-            return target
-        found = json.loads(record.text)
-        values = {
-            FEATURES: _written(found["record"]),
-            PIXELS: record.attachment,
-            IMAGE: found["image"].rpartition(" ")[0],
-            "size": found["size"],
-            "mode": found["mode"],
-            "label": target,
-        }
-        return EncodedRecord(1, [EncodedRow(values, tokens=1, targets=1)])
+
+def _images_of(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the images of rows: their column, and what `ImageEncoder.describe` reads."""
+    for row in table.select([IMAGES, PIXELS, "label", "size", "mode"]).to_pylist():
+        parts = pixels_by_column(row[IMAGES], row[PIXELS])
+        facts = zip(parted(row["size"]), parted(row["mode"]), strict=True)
+        for (column, pixels), (size, mode) in zip(parts.items(), facts, strict=True):
+            columns = {PIXELS: pixels, "label": row["label"], "size": size, "mode": mode}
+            yield {"column": column, **columns}
 
 
 def _is_stored_image(value: Any) -> bool:

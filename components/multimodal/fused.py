@@ -26,20 +26,31 @@ class Fused(torch.nn.Module):
 
     text, image: Transformers' models without heads; None if the data have no such column.
     columns: of the matrix of the other columns.
+    images: columns with images. One encoder reads all of them, and each has its own layer after it.
     """
 
     def __init__(
-        self, text: Any, image: Any, *, columns: int, classes: int, width: int, dropout: float
+        self,
+        text: Any,
+        image: Any,
+        *,
+        columns: int,
+        classes: int,
+        width: int,
+        dropout: float,
+        images: int = 1,
     ) -> None:
         super().__init__()
         self.text, self.image = text, image
         if text is not None:
             self.text_part = _part(text.config.hidden_size, width)
         if image is not None:
-            self.image_part = _part(output_size(image.config), width)
+            self.image_part = _part(output_size(image), width)
+            others = (_part(output_size(image), width) for _ in range(images - 1))
+            self.other_image_parts = torch.nn.ModuleList(others)
         if columns:
             self.table_part = _part(columns, width)
-        count = (text is not None) + (image is not None) + bool(columns)
+        count = (text is not None) + images * (image is not None) + bool(columns)
         self.columns = columns
         self.head = torch.nn.Sequential(
             torch.nn.Dropout(dropout),
@@ -59,11 +70,14 @@ class Fused(torch.nn.Module):
             mean = (states * share).sum(1) / share.sum(1).clamp(min=1)
             parts.append(self.text_part(mean) * batch["has_text"])
         if self.image is not None:
-            found = self.image(pixel_values=batch["pixel_values"])
-            pooled = getattr(found, "pooler_output", None)
-            states = found.last_hidden_state
+            features = self.image(pixel_values=batch["pixel_values"])
+            pooled = getattr(features, "pooler_output", None)
+            states = features.last_hidden_state
             pooled = states.mean(1) if pooled is None else pooled.flatten(1)
-            parts.append(self.image_part(pooled) * batch["has_image"])
+            there = batch["has_image"]
+            for column, part in enumerate((self.image_part, *self.other_image_parts)):
+                own = slice(column * len(there), (column + 1) * len(there))
+                parts.append(part(pooled[own]) * there[:, column, None])
         if self.columns:
             parts.append(self.table_part(batch["table"]))
         logits: torch.Tensor = self.head(torch.cat(parts, dim=1))
@@ -76,13 +90,22 @@ def _part(inputs: int, width: int) -> torch.nn.Module:
     )
 
 
-def output_size(config: Any) -> int:
+def output_size(model: Any) -> int:
     """Return the number of values that an encoder of images returns."""
+    config, timm = model.config, getattr(model, "timm_model", None)
+    if timm is not None:
+        return int(timm.head_hidden_size)
     sizes = getattr(config, "hidden_sizes", None)
-    found = sizes[-1] if sizes else getattr(config, "hidden_size", None)
-    if not isinstance(found, int):
+    result = sizes[-1] if sizes else getattr(config, "hidden_size", None)
+    if not isinstance(result, int):
         raise ValueError(f"{config.model_type} models do not say how wide their output is")
-    return found
+    return result
+
+
+def learns_pooler(model: Any) -> bool:
+    """Return whether an encoder has a layer with weights after its states."""
+    pooler = getattr(model, "pooler", None)
+    return pooler is not None and len(pooler.state_dict()) > 0
 
 
 class Inputs:
@@ -108,10 +131,11 @@ class Inputs:
         """Return the arguments of the network.
 
         Args:
-            images: pixels (height, width, channels) in 8 bits, or None where there is no image.
+            images: of each record, by column with images: pixels (height, width, channels) in 8
+                bits, or None where there is no image.
             strict: whether a value of another kind is an error. Otherwise it counts as missing.
         """
-        found = dict[str, torch.Tensor]()
+        result = dict[str, torch.Tensor]()
         if self.tokenizer is not None:
             texts = [self.text_of(record) for record in records]
             tokens = self.tokenizer(
@@ -121,13 +145,13 @@ class Inputs:
                 padding=True,
                 return_tensors="pt",
             )
-            found |= {name: tokens[name] for name in ("input_ids", "attention_mask")}
-            found["has_text"] = torch.tensor([[float(bool(text))] for text in texts])
+            result |= {name: tokens[name] for name in ("input_ids", "attention_mask")}
+            result["has_text"] = torch.tensor([[float(bool(text))] for text in texts])
         if self.settings["image"] is not None:
-            found |= self._images(images)
+            result |= self._images(images)
         if self.settings["kinds"]:
-            found["table"] = torch.from_numpy(self.matrix(records, strict=strict))
-        return found
+            result["table"] = torch.from_numpy(self.matrix(records, strict=strict))
+        return result
 
     def text_of(self, record: Mapping[str, Any]) -> str:
         """Return the texts of a record, a line each."""
@@ -142,25 +166,47 @@ class Inputs:
         filled = self.table.standardized(dense, *scale)
         return np.concatenate([filled, missing], axis=1).astype(np.float32)
 
-    def _images(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
+    @property
+    def pictures(self) -> list[str]:
+        """The columns with images."""
+        image = self.settings["image"]
+        if image is None:
+            return []
+        # Models of earlier versions have one column.
+        return list(image["columns"] if "columns" in image else [image["column"]])
+
+    def _images(self, images: Sequence[Sequence[Any]]) -> dict[str, torch.Tensor]:
+        """Return the pixels, column by column: (columns * records, channels, height, width)."""
         image = self.settings["image"]
         channels = len(image["mean"])
         blank = np.zeros((image["size"], image["size"], channels), np.uint8)
-        stacked = np.stack([blank if one is None else one for one in images])
+        columns = zip(*images, strict=True)
+        stacked = np.stack([blank if one is None else one for each in columns for one in each])
         values = torch.from_numpy(stacked).permute(0, 3, 1, 2).float() / 255
         mean, deviation = (
             torch.tensor(image[name]).view(1, -1, 1, 1) for name in ("mean", "deviation")
         )
-        there = torch.tensor([[float(one is not None)] for one in images])
+        there = torch.tensor([[float(one is not None) for one in each] for each in images])
         return {"pixel_values": (values - mean) / deviation, "has_image": there}
 
-    def image_of(self, record: Mapping[str, Any]) -> Any:
-        """Return the pixels of a record's image, or None if it has none.
+    def images_of(self, record: Mapping[str, Any]) -> list[Any]:
+        """Return the pixels of a record's images by column, None where there is none.
 
-        It is the content of a file (bytes), its path, or an array of whole numbers up to 255.
+        An image is the content of a file (bytes), its path, or an array of whole numbers up to 255.
+
+        Raises:
+            ValueError: one cannot be read.
         """
+        result = []
+        for name in self.pictures:
+            try:
+                result.append(self._image_of(record.get(name)))
+            except (ValueError, OSError) as error:
+                raise ValueError(f"{name!r} cannot be read: {error}") from error
+        return result
+
+    def _image_of(self, value: Any) -> Any:
         image = self.settings["image"]
-        value = None if image is None else record.get(image["column"])
         if isinstance(value, Mapping):
             value = value.get("bytes")
         if value is None or (isinstance(value, str | float) and self.table.is_missing(value)):
@@ -193,16 +239,18 @@ def read(folder: Path, table: Any, pixels: Any) -> tuple[Fused, Inputs]:
                 folder / name, local_files_only=True, trust_remote_code=False
             )
             built[name] = AutoModel.from_config(config, trust_remote_code=False)
-    text = built[TEXT]
-    if getattr(text, "pooler", None) is not None:
-        text.pooler = None
+    weights, text = load_file(folder / WEIGHTS), built[TEXT]
+    for name, part in built.items():
+        # It may be trained without a layer that its configuration has.
+        if learns_pooler(part) and not any(key.startswith(f"{name}.pooler.") for key in weights):
+            part.pooler = None
     tokenizer = None
     if text is not None:
         tokenizer = AutoTokenizer.from_pretrained(
             folder / TEXT, local_files_only=True, trust_remote_code=False
         )
     model = Fused(text, built[IMAGE], **settings["network"])
-    model.load_state_dict(load_file(folder / WEIGHTS))
+    model.load_state_dict(weights)
     return model.eval(), Inputs(settings, table, pixels, tokenizer)
 
 
@@ -224,6 +272,11 @@ class Predictor:
         """The names of what is predicted."""
         return ["prediction", *(f"probability_{label}" for label in self.labels)]
 
+    def unseen(self, records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Return how many values, by column, are categories that training did not see."""
+        counts: dict[str, int] = self.inputs.preparation.unseen(records)
+        return counts
+
     def rows(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return, for each record, its `prediction`, and `probability_CLASS` for each class.
 
@@ -232,37 +285,35 @@ class Predictor:
                 than in training.
         """
         self._check(records)
-        found = list[dict[str, Any]]()
+        result = list[dict[str, Any]]()
         for start in range(0, len(records), _AT_ONCE):
             for row in self._probabilities(records[start : start + _AT_ONCE], start):
                 answer = [self.labels[int(row.argmax())], *map(float, row)]
-                found.append(dict(zip(self.names, answer, strict=True)))
-        return found
+                result.append(dict(zip(self.names, answer, strict=True)))
+        return result
 
     def _probabilities(self, records: Sequence[Mapping[str, Any]], first: int) -> Any:
         images = []
-        for place, record in enumerate(records, start=first):
+        for index, record in enumerate(records, start=first):
             try:
-                images.append(self.inputs.image_of(record))
-            except (ValueError, OSError) as error:
-                raise ValueError(f"the image of record {place} cannot be read: {error}") from error
+                images.append(self.inputs.images_of(record))
+            except ValueError as error:
+                raise ValueError(f"the image of record {index} in the column {error}") from error
         batch = self.inputs.batch(records, images, strict=True)
         with torch.inference_mode():
             logits = self.model({name: value.to(self.device) for name, value in batch.items()})
         return logits.double().softmax(-1).cpu().numpy()
 
     def _check(self, records: Sequence[Mapping[str, Any]]) -> None:
-        settings = self.inputs.settings
-        image = [settings["image"]["column"]] if settings["image"] else []
-        for name in (*settings["texts"], *image):
+        for name in (*self.inputs.settings["texts"], *self.inputs.pictures):
             if records and not any(name in record for record in records):
                 raise ValueError(f"the records have no column {name!r}; the model learned from it")
 
 
 def _module(path: Path) -> Any:
-    found: Any = importlib.util.spec_from_file_location(f"fused_{path.stem}", path)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec: Any = importlib.util.spec_from_file_location(f"fused_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from steadytrain.components.images import pixels
 from steadytrain.components.images.encoder import PIXELS
 from steadytrain.components.multimodal import fused
+from steadytrain.components.multimodal.encoder import IMAGES
 from steadytrain.components.multimodal.training import MultimodalClassification
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
@@ -47,7 +48,7 @@ class MultimodalScorer:
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, inputs = components["model"].eval(), components["inputs"]
         device = next(model.parameters()).device
-        values, images = parsed(records), _pixels(self.config, records)
+        values, images = parsed(records), _pixels(self.config, self.data, records)
 
         @torch.inference_mode()
         def answer(places: Sequence[int]) -> list[Any]:
@@ -57,19 +58,21 @@ class MultimodalScorer:
             return list(logits.double().log_softmax(dim=-1).cpu().numpy())
 
         truth = label_indices(records, self.data.labels)
-        found = batched(answer, range(len(values)), self.config.evaluation.batch_size, lambda _: 1)
-        return class_scores(records, truth, np.array(found).reshape(-1, len(self.data.labels)))
+        answers = batched(
+            answer, range(len(values)), self.config.evaluation.batch_size, lambda _: 1
+        )
+        return class_scores(records, truth, np.array(answers).reshape(-1, len(self.data.labels)))
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         return score_class_frequencies(self.data, records)
 
 
-def _pixels(config: RunConfig, records: pa.Table) -> list[Any]:
-    """Return the pixels of each test record, or None where it has no image."""
-    images = config.data.images
-    shape = images.size, images.size, images.channels
+def _pixels(config: RunConfig, data: DataRecord, records: pa.Table) -> list[list[Any]]:
+    """Return the pixels of each test record, by column with images."""
+    task = MultimodalClassification(config, data)
+    columns: list[Any] = records.column(IMAGES).to_pylist()
     stored: list[Any] = records.column(PIXELS).to_pylist()
-    return [np.frombuffer(one, np.uint8).reshape(shape) if one else None for one in stored]
+    return [*map(task.pixels_of, columns, stored)]
 
 
 class MultimodalPackager(ServedPackager):
@@ -136,7 +139,8 @@ class MultimodalPackager(ServedPackager):
         from mlflow.types import ColSpec
         from mlflow.types.schema import AnyType
 
-        settings = self.load_exported(folder)["inputs"].settings
+        loaded = self.load_exported(folder)["inputs"]
+        settings = loaded.settings
         first = records.slice(0, _EXAMPLES)
         values, kinds = parsed(first), settings["kinds"]
         example: dict[str, list[Any]] = {
@@ -152,11 +156,11 @@ class MultimodalPackager(ServedPackager):
         types = {"number": "double", "date": AnyType(), "category": AnyType()}
         inputs = [ColSpec(AnyType(), column, required=False) for column in settings["texts"]]
         inputs += [ColSpec(types[kind], column, required=False) for column, kind in kinds.items()]
-        if settings["image"]:
-            column = settings["image"]["column"]
+        pictures = _pixels(self.config, self.data, first)
+        for place, column in enumerate(loaded.pictures):
             inputs.append(ColSpec("binary", column, required=False))
             example[column] = [
-                None if one is None else _png(one) for one in _pixels(self.config, first)
+                None if each[place] is None else _png(each[place]) for each in pictures
             ]
         return self.log_folder(
             folder,

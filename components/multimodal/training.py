@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from steadytrain.components.images import pixels
-from steadytrain.components.images.encoder import PIXELS
-from steadytrain.components.multimodal.encoder import read_schema
-from steadytrain.components.multimodal.fused import Fused, Inputs, output_size
+from steadytrain.components.images import networks, pixels
+from steadytrain.components.images.encoder import PIXELS, Images
+from steadytrain.components.multimodal.encoder import IMAGES, pixels_by_column, read_schema
+from steadytrain.components.multimodal.fused import Fused, Inputs, learns_pooler, output_size
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.foreign import foreign
+from steadytrain.components.shared.model_source import resolve_config, resolve_model
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular import model as table
 from steadytrain.components.tabular.encoder import FEATURES, parsed
@@ -82,15 +83,16 @@ class MultimodalClassification:
         spread = np.sqrt(np.where(there, np.square(dense - fill), 0.0).sum(axis=0) / count)
         image = None
         if schema.images is not None:
+            mean, deviation = self._scale(schema.images)
             image = {
-                "column": schema.image,
+                "columns": schema.pictures,
                 "size": images.size,
                 "color": images.color,
                 "resize": images.resize,
                 "interpolation": images.interpolation,
                 "max_pixels": images.max_pixels,
-                "mean": schema.images.mean,
-                "deviation": schema.images.deviation,
+                "mean": mean,
+                "deviation": deviation,
             }
         return {
             "labels": self.data.labels,
@@ -114,6 +116,7 @@ class MultimodalClassification:
             "classes": len(self.data.labels),
             "width": fusion.width,
             "dropout": fusion.dropout,
+            "images": max(1, len(self.schema.pictures)),
         }
 
     def build_model(self) -> torch.nn.Module:
@@ -138,30 +141,34 @@ class MultimodalClassification:
                 remedy="set model.base, or model.config to train one from scratch, or leave the "
                 "column out with data.features",
             )
-        found: Any = build(AutoModel, self.config, self.data, self.tokenizer)
-        if found.main_input_name != "input_ids" or found.config.is_encoder_decoder:
+        encoder: Any = build(AutoModel, self.config, self.data, self.tokenizer)
+        if encoder.main_input_name != "input_ids" or encoder.config.is_encoder_decoder:
             raise BadInput(
-                f"{given}: {found.config.model_type} models do not encode a text alone",
+                f"{given}: {encoder.config.model_type} models do not encode a text alone",
                 remedy="use an encoder such as bert",
             )
-        return without_pooler(found)
+        return without_pooler(encoder)
 
     def _image_encoder(self) -> Any:
         from transformers import AutoConfig, AutoModel
 
-        fields = self.config.model.fusion.image
-        if self.schema.image is None:
-            if fields:
+        fields, base = self.config.model.fusion.image, self.config.model.fusion.image_base
+        if not self.schema.pictures:
+            if fields or base:
+                given = f"image_base = {base!r}" if base else f"image = {fields}"
                 raise BadInput(
-                    f"model.fusion.image = {fields}: no column has images",
+                    f"model.fusion.{given}: no column has images",
                     remedy="leave it out, or name the column in data.columns.image",
                 )
             return None
+        if base:
+            return self._pretrained(base)
         if not fields:
             raise BadInput(
-                f"the column {self.schema.image!r} has images, and the model has no encoder of "
-                "images",
-                remedy="set model.fusion.image, such as {model_type: convnext}",
+                f"the column {self.schema.pictures[0]!r} has images, and the model has no encoder "
+                "of images",
+                remedy="set model.fusion.image, such as {model_type: convnext}, or "
+                "model.fusion.image_base to the address of a pretrained one",
             )
         images = self.config.data.images
         with foreign(
@@ -187,12 +194,55 @@ class MultimodalClassification:
                     f"model.fusion.image.model_type = {fields['model_type']!r}: it reads no images",
                     remedy="use an encoder of images such as convnext or vit",
                 )
-            output_size(model.config)
+            output_size(model)
         return model
+
+    def _pretrained(self, base: str) -> Any:
+        """Return the encoder of images at an address."""
+        from transformers import AutoModel
+
+        given = self.config.model.model_copy(update={"base": base, "config": {}})
+        arguments = networks.timms_arguments(resolve_config(base, self.config))
+        config = self.config.model_copy(update={"model": given})
+        model: Any = build(AutoModel, config, self.data, None, **arguments)
+        if model.main_input_name != "pixel_values":
+            raise BadInput(
+                f"model.fusion.image_base = {base!r}: {model.config.model_type} models read no "
+                "images",
+                remedy="give an encoder of images such as convnext or vit",
+            )
+        networks.check_inputs(model, self.config.data.images, "model.fusion.image_base")
+        # Files of a model with a head often lack it.
+        return without_pooler(model) if learns_pooler(model) else model
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
         normalized = any(isinstance(part, _BatchNorm) for part in model.modules())
-        return [_BATCH_NORM] * normalized
+        read, images = self._read, self.config.data.images
+        remarks = networks.differences(read, images, "model.fusion.image_base") if read else ()
+        return [*remarks, *[_BATCH_NORM] * normalized]
+
+    @cached_property
+    def _read(self) -> networks.Read | None:
+        """How the pretrained encoder of images reads them; None if its files don't say."""
+        base = self.config.model.fusion.image_base
+        return networks.of_folder(resolve_model(base, self.config)) if base else None
+
+    def _scale(self, found: Images) -> tuple[list[float], list[float]]:
+        """Return the mean and deviation of each channel: of the encoder, or of the data.
+
+        Raises:
+            BadInput: those of the encoder are asked for, and it has none for these channels.
+        """
+        images, field = self.config.data.images, "model.fusion.image_base"
+        if images.normalization != "data" and self._read:
+            return networks.scale(self._read, images, field)
+        if images.normalization == "model":
+            raise BadInput(
+                f"data.images.normalization = 'model': {field} names no encoder with a "
+                f"{networks.PROCESSOR}",
+                remedy="set it to data, or leave it out",
+            )
+        return found.mean, found.deviation
 
     def cost(self, row: Row) -> int:
         del row
@@ -200,17 +250,25 @@ class MultimodalClassification:
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         records = [json.loads(row[FEATURES]) for row in rows]
-        images = [self.pixels_of(row[PIXELS]) for row in rows]
+        images = [self.pixels_of(row[IMAGES], row[PIXELS]) for row in rows]
         targets = torch.tensor([int(row["label"]) for row in rows])
         return {**self.inputs.batch(records, images, strict=False), "targets": targets}
 
-    def pixels_of(self, content: bytes) -> Any:
-        """Return stored pixels as (height, width, channels); None if there is no image."""
-        images = self.config.data.images
-        if not content:
-            return None
+    def pixels_of(self, columns: str, stored: bytes) -> list[Any]:
+        """Return the stored pixels of a record's images, by column with images.
+
+        Args:
+            columns: see `encoder.IMAGES`.
+
+        Returns:
+            For each (height, width, channels); None if there is no image.
+        """
+        images, parts = self.config.data.images, pixels_by_column(columns, stored)
         shape = images.size, images.size, images.channels
-        return np.frombuffer(content, np.uint8).reshape(shape)
+        return [
+            np.frombuffer(parts[name], np.uint8).reshape(shape) if name in parts else None
+            for name in self.schema.pictures
+        ]
 
     def weight(self, batch: Batch) -> int:
         return len(batch["targets"])

@@ -177,7 +177,7 @@ _UNSENT: Final = 100
 
 
 class AlertState:
-    """Which alerts of a run fire.
+    """The alerts of a run that fire.
 
     Args:
         firing: names of those that were reported as firing.

@@ -271,17 +271,17 @@ def as_json(dashboard: Dashboard) -> dict[str, Any]:
 
 def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     """Return the panels in rows from left to right."""
-    found, left, top = [], 0, 0
+    result, left, top = [], 0, 0
     for number, panel in enumerate(panels, start=1):
         if left + panel.width > _COLUMNS:
             left, top = 0, top + _HEIGHT
-        place = {"x": left, "y": top, "w": panel.width, "h": _HEIGHT}
-        found.append(_panel(number, panel, place))
+        grid_position = {"x": left, "y": top, "w": panel.width, "h": _HEIGHT}
+        result.append(_panel(number, panel, grid_position))
         left += panel.width
-    return found
+    return result
 
 
-def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any]:
+def _panel(number: int, panel: Panel, grid_position: Mapping[str, int]) -> dict[str, Any]:
     targets = [
         {
             "refId": chr(ord("A") + index),
@@ -296,7 +296,7 @@ def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any
         "type": panel.kind,
         "title": panel.title,
         "datasource": _DATASOURCE,
-        "gridPos": dict(place),
+        "gridPos": dict(grid_position),
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
         "targets": targets,
     }

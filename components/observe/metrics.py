@@ -326,18 +326,18 @@ class Series:
 
     def value(self, name: str) -> float:
         """Return the newest value of a metric, summed over its label; NaN if there is none."""
-        found = [value for (metric, _), value in self._samples[-1][1].items() if metric == name]
-        return sum(found) if found else math.nan
+        values = [value for (metric, _), value in self._samples[-1][1].items() if metric == name]
+        return sum(values) if values else math.nan
 
     def mean(self, name: str, seconds: float, *, offset: float = 0.0) -> float:
         """Return the mean over a window that ended `offset` seconds ago; NaN without values."""
-        found = list(self._window(name, seconds, offset))
-        return sum(found) / len(found) if found else math.nan
+        values = list(self._window(name, seconds, offset))
+        return sum(values) / len(values) if values else math.nan
 
     def increase(self, name: str, seconds: float) -> float:
         """Return by how much a counter has increased in the last seconds."""
-        found = list(self._window(name, seconds, 0.0))
-        return found[-1] - found[0] if found else 0.0
+        values = list(self._window(name, seconds, 0.0))
+        return values[-1] - values[0] if values else 0.0
 
     def age(self, timestamp: str) -> float:
         """Return the seconds since a time, or since the attempt started if that is later."""

@@ -128,19 +128,19 @@ class Profile:
 
     def shares(self) -> dict[str, float]:
         """Return the shares of the steps' time by phase, the rest as "other"."""
-        found = {
+        result = {
             "data": self._mean("data_wait"),
             "forward": self._mean("forward"),
             "backward": self._mean("backward"),
             "communication": self._mean("communication_wait"),
             "optimizer": self._mean("optimizer"),
         }
-        return {**found, "other": max(0.0, 1 - sum(found.values()))}
+        return {**result, "other": max(0.0, 1 - sum(result.values()))}
 
     def changes(self) -> list[Change]:
         """Return the changes with the largest gains, the largest first."""
-        found = sorted(self._possible(), key=lambda change: -change.gain)
-        return [change for change in found if change.gain >= _WORTH][:CHANGES]
+        result = sorted(self._possible(), key=lambda change: -change.gain)
+        return [change for change in result if change.gain >= _WORTH][:CHANGES]
 
     def _possible(self) -> Iterator[Change]:
         shares, training = self.shares(), self.config.training

@@ -164,8 +164,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self._turn = threading.Lock()
         family, address = socket.AF_INET, host
         if host != _ALL:
-            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            address = str(place[0])
+            family, _, _, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            address = str(resolved[0])
         elif socket.has_dualstack_ipv6():
             family = socket.AF_INET6
         self.address_family = family
@@ -230,9 +230,9 @@ class RunCollector(Collector):
         samples = self.read()
         for metric in METRICS.values():
             if metric.kind == "histogram":
-                found = samples.distributions.get(metric.name)
-                if found is not None:
-                    yield self._histogram(metric, found)
+                distribution = samples.distributions.get(metric.name)
+                if distribution is not None:
+                    yield self._histogram(metric, distribution)
             elif values := _values(samples, metric):
                 kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
                 family = kind(metric.name, metric.help, labels=metric.labels)

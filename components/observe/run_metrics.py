@@ -157,10 +157,10 @@ class RunMetrics:
         self, event: TrainingStep | Validated | CheckpointSaved | NoiseScaleMeasured
     ) -> bool:
         """Return whether no later event of this kind is known: gauges show the newest one."""
-        place = (event.attempt, event.step)
-        newest = place >= self._newest.get(type(event), (0, 0))
+        position = (event.attempt, event.step)
+        newest = position >= self._newest.get(type(event), (0, 0))
         if newest:
-            self._newest[type(event)] = place
+            self._newest[type(event)] = position
         return newest
 
     @singledispatchmethod

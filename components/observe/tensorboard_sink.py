@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final, Unpack, cast
+from typing import Annotated, Any, Final, Unpack, cast
 
 from pydantic import BaseModel, Field
 
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
+from steadytrain.components.shared.events.histograms import Histogram, histograms
+from steadytrain.components.shared.events.types import LayersCounted
 from steadytrain.components.shared.tracking.batches import Curved, points
 from steadytrain.components.shared.tracking.notes import (
     BATCH_EVENTS,
@@ -21,8 +23,7 @@ from steadytrain.components.shared.tracking.notes import (
     recall,
     remember,
 )
-from steadytrain.components.shared.tracking.parallel import check_package
-from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming
+from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming, check_package
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "tensorboard"
@@ -31,6 +32,9 @@ FOLDER: Final = "tensorboard"
 _NOTE = "tensorboard"
 _FILE = "events.out.tfevents.steadytrain"
 _Size = Annotated[int, Field(ge=0)]
+
+
+_Shown = Curved | LayersCounted
 
 
 class _Written(BaseModel):
@@ -75,13 +79,13 @@ class TensorBoardDelivery:
             if not events:
                 return False
             self._cut(before.sizes)
-            ours = [cast(Curved, event) for event in events]
+            ours = [cast(_Shown, event) for event in events]
             sizes = dict(before.sizes)
             for attempt, group in by_attempt(ours):
                 name = f"attempt-{attempt}"
                 sizes[name] = _append(self.folder / name / _FILE, group)
             cursor.ack()
-            note = _Written(offsets=cursor.place, sizes=sizes)
+            note = _Written(offsets=cursor.position, sizes=sizes)
             remember(self.workspace, _NOTE, note.model_dump_json())
             return True
 
@@ -122,10 +126,10 @@ class TensorBoardSink(PullSink):
 
 
 def _has_points(event: Event) -> bool:
-    return isinstance(event, Curved)
+    return isinstance(event, _Shown)
 
 
-def _append(path: Path, events: Iterable[Curved]) -> int:
+def _append(path: Path, events: Iterable[_Shown]) -> int:
     """Append events to a file. Return its length."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -138,8 +142,8 @@ def _append(path: Path, events: Iterable[Curved]) -> int:
             records.write(event_pb2.Event(file_version="brain.Event:2").SerializeToString())
         for event in events:
             values = [
-                summary_pb2.Summary.Value(tag=name, simple_value=number)
-                for name, number in points(event)
+                summary_pb2.Summary.Value(tag=name, **_value(shown))
+                for name, shown in _named(event)
             ]
             summary = summary_pb2.Summary(value=values)
             record = event_pb2.Event(wall_time=event.time, step=event.step, summary=summary)
@@ -148,3 +152,25 @@ def _append(path: Path, events: Iterable[Curved]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def _named(event: _Shown) -> Iterator[tuple[str, float | Histogram]]:
+    yield from histograms(event) if isinstance(event, LayersCounted) else points(event)
+
+
+def _value(shown: float | Histogram) -> dict[str, Any]:
+    """Return the field of a summary's value that has a number or a histogram."""
+    from tensorboard.compat.proto import summary_pb2
+
+    if not isinstance(shown, Histogram):
+        return {"simple_value": shown}
+    edges = shown.edges
+    return {
+        "histo": summary_pb2.HistogramProto(
+            min=shown.low,
+            max=shown.high,
+            num=sum(shown.counts),
+            bucket_limit=edges[1:],
+            bucket=shown.counts,
+        )
+    }

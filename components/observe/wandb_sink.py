@@ -18,23 +18,24 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import TrackingError
 from steadytrain.components.shared.events import Cursor, Event
+from steadytrain.components.shared.events.histograms import histograms
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
+    LayersCounted,
     NoiseScaleMeasured,
     TrainingStep,
     Validated,
 )
 from steadytrain.components.shared.tracking.batches import Curved, flatten, points
 from steadytrain.components.shared.tracking.notes import Spool, by_attempt, identity
-from steadytrain.components.shared.tracking.parallel import check_package
-from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming
+from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming, check_package
 from steadytrain.components.shared.workspace import Workspace
 
 FOLDER: Final = "wandb"
 """In the run's folder. `wandb sync <output>/runs/<run>/wandb/*/wandb/*-run-*` uploads it."""
 
-_Tracked = Curved | AttemptEnded
-_ORDER = (NoiseScaleMeasured, TrainingStep, Validated)
+_Tracked = Curved | LayersCounted | AttemptEnded
+_ORDER = (LayersCounted, NoiseScaleMeasured, TrainingStep, Validated)
 """Events with points, as they follow each other at a step."""
 
 _FINISHED = ("finished", "early_stopped", "pruned")
@@ -167,8 +168,20 @@ def _log(run: Any, events: Iterable[_Tracked]) -> bool:
             return True
         # Their numbers must increase, and a step can have one event of each type.
         number = len(_ORDER) * event.step + _ORDER.index(type(event))
-        run.log({**dict(points(event)), "step": event.step}, step=number)
+        run.log({**_logged(event), "step": event.step}, step=number)
     return False
+
+
+def _logged(event: Curved | LayersCounted) -> dict[str, Any]:
+    if not isinstance(event, LayersCounted):
+        return dict(points(event))
+    import numpy as np
+    import wandb
+
+    return {
+        name: wandb.Histogram(np_histogram=(np.array(shown.counts), np.array(shown.edges)))
+        for name, shown in histograms(event)
+    }
 
 
 def _is_end(event: Event) -> bool:

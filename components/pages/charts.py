@@ -204,19 +204,19 @@ def line_chart(
     low, high = min(steps), max(max(steps), min(steps) + 1)
     series, broken, about = [], [], []
     for index, curve in enumerate(curves):
-        said = [(p, f"{show(p[1])} at step {number(p[0])}") for p in thin(curve.points)]
-        dots = thin(curve.points, 60) if index > 0 or len(said) == 1 else []
+        labels = [(p, f"{show(p[1])} at step {number(p[0])}") for p in thin(curve.points)]
+        dots = thin(curve.points, 60) if index > 0 or len(labels) == 1 else []
         series.append(
             Series(
                 f"line c{index}",
-                [point for point, _ in said],
+                [point for point, _ in labels],
                 dots=[(p, f"{curve.name}: {show(p[1])} at step {number(p[0])}") for p in dots],
             )
         )
         broken += [
             (at, f"{curve.name} is not finite at step {number(at)}") for at in curve.broken[:50]
         ]
-        about += [f"{curve.name}: {said[0][1]}, {said[-1][1]}"] if said else []
+        about += [f"{curve.name}: {labels[0][1]}, {labels[-1][1]}"] if labels else []
     inside = [tick for tick in nice_ticks(low, high) if low <= tick <= high and tick == int(tick)]
     return plot(
         title,
@@ -262,9 +262,9 @@ def scatter(
         marks: values on the horizontal axis with a vertical line.
         width: in pixels of the drawing; the page scales it.
     """
-    place: Callable[[float], float] = math.log10 if log else float
+    scale: Callable[[float], float] = math.log10 if log else float
     placed = [
-        Series(one.kind, dots=[((place(x), y), text) for (x, y), text in one.dots]) for one in dots
+        Series(one.kind, dots=[((scale(x), y), text) for (x, y), text in one.dots]) for one in dots
     ]
     points = [point for one in placed for point, _ in one.dots]
     if not points:
@@ -279,12 +279,12 @@ def scatter(
     return plot(
         title,
         f"{len(points)} points",
-        [Series("line c1", [(place(x), y) for x, y in through]), *placed],
+        [Series("line c1", [(scale(x), y) for x, y in through]), *placed],
         axis=axis,
         x=(low - pad, high + pad),
         labels=[(at, text) for at, text in labels if low - pad <= at <= high + pad],
         ticks=nice_ticks(min(up), max(up)),
-        marks=[(place(mark), "") for mark in marks],
+        marks=[(scale(mark), "") for mark in marks],
         width=width,
     )
 

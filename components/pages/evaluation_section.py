@@ -34,7 +34,7 @@ def evaluation_section(record: EvaluationRecord, classes: int = MATRIX_CLASSES) 
         classes: with more than these there is no confusion matrix.
     """
     baselines = {name: _baselines(record, name) for name in record.metrics}
-    known = {name for found in baselines.values() for name in found}
+    known = {name for scores in baselines.values() for name in scores}
     metrics = [
         (
             name,
@@ -290,9 +290,9 @@ def landscape_map(found: LandscapeRecord) -> Markup:
 def landscape_words(found: LandscapeRecord) -> str:
     """Return the map in words: the loss in the middle, at the edge, and where it is lowest."""
     middle, edge = found.profile[0], found.profile[-1]
-    said = [f"Loss {number(middle.mean)} at the trained weights"]
+    sentences = [f"Loss {number(middle.mean)} at the trained weights"]
     if edge.lowest is not None:
-        said.append(
+        sentences.append(
             f"{number(edge.lowest)} to {number(edge.highest)} at a distance of "
             f"{number(edge.distance)}"
         )
@@ -302,10 +302,10 @@ def landscape_words(found: LandscapeRecord) -> str:
         default=None,
     )
     if lowest is not None:
-        said.append(f"lowest at a distance of {number(lowest.distance)}")
+        sentences.append(f"lowest at a distance of {number(lowest.distance)}")
     if broken := sum(ring.not_finite for ring in found.profile):
-        said.append(f"not finite at {broken} of {len(found.steps) ** 2} points")
-    return ", ".join(said)
+        sentences.append(f"not finite at {broken} of {len(found.steps) ** 2} points")
+    return ", ".join(sentences)
 
 
 def _lower_left(column: float, row: float, size: float) -> Point:
@@ -333,10 +333,10 @@ def _square(x: float, y: float, width: float, height: float, share: float, title
 
 
 def _color(share: float) -> str:
-    place = min(max(share, 0.0), 1.0) * (len(_COLORS) - 1)
-    index = min(int(place), len(_COLORS) - 2)
+    position = min(max(share, 0.0), 1.0) * (len(_COLORS) - 1)
+    index = min(int(position), len(_COLORS) - 2)
     pairs = zip(_channels(_COLORS[index]), _channels(_COLORS[index + 1]), strict=True)
-    mixed = [round(low + (high - low) * (place - index)) for low, high in pairs]
+    mixed = [round(low + (high - low) * (position - index)) for low, high in pairs]
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 

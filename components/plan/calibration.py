@@ -1,15 +1,21 @@
-"""Measures this machine's real training speed: a few steps of a plan's choice, on random weights.
+"""What a plan measures: this machine's training speed, and the peak memory of a traced step.
+
+The speed is that of a few steps of a plan's choice, on random weights.
 
 The model is built from its configuration, so no weights are needed. A step is the one used in
 training: its loss, its precision, its optimizer, on one device. One micro-batch and one update are
 timed, and combined into a global batch.
+
+The peak is from a step on fake tensors, with the real operators but without numbers. A trace of a
+few layers, on a CPU, gives the activations; all else is arithmetic. What only a GPU's kernels do
+differently is the difference between the formula's values for the two.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,10 +23,12 @@ import numpy as np
 import psutil
 import torch
 
-from steadytrain.components.memory.model import architecture_of
-from steadytrain.components.memory.peak import peak_memory
+from steadytrain.components.memory.model import any_shape, architecture_of
+from steadytrain.components.memory.peak import Memory, peak_memory
 from steadytrain.components.memory.random_model import loss_of, random_model
 from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import Shape
+from steadytrain.components.memory.trace import Traced, without_attention_dropout
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
@@ -169,9 +177,9 @@ class Trial:
         for step in range(STEPS):
             if step and self._now() - began > SECONDS:
                 return
-            found = self.step(lengths[step * self.rows : (step + 1) * self.rows])
-            notify(f"calibrating: step {step + 1} of {STEPS}, {sum(found[1:]):.2f} s")
-            yield found
+            seconds = self.step(lengths[step * self.rows : (step + 1) * self.rows])
+            notify(f"calibrating: step {step + 1} of {STEPS}, {sum(seconds[1:]):.2f} s")
+            yield seconds
 
     def _warm_up(self, lengths: list[int]) -> None:
         """Warm up. On a CPU, first time one sequence, and reduce `rows` to what the time allows."""
@@ -238,3 +246,47 @@ def row_lengths(config: RunConfig, count: int) -> list[int]:
     rows = Rows([data.path(name) for name in data.sides["train"].shards])
     order = order_of(rows, OpenTask(config, data).training, config.training)
     return [len(rows[index]["input_ids"]) for index in order.take(0, count)]
+
+
+def dry_run(
+    architecture: Mapping[str, Any],
+    setting: Setting,
+    *,
+    labels: int = 0,
+    shape: Shape | None = None,
+) -> Memory:
+    """Return the peak of a rank's memory during a step other than the first.
+
+    Args:
+        architecture: Transformers' configuration of the model, including `model_type`.
+        labels: classes of a classification head; 0 for a language model's head.
+        shape: of the model, if parameters of it are frozen.
+
+    Raises:
+        BadInput: the architecture is unknown or can't be built, or fakes can't run it.
+    """
+    shape = shape or any_shape(architecture, labels)
+    if shape.traits is None or not setting.cuda:
+        return peak_memory(_traced(shape, architecture, labels), setting)
+    # A GPU's kernels do not keep attention's dropout, so neither does the trace.
+    cpu, undropped = replace(setting, cuda=False), replace(shape, attention_dropout=0.0)
+    traced = _traced(shape, without_attention_dropout(architecture), labels)
+    return _moved(
+        peak_memory(traced, cpu), peak_memory(undropped, cpu), peak_memory(undropped, setting)
+    )
+
+
+def _traced(shape: Shape, architecture: Mapping[str, Any], labels: int) -> Shape:
+    return replace(shape, traced=Traced(architecture, shape.layers, labels, exact=True))
+
+
+def _moved(found: Memory, ran: Memory, meant: Memory) -> Memory:
+    """Add the formula's difference. If a part gets negative, the activations cover the rest."""
+    parts = {
+        name: found.parts.get(name, 0) + size - ran.parts.get(name, 0)
+        for name, size in meant.parts.items()
+    }
+    lacking = sum(min(size, 0) for size in parts.values())
+    parts = {name: max(size, 0) for name, size in parts.items()}
+    parts["activations"] += lacking
+    return replace(Memory.of_parts(parts, found.moment), host=meant.host)

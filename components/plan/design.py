@@ -153,17 +153,17 @@ class CostEstimate(_Part):
                 (reason for reason in self.unknown if reason.startswith("price: ")),
                 "price: set compute.price_per_hour",
             )
-        found = InferencePrice(
+        result = InferencePrice(
             tokens_per_second=tokens_per_second, usd_per_million_tokens=price, unknown=unknown
         )
-        return self.model_copy(update={"inference": found})
+        return self.model_copy(update={"inference": result})
 
     def inference_lines(self) -> Iterator[str]:
         """Yield the price of inference for people, if a throughput is given."""
-        if (found := self.inference) is None:
+        if (result := self.inference) is None:
             return
-        price, speed = found.usd_per_million_tokens, f"{found.tokens_per_second:,g} tokens/s"
-        usd = f"not known ({found.unknown})" if price is None else f"{price:,.4g}"
+        price, speed = result.usd_per_million_tokens, f"{result.tokens_per_second:,g} tokens/s"
+        usd = f"not known ({result.unknown})" if price is None else f"{price:,.4g}"
         yield f"inference  {usd} USD per million tokens at {speed} of all devices"
 
 
@@ -287,12 +287,12 @@ def _strategy(name: str) -> Strategy:
 
 def _launch(nodes: int, per_node: int) -> dict[str, str]:
     """Return the commands that start the ranks of a run, or of another program."""
-    place = "--standalone"
+    rendezvous = "--standalone"
     if nodes > 1:
-        place = f'--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:{_PORT}"'
+        rendezvous = f'--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:{_PORT}"'
     return {
         "steadytrain": f"steadytrain {'submit' if nodes > 1 else 'run'} steadytrain.yaml",
-        "torchrun": f'torchrun {place} --nproc-per-node={per_node} "$@"',
+        "torchrun": f'torchrun {rendezvous} --nproc-per-node={per_node} "$@"',
     }
 
 
@@ -348,7 +348,7 @@ def training_pods(config: RunConfig, gpu: str | None) -> TrainingPods:
 
 @dataclass(frozen=True)
 class Given:
-    """What a design is made for, beside the configuration.
+    """The inputs of a design besides the configuration.
 
     data_bytes: of the source; None if unknown.
     host_memory: bytes of each node; None if unknown.
@@ -370,12 +370,12 @@ def given_by(config: RunConfig, prices: str = "") -> Given:
 def source_bytes(config: RunConfig) -> int | None:
     """Return the size of the source's files; None if some are not on this machine."""
     try:
-        inputs = find_inputs(config.data)
+        inputs = find_inputs(config.data, Path(config.output), config.tracking.uri)
         places = [file.location for file, _ in inputs.files]
-        here = [place for place in places if isinstance(place, Path)]
+        here = [path for path in places if isinstance(path, Path)]
         if inputs.datasets or len(here) < len(places):
             return None
-        return sum(place.stat().st_size for place in here)
+        return sum(path.stat().st_size for path in here)
     except (BadInput, DataError, OSError):
         return None
 
@@ -426,16 +426,16 @@ def design_of_network(
 ) -> Design:
     """Return the design for a model of images or of mixed records."""
     compute = config.compute
-    own = compute.strategy
-    if own == AUTO:
-        own = "single" if plan.ranks == 1 else "ddp"
+    strategy = compute.strategy
+    if strategy == AUTO:
+        strategy = "single" if plan.ranks == 1 else "ddp"
     own_price = compute.price_per_hour is not None
     problems = [] if plan.works else ["the memory of a device is not enough"]
     ranks = DistributedConfig(
-        strategy=_strategy(own),
+        strategy=_strategy(strategy),
         world_size=plan.ranks,
         backend="gloo" if plan.device == "CPU" else "nccl",
-        compute_strategy=own,
+        compute_strategy=strategy,
         launch=_launch(compute.nodes, compute.nproc_per_node),
         tips=plan.remarks,
     )
@@ -480,12 +480,12 @@ def design_of_series(
     ranks = _one_process(plan.remarks)
     if plan.framework == "pytorch":
         alone = compute.world_size == 1
-        own = ("single" if alone else "ddp") if compute.strategy == AUTO else compute.strategy
+        strategy = ("single" if alone else "ddp") if compute.strategy == AUTO else compute.strategy
         ranks = DistributedConfig(
-            strategy=_strategy(own),
+            strategy=_strategy(strategy),
             world_size=compute.world_size,
             backend="nccl" if compute.device == "cuda" else "gloo",
-            compute_strategy=own,
+            compute_strategy=strategy,
             launch=_launch(compute.nodes, compute.nproc_per_node),
             tips=plan.remarks,
         )
@@ -533,15 +533,15 @@ def _checked(
     """Return the design, with the problems of a budget and of the disk."""
     over = over_budget(cost.budget_usd, cost.total_cost_usd, "; ".join(cost.unknown))
     # A plan of texts has it already.
-    found = list(dict.fromkeys([*problems, *over]))
+    result = list(dict.fromkeys([*problems, *over]))
     if storage.available_gb is not None and storage.total_gb > storage.available_gb:
-        found.append(
+        result.append(
             f"the run needs {storage.total_gb:,.1f} GB of disk, and {storage.available_gb:,.1f} GB "
             "are there: lower training.save_total_limit, or take a larger volume"
         )
     return Design(
-        works=not found,
-        problems=found,
+        works=not result,
+        problems=result,
         remedies=remedies,
         pipeline_config=pipeline,
         distributed_config=ranks,

@@ -16,9 +16,7 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from steadytrain.components.memory.live_tensors import LiveTensors
-from steadytrain.components.memory.random_model import fake, fake_mode
-from steadytrain.components.plan.dry_run import with_state
+from steadytrain.components.memory.random_model import LiveTensors, fake, fake_mode
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
@@ -26,7 +24,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.sizing.fit import SPARE
 from steadytrain.components.sizing.hardware import TFLOPS_OF_A_UNIT, Gpu
-from steadytrain.components.sizing.length import prepared, total_steps
+from steadytrain.components.sizing.length import must_be_prepared, total_steps
 from steadytrain.components.sizing.machine import Machine
 from steadytrain.components.sizing.time_cost import ASSUMED, THE_TABLE, Span, of_all_ranks
 from steadytrain.components.tasks.base import Batch, OpenTask
@@ -120,20 +118,13 @@ def plan_network(
     Raises:
         BadInput: the data are not prepared, the model cannot be built, or fakes cannot run it.
     """
-    data = prepared(config)
-    if data is None:
-        raise BadInput(
-            f"a plan for data.task {config.data.task} needs the prepared data, whose classes and "
-            "columns determine the model",
-            remedy="run `steadytrain step preprocess FILE` first",
-        )
-    trial = Trial(config, data)
+    trial = Trial(config, must_be_prepared(config))
     kinds = [gpu] if gpu else sorted(gpus, key=lambda kind: kind.memory)
     for kind in kinds:
-        found = trial.on(kind)
-        if found.works:
+        memory = trial.on(kind)
+        if memory.works:
             break
-    return trial.timed(found, kind) if calibrate else found
+    return trial.timed(memory, kind) if calibrate else memory
 
 
 @dataclass(frozen=True)
@@ -261,11 +252,11 @@ class Trial:
     def batch(self, records: int) -> Batch:
         """Return a micro-batch of the first rows; texts are as long as they may be."""
         places = itertools.islice(itertools.cycle(range(len(self.rows))), records)
-        found: Batch = self.task.collate([self.rows[place] for place in places])
+        result: Batch = self.task.collate([self.rows[index] for index in places])
         for name in ("input_ids", "attention_mask"):
-            if name in found:
-                found[name] = torch.ones(records, self.data.sequence_length, dtype=torch.int64)
-        return found
+            if name in result:
+                result[name] = torch.ones(records, self.data.sequence_length, dtype=torch.int64)
+        return result
 
     def peak(self, records: int, *, half: bool, accumulates: bool = False) -> Peak:
         """Return the peak of a step with a micro-batch of so many records.
@@ -303,7 +294,7 @@ class Trial:
             there = {name: torch.empty_like(value) for name, value in batch.items()}
             for value in there.values():
                 live.rename(value, "batch")
-            optimizer = with_state(model, live, self._optimizer(), accumulates=accumulates)
+            optimizer = _with_state(model, live, self._optimizer(), accumulates=accumulates)
             live.begin()
             flops = FlopCounterMode(display=False)
             with flops:
@@ -338,7 +329,7 @@ class Trial:
         if self.config.training.gradient_checkpointing:
             recompute_activations(model, configured=True)
         optimizer = OptimizerBuilder(self._optimizer())(model)
-        found = []
+        seconds = []
         for _ in range(_STEPS + 1):
             began = time.perf_counter()
             batch = to_device(self.batch(records), device)
@@ -348,5 +339,26 @@ class Trial:
             optimizer.zero_grad()
             if cuda:
                 torch.cuda.synchronize()
-            found.append(time.perf_counter() - began)
-        return found[1:]
+            seconds.append(time.perf_counter() - began)
+        return seconds[1:]
+
+
+def _with_state(
+    model: torch.nn.Module, live: LiveTensors, training: TrainingConfig, *, accumulates: bool
+) -> torch.optim.Optimizer:
+    """Return an optimizer after its first update; keep the gradients if they accumulate."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+        live.rename(parameter.grad, "gradients")
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda parameter: live.rename(parameter.grad, "gradients")
+        )
+    optimizer = OptimizerBuilder(training)(model)
+    optimizer.step()
+    for state in optimizer.state.values():
+        for tensor in state.values():
+            live.rename(tensor, "optimizer")
+    if not accumulates:
+        optimizer.zero_grad()
+    return optimizer

@@ -12,11 +12,11 @@ from steadytrain.components.shared.chunks import answer_bytes, answered_rows
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
+from steadytrain.components.sizing.batch import IN_A_NODE, MOST_GPUS
 from steadytrain.components.sizing.decisions import efficiency
 from steadytrain.components.sizing.fit import Choice, choose, with_method, works
 from steadytrain.components.sizing.length import length_of, prepared
 from steadytrain.components.sizing.machine import Workload
-from steadytrain.components.sizing.nodes import IN_A_NODE, MOST_GPUS
 from steadytrain.components.sizing.strategy import Adapter, options, requested_options
 from steadytrain.components.sizing.time_cost import (
     Span,
@@ -66,29 +66,29 @@ def answering(job: Workload, choice: Choice) -> Answering | None:
 
 def answering_remark(job: Workload, choice: Choice) -> Iterator[str]:
     """Yield a sentence about the pass, if there is one."""
-    found = answering(job, choice)
-    if found is None:
+    memory = answering(job, choice)
+    if memory is None:
         return
-    takes = f"{size(found.disk * 1e6)} of disk for each million targets"
-    if found.tokens is not None and found.targets is not None:
-        span = hours(by_table(job, choice).tokens_per_second, found.tokens)
+    takes = f"{size(memory.disk * 1e6)} of disk for each million targets"
+    if memory.tokens is not None and memory.targets is not None:
+        span = hours(by_table(job, choice).tokens_per_second, memory.tokens)
         takes = (
             f"{duration(span.low * 3600)} to {duration(span.high * 3600)} of the hours and "
-            f"{size(found.disk * found.targets)} of disk beside the data"
+            f"{size(memory.disk * memory.targets)} of disk beside the data"
         )
     yield (
         f"training.distillation.top_k = {job.config.training.distillation.top_k}: before the first "
         f"step, the teacher answers each training row once, which takes {takes}; it needs "
-        f"{size(found.memory)} of device memory then, and none afterwards"
+        f"{size(memory.memory)} of device memory then, and none afterwards"
     )
 
 
 def answering_problem(job: Workload, choice: Choice) -> Iterator[str]:
     """Yield a sentence if the teacher does not fit on the device."""
-    found = answering(job, choice)
-    if found is not None and found.memory > choice.usable:
+    memory = answering(job, choice)
+    if memory is not None and memory.memory > choice.usable:
         yield (
-            f"training.distillation.teacher needs {size(found.memory)} of device memory to answer "
+            f"training.distillation.teacher needs {size(memory.memory)} of device memory to answer "
             f"the training rows, and {size(choice.usable)} of {job.machine.gpu.name} are usable; "
             "use a smaller teacher or a larger GPU"
         )
@@ -220,12 +220,12 @@ def methods(job: Workload) -> list[Method]:
     """Return all weights, LoRA and QLoRA side by side; none of a model from scratch."""
     if job.from_scratch:
         return []
-    found = []
+    result = []
     for kind, trade_off in _TRADE_OFFS.items():
         choice = with_method(job, kind)
         offer = None if choice is None else offer_of(job, choice, by_table(job, choice))
-        found.append(Method("all weights" if kind == "none" else kind, offer, trade_off))
-    return found
+        result.append(Method("all weights" if kind == "none" else kind, offer, trade_off))
+    return result
 
 
 @dataclass(frozen=True)
@@ -250,11 +250,11 @@ def scaling(job: Workload) -> list[Size]:
 
     Nodes are filled before there are more of them. Without a request for several, they have 8.
     """
-    found: list[Size] = []
+    result: list[Size] = []
     for nodes, per_node in _sizes(job):
-        smaller = next((size for size in reversed(found) if size.offer), None)
-        found.append(_size(job.on(job.machine.gpu, nodes, per_node), smaller))
-    return found
+        smaller = next((size for size in reversed(result) if size.offer), None)
+        result.append(_size(job.on(job.machine.gpu, nodes, per_node), smaller))
+    return result
 
 
 def policy(job: Workload, sizes: Sequence[Size]) -> str:
@@ -284,9 +284,9 @@ def _sizes(job: Workload) -> list[tuple[int, int]]:
     nodes, per_node = job.machine.nodes, job.machine.per_node
     full = per_node if nodes > 1 else max(IN_A_NODE, per_node)
     powers = [2**power for power in range(MOST_GPUS.bit_length())]
-    found = {(nodes, per_node), *((1, count) for count in powers if count <= full)}
-    found |= {(count, full) for count in powers if count * full <= MOST_GPUS}
-    return sorted(found, key=lambda size: (size[0] * size[1], size))
+    sizes = {(nodes, per_node), *((1, count) for count in powers if count <= full)}
+    sizes |= {(count, full) for count in powers if count * full <= MOST_GPUS}
+    return sorted(sizes, key=lambda size: (size[0] * size[1], size))
 
 
 def _size(job: Workload, smaller: Size | None) -> Size:
@@ -326,7 +326,7 @@ def _why_not(job: Workload) -> str:
 
 
 def _gain(job: Workload, offer: Offer, smaller: Size | None) -> Iterator[str]:
-    """Yield what the size is worth beside the next smaller one that works."""
+    """Yield what the size gains over the next smaller one that works."""
     if smaller is None or smaller.offer is None:
         return
     if offer.method != smaller.offer.method:

@@ -26,10 +26,10 @@ from steadytrain.components.plan.offer import (
 from steadytrain.components.plan.problems import problems, remarks, remedies
 from steadytrain.components.plan.sample import sample
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL
 from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
 from steadytrain.components.shared.config.strategies import AUTO
-from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.decisions import decisions
 from steadytrain.components.sizing.fit import Choice, Measure, choose, confirmed, for_goal
@@ -49,7 +49,7 @@ from steadytrain.components.sizing.time_cost import (
     by_table,
     preemptions,
 )
-from steadytrain.components.train.fallbacks import expected_fallbacks
+from steadytrain.components.train.fallbacks import Lengths, expected_fallbacks
 
 if TYPE_CHECKING:
     from steadytrain.components.memory.groups import Group
@@ -105,6 +105,7 @@ class Plan:
             "cpu" if not self.job.machine.gpu.cuda else self.job.machine.gpu.name,
             conflict_with=config.conflict_with,
             prefer=config.compute.prefer,
+            lengths=Lengths.of(self.choice.setting.length, config.recovery.min_sequence_length),
         )
 
     @property
@@ -228,6 +229,7 @@ def plan_training(
             remedy="see what a run needs with `steadytrain plan FILE`",
         )
     nodes, per_node = config.compute.nodes, config.compute.nproc_per_node
+    gpus = _for_ranks(gpus, gpu, nodes * per_node)
     hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
     sampled = None if prepared(config) else sample(config)
     job = Workload(config, model_name(config), any_model_shape(config), machine, hosts, sampled)
@@ -280,7 +282,7 @@ def plan_training(
         preemptions=preemptions(job, choice),
         offers=[offer if each.gpu == offer.gpu else each for each in offers],
         compared=methods(job),
-        scaling=scaling(job) if job.machine.gpu.cuda else [],
+        scaling=scaling(job) if kind.cuda and not kind.profile else [],
         chosen_by=chosen_by,
         measured=measure is not None,
         prices=prices,
@@ -327,6 +329,24 @@ def _cheaper(offer: Offer, affordable: Sequence[Offer], budget: float | None) ->
         yield f"{share:.0%} of the steps, by training.max_steps or training.num_train_epochs"
 
 
+def _for_ranks(gpus: Sequence[Gpu], gpu: Gpu | None, ranks: int) -> Sequence[Gpu]:
+    """Return the kinds that several ranks can train on: complete GPUs.
+
+    Raises:
+        BadInput: there are none, or the user wants MIG devices.
+    """
+    if ranks == 1:
+        return gpus
+    whole = [each for each in gpus if not each.profile]
+    if not whole or (gpu is not None and gpu.profile):
+        raise BadInput(
+            f"{ranks} x {(gpu or gpus[-1]).name}: a process sees one MIG device, and MIG devices "
+            "have no direct way to each other",
+            remedy="plan for one of them, a larger profile, or complete GPUs",
+        )
+    return whole
+
+
 def _by_table(job: Workload) -> Offer:
     choice = _choose(job, options(job) or requested_options(job))
     return offer_of(job, choice, by_table(job, choice))
@@ -337,29 +357,29 @@ def _choose(job: Workload, candidates: Sequence[TrainingOption]) -> Choice:
 
 
 def _options(job: Workload) -> list[TrainingOption]:
-    found, strategy = options(job), job.config.compute.strategy
+    result, strategy = options(job), job.config.compute.strategy
     optim = job.config.training.optim
     unsupported = optimizer_spec(optim).unsupported.items()
     why = next((why for feature, why in unsupported if feature == job.precision), "")
-    if not found and why:
+    if not result and why:
         raise BadInput(
             f"training.optim = {optim!r}: {why}, and training on {job.machine.gpu.name} is in "
             f"{job.precision}",
             remedy=f"set training.{job.precision}=false, or use {DEFAULT}",
         )
-    if not found and strategy != AUTO and job.not_supported_by(strategy):
+    if not result and strategy != AUTO and job.not_supported_by(strategy):
         raise BadInput(
             f"compute.strategy = {strategy!r}: {job.machine.gpu.name} has no bfloat16, and "
             "float16 does not support sharding",
             remedy="use ddp, or another GPU",
         )
-    if not found:
+    if not result:
         raise BadInput(
             f"compute.strategy = {strategy!r} cannot be combined with "
             f"compute.offload = {job.config.compute.offload!r}",
             remedy="leave one of the two out",
         )
-    return found
+    return result
 
 
 def _cheapest(gpus: Sequence[Gpu], offers: Sequence[Offer]) -> Gpu:

@@ -307,16 +307,16 @@ def _open(job: Workload, choice: Choice) -> str:
     if not given:
         return ""
     freed = opened(job)
-    found = fitting(freed, unconstrained_options(freed))
-    if not found:
+    result = fitting(freed, unconstrained_options(freed))
+    if not result:
         return ""
-    settings, now = _fields(found), _fields(choice)
+    settings, now = _fields(result), _fields(choice)
     changed = {
         name: settings[name]
         for name in settings
         if settings[name] != now[name] and _needed(job, name, settings)
     }
-    return f"{_settings(changed)} fits: {_need(found)}"
+    return f"{_settings(changed)} fits: {_need(result)}"
 
 
 def _needed(job: Workload, field: str, settings: Mapping[str, object]) -> bool:
@@ -338,23 +338,23 @@ def _shorter(job: Workload, choice: Choice) -> str:
     length = choice.setting.length
     while length > _SHORTEST:
         length //= 2
-        found = at(job, choice.option, choice.plan.micro_batch_size, length=length)
-        if found.fits:
-            return f"data.sequence_length={length} fits: {_need(found)}"
+        result = at(job, choice.option, choice.plan.micro_batch_size, length=length)
+        if result.fits:
+            return f"data.sequence_length={length} fits: {_need(result)}"
     return ""
 
 
 def _offloaded(job: Workload) -> str:
-    found = fitting(opened(job), offloading_options(job))
-    if not found:
+    choice = fitting(opened(job), offloading_options(job))
+    if not choice:
         return ""
     settings = {
-        "compute.strategy": found.option.strategy,
-        "compute.offload": found.option.offload,
-        "model.adapter.kind": found.option.adapter,
+        "compute.strategy": choice.option.strategy,
+        "compute.offload": choice.option.offload,
+        "model.adapter.kind": choice.option.adapter,
     }
     return (
-        f"{_settings(settings)} fits: {_need(found)}, and {found.memory.host / 1e9:.0f} GB of "
+        f"{_settings(settings)} fits: {_need(choice)}, and {choice.memory.host / 1e9:.0f} GB of "
         "host memory per rank; several times slower"
     )
 
@@ -371,10 +371,10 @@ def _smaller_model(job: Workload) -> str:
         if shape.parameters >= min(job.shape.parameters, LARGEST):
             continue
         smaller = replace(job, shape=shape, name=name)
-        if found := works(smaller):
+        if choice := works(smaller):
             return (
                 f"model.base=hub:{name} fits ({shape.parameters / BILLION:.1f} billion "
-                f"parameters): {_need(found)}"
+                f"parameters): {_need(choice)}"
             )
     return ""
 
@@ -389,8 +389,8 @@ def _larger_gpu(job: Workload) -> str:
     machine = job.machine
     for gpu in all_gpus():
         larger = job.on(gpu, machine.nodes, machine.per_node)
-        if gpu.memory > machine.gpu.memory and (found := works(larger)):
-            return f"--gpu {gpu.name.lower()} fits ({gpu.memory_gb:g} GB): {_need(found)}"
+        if gpu.memory > machine.gpu.memory and (choice := works(larger)):
+            return f"--gpu {gpu.name.lower()} fits ({gpu.memory_gb:g} GB): {_need(choice)}"
     return ""
 
 
@@ -398,9 +398,9 @@ def _more_gpus(job: Workload) -> str:
     machine, per_node = job.machine, job.machine.per_node
     while per_node < 8:
         per_node *= 2
-        found = works(job.on(machine.gpu, machine.nodes, per_node))
-        if found and found.option.strategy != "single":
-            return f"--gpus-per-node {per_node} fits with {found.option.strategy}: {_need(found)}"
+        choice = works(job.on(machine.gpu, machine.nodes, per_node))
+        if choice and choice.option.strategy != "single":
+            return f"--gpus-per-node {per_node} fits with {choice.option.strategy}: {_need(choice)}"
     return ""
 
 
@@ -409,8 +409,8 @@ def _more_nodes(job: Workload, choice: Choice) -> str:
     machine, nodes = job.machine, job.machine.nodes
     while not choice.fits_host and nodes < 64:
         nodes *= 2
-        if found := works(job.on(machine.gpu, nodes, machine.per_node)):
-            return f"--nodes {nodes} fits with {found.option.strategy}: {_need(found)}"
+        if result := works(job.on(machine.gpu, nodes, machine.per_node)):
+            return f"--nodes {nodes} fits with {result.option.strategy}: {_need(result)}"
     return ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -302,10 +301,10 @@ def write_files(plan: Plan, folder: Path) -> list[Path]:
     Raises:
         BadInput: a file can't be written.
     """
-    found = texts(plan)
-    for name, text in found.items():
+    result = texts(plan)
+    for name, text in result.items():
         write_requested(folder / name, text.encode(), "--write")
-    return [folder / name for name in found]
+    return [folder / name for name in result]
 
 
 def texts(plan: Plan) -> dict[str, str]:
@@ -322,16 +321,16 @@ def texts(plan: Plan) -> dict[str, str]:
     peer = TransformersRun.of(
         config, plan.decisions, batch.settings, batch.gradient_accumulation_steps
     )
-    found = {
+    result = {
         **peer.texts(),
         "steadytrain.yaml": config.to_yaml(),
         "trainjob.yaml": yaml.safe_dump_all(trainjob(config), sort_keys=False),
     }
     if plan.choice.setting.sharing.accelerate:
-        found["accelerate.yaml"] = yaml.safe_dump(accelerate_config(plan), sort_keys=False)
+        result["accelerate.yaml"] = yaml.safe_dump(accelerate_config(plan), sort_keys=False)
     if plan.choice.setting.deepspeed:
-        found["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)
-    return found
+        result["deepspeed.json"] = json.dumps(deepspeed_config(plan), indent=2)
+    return result
 
 
 def filled(plan: Plan) -> RunConfig:
@@ -339,11 +338,11 @@ def filled(plan: Plan) -> RunConfig:
     content = plan.job.config.model_dump()
     for decision in plan.decisions:
         *sections, field = decision.field.split(".")
-        place = content
+        section_content = content
         for section in sections:
-            place = place[section]
+            section_content = section_content[section]
         if decision.value is not None:
-            place[field] = decision.value
+            section_content[field] = decision.value
     # The strategy is chosen, and the rate is already scaled.
     content["compute"]["prefer"] = None
     content["training"]["lr_scaling"] = "none"
@@ -352,6 +351,8 @@ def filled(plan: Plan) -> RunConfig:
     content["compute"]["nproc_per_node"] = plan.job.machine.per_node
     if content["compute"]["device"] == "auto":
         content["compute"]["device"] = "cuda" if plan.job.machine.gpu.cuda else "cpu"
+    if "gpu_resource" not in plan.job.config.compute.pods.model_fields_set:
+        content["compute"]["pods"]["gpu_resource"] = plan.job.machine.gpu.resource
     return RunConfig.model_validate(content)
 
 
@@ -392,13 +393,13 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
     setting, batch = plan.choice.setting, plan.choice.batch
     made = zero_config(
         stage=setting.sharing.zero_stage,
-        limit=plan.job.config.training.max_grad_norm or math.inf,
         bf16=setting.precision == "bf16",
         offload=setting.offload,
         parameters=plan.job.shape.parameters,
         trained=plan.trained,
     )
     return made | {
+        "gradient_clipping": plan.job.config.training.max_grad_norm,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.gradient_accumulation_steps,
     }

@@ -109,7 +109,7 @@ def _sampled(config: RunConfig) -> Sampled:
     encoder = open_encoder(config.data)
     if encoder.tokenizer is None:
         return Sampled(None, None, "the records of this task are not text")
-    inputs = find_inputs(config.data, Workspace.of(config).output)
+    inputs = find_inputs(config.data, Workspace.of(config).output, config.tracking.uri)
     if away := _elsewhere(inputs):
         return Sampled(None, None, f"the data were not counted: {away} is not on this machine")
     with tempfile.TemporaryDirectory() as scratch:
@@ -131,21 +131,21 @@ def _read(config: RunConfig, encoder: Encoder, inputs: Inputs, scratch: Path) ->
     encoders = encoders_by_part(config.data, encoder)
     parts = config.data.by_part()
     for name, part in parts.items():
-        own = inputs.parts.get(name, inputs)
-        groups = _groups(own, read)
-        for address in own.datasets:
+        inputs_of_part = inputs.parts.get(name, inputs)
+        groups = _groups(inputs_of_part, read)
+        for address in inputs_of_part.datasets:
             read.total += _dataset_bytes(address, part)
-        limit = _READ_BYTES / len(parts) / max(1, len(groups) + len(own.datasets))
+        limit = _READ_BYTES / len(parts) / max(1, len(groups) + len(inputs_of_part.datasets))
         sources: list[Iterator[Chunk]] = [read_files(group, part, scratch) for group in groups]
-        sources += [read_dataset(address) for address in own.datasets]
+        sources += [read_dataset(address) for address in inputs_of_part.datasets]
         for source in sources:
             before = read.bytes
             for chunk in source:
                 if read.bytes - before >= limit:
                     read.complete = False
                     break
-                chunk.given = own.given.get(getattr(chunk, "source", ""), chunk.given)
-                read.add(own.filled(chunk, part), part, encoders[name], column)
+                chunk.given = inputs_of_part.given.get(getattr(chunk, "source", ""), chunk.given)
+                read.add(inputs_of_part.filled(chunk, part), part, encoders[name], column)
             if close := getattr(source, "close", None):
                 close()
     return read
@@ -272,10 +272,10 @@ def _encode(
     labels = tuple(in_order({*chain.from_iterable(classes)}))
     fitted = Fitted(folder, labels, frozenset(labels), scratch)
     contents = [Content(one.content, one.label, attachment=one.attachment) for one in records]
-    found = [
+    result = [
         one for one in encoder.row_encoder(fitted).encode(contents) if not isinstance(one, Defect)
     ]
-    rows = [row for one in found for row in one.rows]
+    rows = [row for one in result for row in one.rows]
     how = "with the model's tokenizer" if origin else "with a tokenizer trained on them"
     tokens = float(sum(row.tokens for row in rows))
     if encoder.packed:

@@ -12,10 +12,9 @@ from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import read_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.sizing.length import prepared, total_steps
+from steadytrain.components.sizing.length import must_be_prepared, total_steps
 from steadytrain.components.train.framework.ensemble import ENSEMBLE
 
 _DOUBLE, _SINGLE, _BIN = 8, 4, 1
@@ -85,26 +84,18 @@ def plan_series(config: RunConfig, *, calibrate: bool = False) -> SeriesPlan:
     Raises:
         BadInput: the data are not prepared, or the model cannot learn from them.
     """
-    data = prepared(config)
-    if data is None:
-        raise BadInput(
-            "the series are not prepared, and their memory and time depend on them",
-            remedy="run `steadytrain step preprocess FILE` first",
-        )
+    data = must_be_prepared(config)
     series, training = read_series(data), config.training
     framework, model_type = config.model.framework, str(config.model.config.get("model_type"))
     rows, whole = data.sides["train"].rows, total_steps(training, 1, 1)
     parameters = 0
     if framework == "pytorch":
-        features, parameters, batch, seconds = _network(config, data, calibrate)
+        features, parameters, memory, seconds = _network(config, data, calibrate)
         whole = total_steps(training, rows, training.global_batch_size)
-        memory = _COPIES * _SINGLE * parameters + batch * features * _SINGLE + rows * _DOUBLE
     elif framework == ENSEMBLE:
         ensemble = SeriesEnsembleLearner(config, data)
         # One after the other is trained.
-        parts = [
-            _of_learner(ensemble.member(place), calibrate) for place in range(len(ensemble.members))
-        ]
+        parts = [_of_member(ensemble, index, calibrate) for index in range(len(ensemble.members))]
         rows, features, memory = (max(it) for it in zip(*(part[:3] for part in parts), strict=True))
         steps = [item.max_steps for item in ensemble.members]
         times = [count * (part[3] or 0.0) for count, part in zip(steps, parts, strict=True)]
@@ -125,6 +116,16 @@ def plan_series(config: RunConfig, *, calibrate: bool = False) -> SeriesPlan:
         step_seconds=seconds,
         remarks=list(series.remarks()),
     )
+
+
+def _of_member(
+    ensemble: SeriesEnsembleLearner, index: int, calibrate: bool
+) -> tuple[int, int, int, float | None]:
+    """Return the same of a member as `_of_learner`."""
+    if ensemble.members[index].framework != "pytorch":
+        return _of_learner(ensemble.member(index), calibrate)
+    features, _, memory, seconds = _network(ensemble.configs[index], ensemble.data, calibrate)
+    return ensemble.data.sides["train"].rows, features, memory, seconds
 
 
 def _of_learner(
@@ -152,7 +153,7 @@ def _timed(learner: BoostingLearner | StatisticalLearner) -> float:
 def _network(
     config: RunConfig, data: DataRecord, calibrate: bool
 ) -> tuple[int, int, int, float | None]:
-    """Return features, weights, rows of a micro-batch, and the seconds of a step."""
+    """Return features, weights, memory, and the seconds of a step."""
     # Imported late: torch takes seconds.
     import torch
 
@@ -164,19 +165,21 @@ def _network(
     weights = sum(weight.numel() for weight in network.parameters())
     size = config.training.global_batch_size
     micro = min(config.training.micro_batch_size or size, size)
+    memory = _COPIES * _SINGLE * weights + micro * task.model.size * _SINGLE
+    memory += data.sides["train"].rows * _DOUBLE
     if not calibrate:
-        return task.model.size, weights, micro, None
+        return task.model.size, weights, memory, None
     rows = Rows([data.path(name) for name in data.sides["train"].shards])
     optimizer = torch.optim.AdamW(network.parameters())
     seconds = list[float]()
     for step in range(_TIMED):
         began = time.perf_counter()
         for first in range(0, size, micro):
-            places = [(step * size + first + place) % len(rows) for place in range(micro)]
-            batch = task.collate([rows[place] for place in places])
+            places = [(step * size + first + index) % len(rows) for index in range(micro)]
+            batch = task.collate([rows[index] for index in places])
             loss: Any = task.compute_loss(network, batch).total / task.weight(batch)
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - began)
-    return task.model.size, weights, micro, sum(seconds[1:]) / (_TIMED - 1)
+    return task.model.size, weights, memory, sum(seconds[1:]) / (_TIMED - 1)

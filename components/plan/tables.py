@@ -15,7 +15,7 @@ from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.validate import Checked
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.quantities import duration, size
 from steadytrain.components.sizing.length import prepared, total_steps
@@ -160,7 +160,10 @@ def _scaled(config: RunConfig, data_bytes: int) -> tuple[Table, int, int, str]:
         BadInput, DataError: as for `plan_table`.
     """
     table, rows, labels, _ = _first(config)
-    files = [file.location for file, _ in find_inputs(config.data).files]
+    files = [
+        file.location
+        for file, _ in find_inputs(config.data, Path(config.output), config.tracking.uri).files
+    ]
     known = sum(one.stat().st_size for one in files if isinstance(one, Path))
     if not rows or not known:
         raise BadInput(
@@ -181,12 +184,12 @@ def _first(config: RunConfig) -> tuple[Table, int | None, int, str]:
         BadInput, DataError: as for `plan_table`.
     """
     encoder: Any = open_encoder(config.data)
-    found = [one for _, _, one in islice(first_records(config, encoder, _READ), _READ)]
-    good = [one for one in found if isinstance(one, Checked)]
+    records = [one for _, _, one in islice(first_records(config, encoder, _READ), _READ)]
+    good = [one for one in records if isinstance(one, Checked)]
     if not good:
-        why = next((f": {one}" for one in found if isinstance(one, Defect)), "")
+        why = next((f": {one}" for one in records if isinstance(one, Defect)), "")
         raise DataError(
-            f"none of the first {len(found):,} records can be used{why}",
+            f"none of the first {len(records):,} records can be used{why}",
             remedy="check data.target and data.columns; `steadytrain show-data` shows the records",
         )
     classes = (class_reader(encoder)(one.label) for one in good if one.label is not None)
@@ -196,8 +199,8 @@ def _first(config: RunConfig) -> tuple[Table, int | None, int, str]:
     values = [row.values for one in encoded if not isinstance(one, Defect) for row in one.rows]
     table = pa.Table.from_pylist(values, schema=encoder.schema)
     described = encoder.describe({"train": [table], "validation": [], "test": []})
-    inputs = find_inputs(config.data)
+    inputs = find_inputs(config.data, Path(config.output), config.tracking.uri)
     # Of several files, not all records are read.
-    if len(inputs.files) + len(inputs.datasets) == 1 and len(found) < _READ:
+    if len(inputs.files) + len(inputs.datasets) == 1 and len(records) < _READ:
         return described, len(good), len(labels), "all records, before they are split"
-    return described, None, len(labels), f"the first {len(found):,} records"
+    return described, None, len(labels), f"the first {len(records):,} records"

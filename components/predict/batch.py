@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, Literal, Protocol, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steadytrain.components.predict.model import Kind, ServedModel
+from steadytrain.components.predict.progress import Progress, SavedProgress, key_of
 from steadytrain.components.preprocess.inputs import Inputs, find_inputs
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
 from steadytrain.components.preprocess.reading import check_defects
@@ -37,22 +38,6 @@ _SECONDS: Final = 5.0
 Row = dict[str, Any]
 
 
-@dataclass
-class Progress:
-    """What has been read so far.
-
-    share: of the bytes of all files; 0 if their size is unknown.
-    seen: columns that a record has had, of those that the model reads.
-    unread: number of records by column that the model does not read.
-    """
-
-    records: int = 0
-    predicted: int = 0
-    share: float = 0.0
-    seen: set[str] = field(default_factory=set)
-    unread: Counter[str] = field(default_factory=Counter)
-
-
 @dataclass(frozen=True)
 class Summary:
     """What a batch prediction has done.
@@ -60,6 +45,9 @@ class Summary:
     refused: number of records by reason.
     warning: the refused records in a sentence, with the first of each reason; "" if there are none.
     unread: columns that the model does not read.
+    missing: number of records by column whose value the model takes for missing: it is absent,
+        empty, or a category that training did not see.
+    continued: number of records that an earlier command had read before it was killed.
     """
 
     records: int
@@ -68,13 +56,15 @@ class Summary:
     refused: Mapping[str, int]
     warning: str
     unread: Sequence[str]
+    missing: Mapping[str, int]
+    continued: int = 0
 
 
 class Predictions(Protocol):
     """Where predictions go."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Add rows. All have the same names."""
+        """Add rows. All have the same names. They are in the file afterwards."""
 
     def close(self) -> None:
         """Write what is left."""
@@ -89,16 +79,20 @@ class JsonLinesPredictions:
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._handle.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        self._handle.flush()
 
     def close(self) -> None:
         self._handle.flush()
 
 
 class CsvPredictions:
-    """Predictions as comma-separated values, with a header."""
+    """Predictions as comma-separated values, with a header.
 
-    def __init__(self, handle: TextIO) -> None:
-        self._handle, self._names = handle, list[str]()
+    names: of the columns, if the file has a header already.
+    """
+
+    def __init__(self, handle: TextIO, names: Sequence[str] = ()) -> None:
+        self._handle, self._names = handle, [*names]
         self._rows = csv.writer(handle)
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -114,6 +108,7 @@ class CsvPredictions:
                     remedy="give --out a name that ends with .jsonl",
                 )
             self._rows.writerow(row.values())
+        self._handle.flush()
 
     def close(self) -> None:
         self._handle.flush()
@@ -122,19 +117,29 @@ class CsvPredictions:
 class ParquetPredictions:
     """Predictions as Parquet, with the types of the first batch.
 
+    Until all are there, the file is a stream of Arrow, since a killed Parquet file cannot grow.
+
     kinds: of the columns that are copied from the records.
+    kept: bytes of the stream that are there already.
     """
 
-    def __init__(self, path: Path, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, path: Path, kinds: Mapping[str, Kind], kept: int = 0) -> None:
         self._path, self._kinds = path, kinds
-        self._writer: pq.ParquetWriter | None = None
+        self._handle = path.open("ab")
+        self._handle.truncate(kept)
+        self._schema: pa.Schema | None = None
+        if kept:
+            with path.open("rb") as handle, pa.ipc.open_stream(handle) as stream:
+                self._schema = stream.schema
 
     def write(self, rows: Sequence[Row]) -> None:
         table = pa.table({name: self._column(name, rows) for name in rows[0]})
-        if self._writer is None:
+        if self._schema is None:
             self._schema = table.schema
-            self._writer = pq.ParquetWriter(self._path, self._schema)
-        self._writer.write_table(table.cast(self._schema))
+            self._handle.write(self._schema.serialize())
+        for batch in table.cast(self._schema).to_batches():
+            self._handle.write(batch.serialize())
+        self._handle.flush()
 
     def _column(self, name: str, rows: Sequence[Row]) -> Any:
         kind, values = self._kinds.get(name), [row[name] for row in rows]
@@ -145,8 +150,21 @@ class ParquetPredictions:
         return pa.array([None if value is None else str(value) for value in values], pa.string())
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._handle.close()
+        if self._schema is None:
+            return
+        whole = self._path.with_name(f"{self._path.name}.parquet")
+        try:
+            with (
+                self._path.open("rb") as handle,
+                pa.ipc.open_stream(handle) as stream,
+                pq.ParquetWriter(whole, self._schema) as writer,
+            ):
+                for batch in stream:
+                    writer.write_table(pa.Table.from_batches([batch]))
+            whole.replace(self._path)
+        finally:
+            whole.unlink(missing_ok=True)
 
 
 def predict(
@@ -180,7 +198,7 @@ def predict(
         RunBusy: another process writes the same file.
         StorageError: the file cannot be written.
     """
-    started = time.monotonic()
+    started, saved = time.monotonic(), None
     inputs = find_inputs(data)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -192,12 +210,22 @@ def predict(
             refused = refused_file(out)
             _check_not_read(out, address, inputs)
             stack.enter_context(_claimed(partial))
-            predictions = _opened(partial, out.suffix, model, with_inputs, stack)
-        quarantine = Quarantine(refused)
+            settings = {"batch_size": batch_size, "with_inputs": with_inputs, "limit": limit}
+            saved = SavedProgress(partial, refused, key_of(model, data, inputs, settings))
+            saved_bytes = saved.bytes
+            predictions = _opened(partial, out.suffix, model, with_inputs, saved_bytes, stack)
+        quarantine = Quarantine(refused, kept=saved.refused if saved else 0)
         stack.callback(quarantine.close)
         batcher = _Batcher(model, predictions, partial, quarantine, with_inputs=with_inputs)
-        state = batcher.state
-        _run(batcher, inputs, data, scratch, batch_size, limit, show)
+        if saved:
+            batcher.state = saved.state
+        state, continued = batcher.state, batcher.state.records
+        if continued:
+            show(state)
+        _run(batcher, inputs, data, scratch, batch_size, limit, show, saved)
+        if saved:
+            # What follows must not be repeated on a complete file.
+            saved.remove()
         with _writing(partial):
             predictions.close()
         if not state.records:
@@ -221,6 +249,8 @@ def predict(
         dict(quarantine.counts),
         quarantine.warning(state.records),
         list(state.unread),
+        dict(state.missing),
+        continued,
     )
 
 
@@ -236,10 +266,10 @@ def _check_columns(model: ServedModel, state: Progress) -> None:
 
 def _check_not_read(out: Path, address: str, inputs: Inputs) -> None:
     """Raise BadInput if the data include the file to write, or its quarantine file."""
-    own: set[Any] = {path.resolve() for path in (out, refused_file(out))}
+    outputs: set[Any] = {path.resolve() for path in (out, refused_file(out))}
     copied = {address, f"{address}{QUARANTINE}"}
     if read := [
-        file.name for file, _ in inputs.files if file.location in own or file.name in copied
+        file.name for file, _ in inputs.files if file.location in outputs or file.name in copied
     ]:
         raise BadInput(
             f"--out {address or out}: {read[0]} is among the data",
@@ -284,14 +314,32 @@ def _claimed(partial: Path) -> Iterator[None]:
 
 
 def _opened(
-    path: Path, suffix: str, model: ServedModel, with_inputs: bool, stack: contextlib.ExitStack
+    path: Path,
+    suffix: str,
+    model: ServedModel,
+    with_inputs: bool,
+    kept: int,
+    stack: contextlib.ExitStack,
 ) -> Predictions:
+    """Open a file of predictions of which the first `kept` bytes stay."""
     if suffix == ".parquet":
         kinds = {item.column: item.kind for item in model.inputs} if with_inputs else {}
-        return ParquetPredictions(path, kinds)
+        return ParquetPredictions(path, kinds, kept)
     with _writing(path):
-        handle = stack.enter_context(path.open("w", encoding="utf-8", newline=""))
-    return CsvPredictions(handle) if suffix == ".csv" else JsonLinesPredictions(handle)
+        mode: Literal["r+", "w"] = "r+" if kept else "w"
+        handle = path.open(mode, encoding="utf-8", newline="")
+        stack.callback(_close, handle, path)
+        names = next(csv.reader(handle)) if kept and suffix == ".csv" else []
+        if kept:
+            os.truncate(path, kept)
+            handle.seek(0, os.SEEK_END)
+    return CsvPredictions(handle, names) if suffix == ".csv" else JsonLinesPredictions(handle)
+
+
+def _close(handle: TextIO, path: Path) -> None:
+    # This writes what an earlier error has left.
+    with _writing(path):
+        handle.close()
 
 
 def _writing(path: Path | None) -> contextlib.AbstractContextManager[None]:
@@ -307,14 +355,19 @@ def _run(
     batch_size: int,
     limit: int | None,
     show: Callable[[Progress], None],
+    saved: SavedProgress | None,
 ) -> None:
     state, shown = batcher.state, time.monotonic()
-    for source, line, row in _rows(inputs, data, scratch, state):
+    rows = _rows(inputs, data, scratch, state)
+    # Reading again is quick beside predicting.
+    for source, line, row in itertools.islice(rows, state.records, None):
         if limit is not None and state.records >= limit:
             break
         batcher.add(source, line, row, data.max_record_bytes)
         if len(batcher.values) >= batch_size and not batcher.model.forecasts:
             batcher.flush()
+            if saved:
+                batcher.save(saved)
         if time.monotonic() - shown > _SECONDS:
             shown = time.monotonic()
             show(state)
@@ -384,6 +437,12 @@ class _Batcher:
                 remedy="give the columns that it was trained on, in the same form",
             )
 
+    def save(self, saved: SavedProgress) -> None:
+        """Write what has been predicted, and how far that is, to the disk."""
+        with _writing(self._path):
+            self._quarantine.flush()
+            saved.save(self.state)
+
     def _forecast(self, values: Sequence[Any]) -> None:
         """Write the forecasts from the whole history.
 
@@ -404,35 +463,38 @@ class _Batcher:
     def _predict(
         self, places: Sequence[tuple[str, int, Mapping[str, Any]]], values: Sequence[Any]
     ) -> None:
-        rows = []
+        rows, answered = [], []
         for (source, line, row), value, answer in zip(
             places, values, self.model.answer_each(values), strict=True
         ):
             if isinstance(answer, Defect):
                 self._refuse(source, line, row, answer)
             else:
+                answered.append(value)
                 copied = self._copied(value, answer)
                 rows.append({"source": source, "line": line, **copied, **answer})
         if rows:
             with _writing(self._path):
                 self._predictions.write(rows)
         self.state.predicted += len(rows)
+        if not self.model.single:
+            self.state.missing.update(self.model.taken_for_missing(answered))
 
     def _copied(self, value: Any, answer: Row) -> Row:
         if not self._copies:
             return {}
         inputs = self.model.inputs
-        found = (
+        result = (
             {inputs[0].column: value}
             if self.model.single
             else {item.column: value[item.name] for item in inputs}
         )
-        if twice := found.keys() & {"source", "line", *answer}:
+        if twice := result.keys() & {"source", "line", *answer}:
             raise BadInput(
                 f"--with-inputs: the record and its prediction both have {min(twice)!r}",
                 remedy="leave --with-inputs out, and join the files by source and line",
             )
-        return found
+        return result
 
     def _refuse(
         self, source: str, line: int, row: Mapping[str, Any] | Defect, defect: Defect

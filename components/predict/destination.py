@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from steadytrain.components.predict.batch import SUFFIXES, refused_file
-from steadytrain.components.shared.errors import BadInput, StorageError
+from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import BadInput, RunBusy, StorageError
+from steadytrain.components.shared.lease import try_lock
 from steadytrain.components.shared.storage import S3Storage, open_storage
 
 S3: Final = "s3://"
@@ -30,10 +33,10 @@ def check_destination(out: str, *, overwrite: bool) -> None:
             remedy=f"use {', '.join(SUFFIXES)}",
         )
     if out.startswith(S3):
-        place, name = _object(out)
+        storage, name = _object(out)
         # This needs the bucket, which a look at an object does not.
-        place.drop_unfinished(name)
-        exists = place.exists(name) and not overwrite
+        storage.drop_unfinished(name)
+        exists = storage.exists(name) and not overwrite
     else:
         path = Path(out)
         if not path.parent.is_dir():
@@ -50,26 +53,31 @@ def local_file(out: str) -> Iterator[Path]:
     """Yield the file to write. If the address is on S3, it is copied there when the body ends.
 
     The file of records that were refused is copied first. If the body fails or the copy does, the
-    local files stay, and the error says where they are.
+    local files stay, and the error says where they are. The folder's name follows from the address,
+    so that a repeated command continues after a kill.
 
     Raises:
+        BadInput: the folder is another user's.
+        RunBusy: another process writes to the address.
         StorageError: the copy failed.
     """
     if not out.startswith(S3):
         yield Path(out)
         return
-    place, name = _object(out)
-    folder = Path(tempfile.mkdtemp(prefix="steadytrain-predict-"))
-    path = folder / name
+    storage, name = _object(out)
+    folder = Path(
+        tempfile.gettempdir(), f"steadytrain-predict-{os.getuid()}-{value_digest(out)[:16]}"
+    )
+    path, claim = folder / name, _claimed(folder, out)
     try:
         yield path
         refused = refused_file(path)
         if refused.is_file():
-            place.upload(refused, refused.name)
-        elif place.exists(refused.name):
+            storage.upload(refused, refused.name)
+        elif storage.exists(refused.name):
             # Of predictions that these replace.
-            place.delete(refused.name)
-        place.upload(path, name)
+            storage.delete(refused.name)
+        storage.upload(path, name)
     except StorageError as error:
         if path.is_file():
             error.remedy = f"{error.remedy}; the predictions are in {path}".removeprefix("; ")
@@ -80,6 +88,35 @@ def local_file(out: str) -> Iterator[Path]:
         # A body that failed before it wrote anything leaves an empty folder.
         with contextlib.suppress(OSError):
             folder.rmdir()
+        os.close(claim)
+
+
+def _claimed(folder: Path, out: str) -> int:
+    """Make a folder, unless an earlier command did, and return it as an open file that is locked.
+
+    Raises:
+        BadInput: another user made it, who could read and change what is in it.
+        RunBusy: another process writes there.
+        StorageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {folder}: {error.strerror}", remedy="set TMPDIR to another folder"
+        ) from error
+    about = os.fstat(handle)
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        os.close(handle)
+        raise BadInput(
+            f"{folder} can be used by others, and predictions for {out} go through it",
+            remedy="remove it, or set TMPDIR to another folder",
+        )
+    if not try_lock(handle):
+        os.close(handle)
+        raise RunBusy(f"another process writes {out}", remedy="wait for it, or give another --out")
+    return handle
 
 
 def _object(address: str) -> tuple[S3Storage, str]:
@@ -89,6 +126,6 @@ def _object(address: str) -> tuple[S3Storage, str]:
         BadInput: the address names no bucket.
     """
     above, _, name = address.rpartition("/")
-    place = open_storage(above) if len(above) > len(S3) else S3Storage(address)
-    assert isinstance(place, S3Storage)
-    return place, name
+    storage = open_storage(above) if len(above) > len(S3) else S3Storage(address)
+    assert isinstance(storage, S3Storage)
+    return storage, name

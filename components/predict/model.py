@@ -6,7 +6,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -51,8 +52,12 @@ class Input:
         if self.kind == "text" and self.required:
             return text_of(row, self.column)
         value = row.get(self.column)
-        if self.kind == "bytes" and isinstance(value, bytes):
-            return value
+        if self.kind == "bytes":
+            if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+                # The library `datasets` stores images so.
+                value = value["bytes"]
+            if isinstance(value, bytes):
+                return value
         value = plain_value(self.column, value)
         if value in (None, "") if self.verbatim else is_missing(value):
             return self._missing()
@@ -81,6 +86,8 @@ class ServedModel:
     address: models:/NAME/VERSION, or a folder.
     trained: the configuration of its run, if the registry knows it.
     forecasts: whether the records are the history of series, and the answers their future.
+    unseen: returns the number of values of records, by the model's name of the column, that are
+        categories which training did not see; None if the model does not tell.
     """
 
     address: str
@@ -88,6 +95,7 @@ class ServedModel:
     trained: RunConfig | None
     loaded: Any
     forecasts: bool = False
+    unseen: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, int]] | None = None
 
     @property
     def single(self) -> bool:
@@ -107,11 +115,11 @@ class ServedModel:
         """
         if self.single:
             return self.inputs[0].read(row)
-        found = {item.name: item.read(row) for item in self.inputs}
-        if all(value is None for value in found.values()):
+        result = {item.name: item.read(row) for item in self.inputs}
+        if all(value is None for value in result.values()):
             columns = ", ".join(item.column for item in self.inputs)
             raise Defect("missing_field", f"none of its columns has a value: {columns[:200]}")
-        return found
+        return result
 
     def checked(self, row: Mapping[str, Any], largest: int) -> Any:
         """Return what the model takes of a record of at most `largest` bytes.
@@ -143,6 +151,18 @@ class ServedModel:
         text = f"no record has the column {absent[0]!r}, and the model learned from it{others}"
         return absent[0], text
 
+    def taken_for_missing(self, values: Sequence[Mapping[str, Any]]) -> Counter[str]:
+        """Return the number of values, by the records' column, that the model takes for missing.
+
+        They are absent or empty, or categories that training did not see.
+        """
+        unseen = self.unseen(values) if self.unseen else {}
+        counts = Counter[str]()
+        for item in self.inputs:
+            empty = sum(value[item.name] is None for value in values)
+            counts[item.column] += empty + unseen.get(item.name, 0)
+        return +counts
+
     def answer_each(self, values: Sequence[Any]) -> list[dict[str, Any] | Defect]:
         """Return for each value its prediction, or why there is none.
 
@@ -170,10 +190,10 @@ class ServedModel:
             import pandas as pd
 
             result = self.loaded.predict(self._frame(pd, values))
-        found = [_plain_answer(item) for item in _items(result)]
-        if len(found) != len(values) and not self.forecasts:
-            raise ValueError(f"the model gave {len(found)} answers for {len(values)} records")
-        return found
+        outcome = [_plain_answer(item) for item in _items(result)]
+        if len(outcome) != len(values) and not self.forecasts:
+            raise ValueError(f"the model gave {len(outcome)} answers for {len(values)} records")
+        return outcome
 
     def _frame(self, pd: Any, values: Sequence[Mapping[str, Any]]) -> Any:
         """Return values as a frame whose columns have the types of the signature."""
@@ -200,10 +220,10 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
         BadInput: there is no such model, it cannot be loaded here, or it has no such input.
         TrackingError: the registry cannot be used.
     """
-    place, trained = _located(address, output)
+    folder, trained = _located(address, output)
     mlflow = import_mlflow()
     try:
-        loaded = mlflow.pyfunc.load_model(place)
+        loaded = mlflow.pyfunc.load_model(folder)
     except (mlflow.exceptions.MlflowException, OSError) as error:
         raise BadInput(f"{address}: {str(error)[:500]}", remedy=f"give {_FORMS}") from error
     except ImportError as error:
@@ -227,7 +247,16 @@ def open_model(address: str, output: Path, columns: Mapping[str, str]) -> Served
         )
         for item in inputs
     ]
-    return ServedModel(place, renamed, trained, loaded, forecasts)
+    unseen = getattr(getattr(_python_model(mlflow, loaded), "model", None), "unseen", None)
+    return ServedModel(folder, renamed, trained, loaded, forecasts, unseen)
+
+
+def _python_model(mlflow: Any, loaded: Any) -> Any:
+    """Return the object that answers; None if the model has another flavor."""
+    try:
+        return loaded.unwrap_python_model()
+    except mlflow.exceptions.MlflowException:
+        return None
 
 
 def _shown(item: Input) -> str:
@@ -300,13 +329,13 @@ def _inputs(
         texts["text_pair"] = trained.data.columns.text_pair
     if trained is not None and trained.data.columns.image:
         texts["image"] = trained.data.columns.image
-    found = []
+    result = []
     for spec in schema.inputs:
         name = spec.name or ""
         kind: Kind = "number" if name in numbers else _kind(spec)
         column = texts.get(name or "text", name or "text")
-        found.append(Input(name, column, kind, required=not name or spec.required))
-    return found
+        result.append(Input(name, column, kind, required=not name or spec.required))
+    return result
 
 
 def _kind(spec: Any) -> Kind:

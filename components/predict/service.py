@@ -1,4 +1,7 @@
-"""A model as a web service: the same checks and answers as batch prediction, for small requests."""
+"""A model as a web service: the same checks and answers as batch prediction, for small requests.
+
+What waits is predicted together, in one thread.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import json
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -25,11 +30,109 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from steadytrain.components.predict.batching import Batching, Overloaded
 from steadytrain.components.predict.model import Input, ServedModel
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.web_server import BACKLOG, Connection, host_name
 from steadytrain.components.tasks.encoding.fields import STRICT_JSON, Defect
+
+Answers = list[dict[str, Any] | Defect]
+_WAITING_BATCHES: Final = 16
+"""Batches of records that may wait. More are refused, since they would wait for too long."""
+
+
+class Overloaded(Exception):
+    """Too many records wait already."""
+
+
+@dataclass
+class _Request:
+    values: Sequence[Any]
+    answers: asyncio.Future[Answers]
+
+
+class Batching:
+    """Predicts for what waits, while the model is free, in order of arrival.
+
+    A request never waits for others to come: those that arrive while the model works are the next
+    batch. Requests stay whole, so one with more than `batch_size` records is a batch of its own.
+
+    Args:
+        batch_size: records per call of the model, if requests are smaller.
+        seen: is called with the records and seconds of each batch.
+
+    Attributes:
+        waiting: number of records that wait for the model.
+        busy_since: by time.monotonic, when the model began with a batch; None if it is free.
+    """
+
+    def __init__(
+        self, model: ServedModel, batch_size: int, seen: Callable[[int, float], None]
+    ) -> None:
+        self._model, self._size, self._seen = model, batch_size, seen
+        self._waiting = deque[_Request]()
+        self._arrived = asyncio.Event()
+        # One thread: few models may be called by two.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self.waiting = 0
+        self.busy_since: float | None = None
+
+    async def answer(self, values: Sequence[Any], seconds: float) -> Answers:
+        """Return a prediction, or why there is none, for each value.
+
+        Args:
+            seconds: how long to wait.
+
+        Raises:
+            Overloaded: too many records wait already.
+            TimeoutError: the time is over. Values that still wait are given up.
+        """
+        if self.waiting + len(values) > max(self._size * _WAITING_BATCHES, len(values)):
+            raise Overloaded
+        request = _Request(values, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self.waiting += len(values)
+        self._arrived.set()
+        try:
+            return await asyncio.wait_for(request.answers, seconds)
+        finally:
+            if request in self._waiting:
+                self._waiting.remove(request)
+                self.waiting -= len(values)
+
+    async def run(self) -> None:
+        """Predict for ever. Cancel it to end it; a call of the model is not interrupted."""
+        while True:
+            await self._arrived.wait()
+            if not self._waiting:
+                self._arrived.clear()
+                continue
+            batch = self._next()
+            values = [value for request in batch for value in request.values]
+            started = self.busy_since = time.monotonic()
+            results = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._model.answer_each, values
+            )
+            self.busy_since = None
+            self._seen(len(values), time.monotonic() - started)
+            for request in batch:
+                answers, results = results[: len(request.values)], results[len(request.values) :]
+                if not request.answers.done():
+                    request.answers.set_result(answers)
+
+    def _next(self) -> list[_Request]:
+        batch = [self._waiting.popleft()]
+        total = len(batch[0].values)
+        # All records of a forecast are one history.
+        while (
+            not self._model.forecasts
+            and self._waiting
+            and total + len(self._waiting[0].values) <= self._size
+        ):
+            batch.append(self._waiting.popleft())
+            total += len(batch[-1].values)
+        self.waiting -= total
+        return batch
+
 
 TOKEN_VARIABLE: Final = "STEADYTRAIN_SERVE_TOKEN"
 _OPEN_PATHS: Final = ("/health", "/ready", "/metrics")
@@ -103,10 +206,10 @@ def record_schema(inputs: Sequence[Input]) -> dict[str, Any]:
     }
     columns: dict[str, Any] = {}
     for item in inputs:
-        found = dict(kinds.get(item.kind, {}))
-        if found and not item.required:
-            found["type"] = [found["type"], "null"]
-        columns[item.column] = found
+        field = dict(kinds.get(item.kind, {}))
+        if field and not item.required:
+            field["type"] = [field["type"], "null"]
+        columns[item.column] = field
     required = [item.column for item in inputs if item.required]
     return {"type": "object", "properties": columns, "required": required}
 
@@ -195,7 +298,7 @@ class _Service:
                 f"no answer within {self.limits.seconds:g} s",
                 "send fewer records, or ask whoever runs the service to raise --timeout",
             ) from None
-        _check([(place, item) for place, item in enumerate(answers) if isinstance(item, Defect)])
+        _check([(index, item) for index, item in enumerate(answers) if isinstance(item, Defect)])
         self.metrics.records.inc(len(values))
         return {"model": self.model.address, "predictions": answers, "unread": unread}
 
@@ -244,7 +347,7 @@ class _Service:
         read = {item.column for item in self.model.inputs}
         seen, unread = set[str](), set[str]()
         values, refused = list[Any](), list[tuple[int, Defect]]()
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             try:
                 if isinstance(row, Defect):
                     raise row
@@ -254,7 +357,7 @@ class _Service:
                 unread.update(row.keys() - read)
                 values.append(self.model.checked(self._with_files(row), self.limits.record_bytes))
             except Defect as defect:
-                refused.append((place, defect))
+                refused.append((index, defect))
         _check(refused)
         column, problem = self.model.without_column(seen, unread)
         if problem:
@@ -268,29 +371,29 @@ class _Service:
             Defect: one is not base64.
         """
         files = [item.column for item in self.model.inputs if item.kind == "bytes"]
-        found = dict(row)
+        result = dict(row)
         for column in files:
-            if isinstance(found.get(column), str):
+            if isinstance(result.get(column), str):
                 try:
-                    found[column] = base64.b64decode(found[column], validate=True)
+                    result[column] = base64.b64decode(result[column], validate=True)
                 except (binascii.Error, ValueError):
                     raise Defect(
                         "wrong_type", f"{column} is not a file's content in base64"
                     ) from None
-        return found
+        return result
 
 
 def _check(refused: Sequence[tuple[int, Defect]]) -> None:
     """Raise _Refusal if there are records without a prediction, with the reason of each."""
     if refused:
-        place, first = refused[0]
+        index, first = refused[0]
         raise _Refusal(
             422,
-            f"{len(refused):,} records cannot be predicted; record {place}: {first.detail}",
+            f"{len(refused):,} records cannot be predicted; record {index}: {first.detail}",
             "fix or leave out the records in `refused`, which counts from 0",
             refused=[
-                {"record": place, "reason": defect.reason, "detail": defect.detail}
-                for place, defect in refused
+                {"record": index, "reason": defect.reason, "detail": defect.detail}
+                for index, defect in refused
             ],
         )
 

@@ -113,7 +113,7 @@ class _Builder:
 
     def build(self) -> DataRecord:
         try:
-            found = survey(
+            surveyed = survey(
                 self.config,
                 self.encoder,
                 self.inputs,
@@ -124,13 +124,13 @@ class _Builder:
                 progress=self._progress,
                 warn=self._warn,
             )
-            reading, labels = found.reading, found.labels
+            reading, labels = surveyed.reading, surveyed.labels
             tokenizer = self._make_tokenizer()
-            fitted = Fitted(tokenizer, tuple(labels), frozenset(found.trained), self.scratch)
+            fitted = Fitted(tokenizer, tuple(labels), frozenset(surveyed.trained), self.scratch)
             names = self._encode(self.encoder.row_encoder(fitted))
             check_defects(self.data, self.quarantine, reading.records)
             documents = {side: count.documents for side, count in self.counts.items()}
-            check_sides(documents, self.data, self.quarantine.counts, found.given)
+            check_sides(documents, self.data, self.quarantine.counts, surveyed.given)
         finally:
             self.spool.close()
             self.quarantine.close()
@@ -143,7 +143,7 @@ class _Builder:
             once = folds[: self.config.cross_validation.folds]
             sides["train"] = joined([fold.side for fold in once])
         join_files(self._parts("test-records", names), self.folder / TEST_RECORDS)
-        split = split_digest(self.data, found.given)
+        split = split_digest(self.data, surveyed.given)
         record = self._record(sides, folds, labels, reading, split)
         if absent := self._absent_tokens(names):
             self._warn(
@@ -206,8 +206,8 @@ class _Builder:
         ids = cached_tokenizer(self.folder / TOKENIZER).convert_tokens_to_ids(added)
         absent = dict(zip(ids, added, strict=True))
         for part in self._parts("train", names):
-            found = pc.unique(pc.list_flatten(read_table(part)["input_ids"])).to_pylist()
-            absent = {token: name for token, name in absent.items() if token not in {*found}}
+            tokens = pc.unique(pc.list_flatten(read_table(part)["input_ids"])).to_pylist()
+            absent = {token: name for token, name in absent.items() if token not in {*tokens}}
         return [*absent.values()]
 
     def _describe(self, names: list[str]) -> dict[str, Any]:
@@ -216,12 +216,12 @@ class _Builder:
         if describe is None:
             return {}
         sides = {side: map(read_table, self._parts(side, names)) for side in SIDES}
-        found = describe(sides)
-        content = found.model_dump_json(indent=1)
+        description = describe(sides)
+        content = description.model_dump_json(indent=1)
         (self.folder / COLUMNS).write_text(content, encoding="utf-8")
-        for remark in found.remarks():
+        for remark in description.remarks():
             self._warn(remark)
-        fields: dict[str, Any] = found.card()
+        fields: dict[str, Any] = description.card()
         return fields
 
     def _numbers(self, names: list[str]) -> dict[Side, dict[str, float]]:
@@ -232,17 +232,17 @@ class _Builder:
         """
         if not has_numbers(self.encoder):
             return {}
-        found = dict[Side, dict[str, float]]()
+        result = dict[Side, dict[str, float]]()
         for side in SIDES:
             columns = [read_table(part)["label"] for part in self._parts(side, names)]
-            found[side] = distribution(np.concatenate([column.to_numpy() for column in columns]))
-        if found["train"]["min"] == found["train"]["max"]:
+            result[side] = distribution(np.concatenate([column.to_numpy() for column in columns]))
+        if result["train"]["min"] == result["train"]["max"]:
             raise DataError(
-                f"each record of the training side has the number {found['train']['min']:g} in "
+                f"each record of the training side has the number {result['train']['min']:g} in "
                 f"{self.data.columns.label!r}, so that there is nothing to learn",
                 remedy="give records with different numbers, or check data.columns.label",
             )
-        return found
+        return result
 
     def _pack(self, side: Side, names: list[str]) -> SideRecord:
         self._progress("packing", SIDES.index(side), len(SIDES), "sides")
@@ -278,20 +278,22 @@ class _Builder:
         )
         if warning := divisions[0].warning:
             self._warn(warning)
-        found = list[FoldRecord]()
+        result = list[FoldRecord]()
         for division in divisions:
-            first = len(found)
+            first = len(result)
             parts = self._parts("train", names)
             rows = [division.divide(part, DOCUMENT, first) for part in parts]
             texts = [division.divide(part, "id", first) for part in records]
-            for place, documents in enumerate(division.sizes):
-                self._progress("packing", len(found), len(divisions) * len(division.sizes), "folds")
-                name = f"fold-{first + place}"
-                side = self._write(name, [part[place] for part in rows], documents)
+            for index, documents in enumerate(division.sizes):
+                self._progress(
+                    "packing", len(result), len(divisions) * len(division.sizes), "folds"
+                )
+                name = f"fold-{first + index}"
+                side = self._write(name, [part[index] for part in rows], documents)
                 stored = f"{name}/records.arrow"
-                join_files([part[place] for part in texts], self.folder / stored)
-                found.append(FoldRecord(side=side, records=stored))
-        return found
+                join_files([part[index] for part in texts], self.folder / stored)
+                result.append(FoldRecord(side=side, records=stored))
+        return result
 
     def _parts(self, kind: str, names: list[str]) -> list[Path]:
         return [self.parts / f"{kind}-{name}.arrow" for name in names]

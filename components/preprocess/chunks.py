@@ -236,13 +236,13 @@ class WithFiles:
 
     def _content(self, column: str, name: str) -> bytes:
         shown = f"{column} is {name[:80]!r}"
-        path = Path(os.path.realpath(self.folder / name))
-        if not path.is_relative_to(self.folder) or path.suffix.lower() not in self.suffixes:
-            raise Defect(
-                "missing_file",
-                f"{shown}, which is not the name of an image in the folder of the table",
-            )
         try:
+            path = Path(os.path.realpath(self.folder / name))
+            if not path.is_relative_to(self.folder) or path.suffix.lower() not in self.suffixes:
+                raise Defect(
+                    "missing_file",
+                    f"{shown}, which is not the name of an image in the folder of the table",
+                )
             with open_regular(path) as handle:
                 content = handle.read(self.limit + 1)
         except (DataError, OSError, ValueError) as error:

@@ -23,23 +23,7 @@ def preprocess(
     counts: dsl.Output[dsl.Metrics],
 ) -> None:
     """Resolve the configuration; check, split, tokenize and pack the data."""
-    from steadytrain.components.preprocess import artifacts
+    arguments = locals()
+    from steadytrain.components.preprocess.step import kfp_preprocess
 
-    artifacts.preprocess(
-        parameters={
-            "config": config,
-            "run": run,
-            "output": output,
-            "data_source": data_source,
-            "base_model": base_model,
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            "num_train_epochs": num_train_epochs,
-            "overrides": overrides,
-            "job": job,
-        },
-        resolved=resolved,
-        data=data,
-        data_card=data_card,
-        counts=counts,
-    )
+    kfp_preprocess(**arguments)

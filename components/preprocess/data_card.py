@@ -68,13 +68,13 @@ def documents_of(
     ids = np.asarray(values["input_ids"])
     targets = np.asarray(values.get("targets", np.zeros(len(ids))), dtype=bool)
     edges = np.cumsum([0, *values.get("lengths", [len(ids)])]).tolist()
-    found = []
+    result = []
     for index, (start, end) in enumerate(pairwise(edges)):
-        own = targets[start:end]
-        pieces = list(_pieces(tokenizer, ids[start:end].tolist(), own.tolist()))
+        document_targets = targets[start:end]
+        pieces = list(_pieces(tokenizer, ids[start:end].tolist(), document_targets.tolist()))
         name = names[index] if index < len(names) else ""
-        found.append(Document(name, end - start, int(own.sum()), pieces))
-    return found
+        result.append(Document(name, end - start, int(document_targets.sum()), pieces))
+    return result
 
 
 def _pieces(tokenizer: Any, ids: Sequence[int], targets: Sequence[bool]) -> Iterator[Piece]:
@@ -148,11 +148,11 @@ def show(config: RunConfig, count: int) -> list[Shown]:
         DataError: a file cannot be read.
     """
     encoder = open_encoder(config.data)
-    found = list(first_records(config, encoder, count))
+    records = list(first_records(config, encoder, count))
     if encoder.tokenizer is None or "input_ids" not in encoder.schema.names:
         brief = getattr(encoder, "brief", redact)
-        return [_as_text(*record, brief) for record in found]
-    good = [record for _, _, record in found if isinstance(record, Checked)]
+        return [_as_text(*record, brief) for record in records]
+    good = [record for _, _, record in records if isinstance(record, Checked)]
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = _tokenizer(config, encoder, good, Path(scratch) / "tokenizer")
         given = (class_reader(encoder)(one.label) for one in good if one.label is not None)
@@ -164,7 +164,7 @@ def show(config: RunConfig, count: int) -> list[Shown]:
         outcomes = iter(encoder.row_encoder(fitted).encode(contents) if good else ())
         loaded, names = load_tokenizer(tokenizer), encoder.tokenizer.documents
         shown, marked = list[Shown](), PREDICTED in encoder.schema.names
-        for source, line, record in found:
+        for source, line, record in records:
             outcome = next(outcomes) if isinstance(record, Checked) else record
             if isinstance(outcome, Defect):
                 problem = f"{outcome.reason}: {outcome.detail}"

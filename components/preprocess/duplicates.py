@@ -26,8 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.boilerplate import OwnSignatures
-from steadytrain.components.preprocess.signatures import PERMUTATIONS
+from steadytrain.components.preprocess.boilerplate import PERMUTATIONS, OwnSignatures
 from steadytrain.components.preprocess.split import TRAIN
 from steadytrain.components.preprocess.spool import Spool
 
@@ -124,17 +123,17 @@ def _resembling(
 ) -> NDArray[np.uint32]:
     """Return the numbers of kept records that share a band with another one of their label."""
     numbers = np.flatnonzero(kept).astype(np.uint32)
-    found = np.zeros(len(numbers), dtype=bool)
+    near = np.zeros(len(numbers), dtype=bool)
     labels = labels[numbers]
     for band in range(bands):
         hashes = spool.array(band_name(band))[numbers] ^ labels
         order = np.argsort(hashes).astype(np.uint32)
         hashes.sort()
         same = hashes[1:] == hashes[:-1]
-        found[order[1:][same]] = True
-        found[order[:-1][same]] = True
+        near[order[1:][same]] = True
+        near[order[:-1][same]] = True
         progress(band + 1)
-    return numbers[found]
+    return numbers[near]
 
 
 def band_name(band: int) -> str:
@@ -198,7 +197,7 @@ def _sorted_by_content(
 
 
 def _buckets(hashes: NDArray[np.uint64], ranks: NDArray[np.uint32]) -> Iterator[NDArray[Any]]:
-    """Yield the places of records that share a band, each bucket in order of rank."""
+    """Yield the indices of records that share a band, each bucket in order of rank."""
     order = np.argsort(hashes, kind="stable").astype(np.uint32)
     hashes.sort()
     edges = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1], append=~hashes[-1:]) != 0)
@@ -222,16 +221,16 @@ class _Judge:
         self.signatures, self.needed = signatures, threshold * PERMUTATIONS
 
     def bucket(self, members: NDArray[Any]) -> None:
-        """Mark the near duplicates in a bucket: places of signatures, in order of rank."""
+        """Mark the near duplicates in a bucket: indices of signatures, in order of rank."""
         codes = self.findings.codes
         compared = np.empty((4, *self.signatures.shape), dtype=np.uint32)
         numbers: list[int] = []
-        for place in members.tolist():
-            member = int(self.signatures.numbers[place])
+        for index in members.tolist():
+            member = int(self.signatures.numbers[index])
             # A near duplicate may still turn out to be a leak, which is worse.
             if codes[member] not in (KEPT, _NEAR):
                 continue
-            signature = self.signatures.read(place)
+            signature = self.signatures.read(index)
             if numbers:
                 self._compare(member, signature, compared[: len(numbers)], numbers)
             if codes[member] == KEPT or self.sides[member] != TRAIN:
@@ -275,6 +274,6 @@ class _Signatures:
     def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
-    def read(self, place: int) -> NDArray[np.uint32]:
-        content = os.pread(self.descriptor, self.size, place * self.size)
+    def read(self, index: int) -> NDArray[np.uint32]:
+        content = os.pread(self.descriptor, self.size, index * self.size)
         return np.frombuffer(content, dtype=np.uint32).reshape(self.shape)

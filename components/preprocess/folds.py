@@ -25,7 +25,7 @@ from steadytrain.components.preprocess.split import SIDES
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import check_sides, set_aside, survey
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import SERIES
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.tune import CrossValidationConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.errors import BadInput, DataError
@@ -42,7 +42,7 @@ _REMEDY: Final = "lower cross_validation.folds, or give more data"
 
 @dataclass(frozen=True)
 class Division:
-    """Which document of the training side is in which fold.
+    """The fold of each document of the training side.
 
     sizes: documents of each fold, or of each part of `in_time`.
     warning: what is odd about it; "" if nothing is.
@@ -198,17 +198,17 @@ def assign(
             f"each label has fewer than cross_validation.folds = {folds} training records",
             remedy=_REMEDY,
         )
-    found = dict[str, int]()
+    result = dict[str, int]()
     splitter = _splitter(folds, grouped=any(groups), stratified=len(set(classes)) > 1)
     # It warns of rare labels, as the caller does.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         for fold, (_, rows) in enumerate(splitter.split(classes, classes, units)):
-            found |= {documents[order[row]]: fold for row in rows}
-    if len(set(found.values())) < folds:
+            result |= {documents[order[row]]: fold for row in rows}
+    if len(set(result.values())) < folds:
         raise DataError(
             f"the groups cannot be divided among {folds} folds: one would be empty", remedy=_REMEDY
         )
-    return found
+    return result
 
 
 def joined(sides: Sequence[SideRecord]) -> SideRecord:
@@ -302,7 +302,7 @@ def preview_folds(config: RunConfig) -> Preview:
         BadInput, StorageError: they cannot be read here, or are too large for that.
     """
     encoder = open_encoder(config.data)
-    inputs = find_inputs(config.data, Workspace.of(config).output)
+    inputs = find_inputs(config.data, Workspace.of(config).output, config.tracking.uri)
     stored = inputs.stored_bytes
     if stored is None or stored > _MOST:
         raise BadInput(
@@ -316,7 +316,7 @@ def preview_folds(config: RunConfig) -> Preview:
         quarantine = Quarantine(scratch / "quarantine.jsonl")
         spool = Spool(scratch / "spool", inputs.bytes)
         try:
-            found = survey(
+            surveyed = survey(
                 config,
                 encoder,
                 inputs,
@@ -334,11 +334,11 @@ def preview_folds(config: RunConfig) -> Preview:
         finally:
             spool.close()
             quarantine.close()
-        kept = found.findings.sides[found.findings.codes == KEPT]
+        kept = surveyed.findings.sides[surveyed.findings.codes == KEPT]
         counts = np.bincount(kept, minlength=len(SIDES)).tolist()
         documents = dict(zip(SIDES, counts, strict=True))
-        counted = {**quarantine.counts, **set_aside(found.findings)}
-        check_sides(documents, config.data, counted, found.given)
+        counted = {**quarantine.counts, **set_aside(surveyed.findings)}
+        check_sides(documents, config.data, counted, surveyed.given)
         division, *_ = Division.all_of(
             lambda: _records(spool, encoder),
             config.cross_validation,
@@ -348,9 +348,9 @@ def preview_folds(config: RunConfig) -> Preview:
         tested = division.sizes[_EARLIER if hasattr(encoder, "parts_in_time") else 0 :]
     if division.warning:
         warnings.append(division.warning)
-    if defects := quarantine.warning(found.reading.records):
+    if defects := quarantine.warning(surveyed.reading.records):
         warnings.append(defects)
-    sets = found.reading.labels.values() if has_label_sets(encoder) else ()
+    sets = surveyed.reading.labels.values() if has_label_sets(encoder) else ()
     labels = {*itertools.chain.from_iterable(map(class_reader(encoder), sets))}
     return Preview(tuple(tested), tuple(warnings), division.shortest, len(labels))
 

@@ -35,7 +35,7 @@ from steadytrain.components.preprocess.chunks import (
     as_row,
     not_json,
 )
-from steadytrain.components.preprocess.isolated import IsolatedProcess
+from steadytrain.components.preprocess.parallel import IsolatedProcess
 from steadytrain.components.preprocess.sources import SourceFile, Stream
 from steadytrain.components.preprocess.tables import COLUMNAR, LINE_LIMIT, DelimitedRows
 from steadytrain.components.shared.config import DataConfig
@@ -101,17 +101,17 @@ def wanted(
         (file, by_suffix.get(suffix) if file.listed or named is None else named)
         for file, suffix in zip(files, suffixes, strict=True)
     )
-    found = [(file, name) for file, name in formats if name]
-    mixed = len({name for _, name in found}) > 1
+    result = [(file, name) for file, name in formats if name]
+    mixed = len({name for _, name in result}) > 1
     read = [
         (file, name)
-        for file, name in found
+        for file, name in result
         if name == "source" or not _describes(file, mixed=mixed)
     ]
-    if len(read) < len(found) and left_out is not None:
-        left_out[METADATA] += len(found) - len(read)
-    if len(found) < len(files) and by_suffix is not known and left_out is not None:
-        left_out[UNREAD] += len(files) - len(found)
+    if len(read) < len(result) and left_out is not None:
+        left_out[METADATA] += len(result) - len(read)
+    if len(result) < len(files) and by_suffix is not known and left_out is not None:
+        left_out[UNREAD] += len(files) - len(result)
     if not read:
         raise BadInput(
             f"data.source = {address!r}: none of its {total} files (such as "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from steadytrain.components.preprocess.chunks import Chunk, WithFiles
 from steadytrain.components.preprocess.formats import BYTES, read_files, wanted
-from steadytrain.components.preprocess.isolated import IsolatedProcess
-from steadytrain.components.preprocess.parallel import cores
+from steadytrain.components.preprocess.logged_datasets import PREFIX, logged_dataset
+from steadytrain.components.preprocess.parallel import IsolatedProcess, cores
 from steadytrain.components.preprocess.sources import SourceFile, find_files, naming
 from steadytrain.components.preprocess.split import (
     DeclaredSide,
@@ -209,10 +209,10 @@ class Inputs:
 
         None means that a data set is not on this machine.
         """
-        beside = (file.size for files in self.attached.values() for file in files)
+        attached = (file.size for files in self.attached.values() for file in files)
         sizes = [
             *(file.size for file, _ in self.files),
-            *beside,
+            *attached,
             *map(dataset_bytes, self.datasets),
         ]
         known = [size for size in sizes if size is not None]
@@ -261,24 +261,24 @@ class Inputs:
 
     def filled(self, chunk: Chunk, data: DataConfig) -> Chunk:
         """Return a chunk whose rows have the content of the files that they name."""
-        place = self.folders.get(getattr(chunk, "source", ""))
-        if place is None or self.named is None:
+        folder = self.folders.get(getattr(chunk, "source", ""))
+        if folder is None or self.named is None:
             return chunk
-        return WithFiles(chunk, place, *self.named, limit=data.max_record_bytes)
+        return WithFiles(chunk, folder, *self.named, limit=data.max_record_bytes)
 
     @cached_property
     def folders(self) -> Mapping[str, Path]:
         """The folder of each table whose records name files, by the name of the table."""
         local = [file for file, _ in self.files if isinstance(file.location, Path)]
         places = {file.name: file.location.parent for file in local}  # type: ignore[union-attr]
-        return {name: place for name, place in places.items() if place in self.attached}
+        return {name: folder for name, folder in places.items() if folder in self.attached}
 
     def _naming(self, dataset: str) -> contextlib.AbstractContextManager[None]:
         side = self.given.get(dataset)
         return naming(f"data.{side}_source" if side else "data.source")
 
 
-def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
+def find_inputs(data: DataConfig, output: Path | None = None, store: str | None = None) -> Inputs:
     """Return the inputs of a configuration. A file that two addresses name is read once.
 
     If `data.test_source` and `data.source` both name a file, it is given to the test side.
@@ -286,12 +286,14 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
     Args:
         output: folder of the runs. What is in it is no data, even if the source contains it: a run
             would read what it writes. An address may still name a place in it.
+        store: `tracking.uri`, where the data sets are that MLflow runs have logged.
 
     Raises:
-        BadInput: nothing at an address can be read.
+        BadInput: nothing at an address can be read, or the content differs from what was logged.
+        TrackingError: the tracking store that an address needs cannot be used.
     """
     if data.parts and not data.part:
-        parts = {name: find_inputs(part, output) for name, part in data.by_part().items()}
+        parts = {name: find_inputs(part, output, store) for name, part in data.by_part().items()}
         return Inputs(
             [file for part in parts.values() for file in part.files],
             [address for part in parts.values() for address in part.datasets],
@@ -306,7 +308,12 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
     datasets: dict[str, None] = {}
     given: dict[str, DeclaredSide] = {}
     left_out: Counter[str] = Counter()
-    for source, address in data.addresses:
+    addresses = [
+        (field, each)
+        for field, address in data.addresses
+        for each in _resolved(field, address, data, output, store)
+    ]
+    for source, address in addresses:
         with naming(source):
             if is_dataset(address):
                 datasets[address] = None
@@ -321,11 +328,11 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
                     # They are read when a record names them.
                     tables = [each for each in files_there if each.suffix.lower() not in named[1]]
                     files_there = tables or files_there
-                found = wanted(files_there, address, data, left_out, whole_files)
-                names = [file.name for file, _ in found]
+                result = wanted(files_there, address, data, left_out, whole_files)
+                names = [file.name for file, _ in result]
                 if source not in _SIDES and (twice := len(files.keys() & set(names))):
                     left_out[TWICE] += twice
-                files |= {file.name: (file, name) for file, name in found}
+                files |= {file.name: (file, name) for file, name in result}
             if source in _SIDES:
                 given |= dict.fromkeys(names, _SIDES[source])
     ours = [each for each in files.values() if each[0].name not in given]
@@ -339,16 +346,39 @@ def find_inputs(data: DataConfig, output: Path | None = None) -> Inputs:
     )
 
 
+def _resolved(
+    field: str, address: str, data: DataConfig, output: Path | None, store: str | None
+) -> Sequence[str]:
+    """Return the addresses of the data themselves, of which the content is what was logged."""
+    if not address.startswith(PREFIX):
+        return [address]
+    with naming(field):
+        logged = logged_dataset(address, store, output)
+        if not logged.inputs:
+            logged.check(data.exclude)
+            return logged.sources
+        alone = {"source": list(logged.sources), "validation_source": [], "test_source": []}
+        inputs = find_inputs(data.model_copy(update=alone), output, store).digest()
+        if inputs != logged.inputs:
+            raise logged.changed(inputs)
+        # An earlier run may itself have read what another one had logged.
+        return [
+            each
+            for source in logged.sources
+            for each in _resolved(field, source, data, output, store)
+        ]
+
+
 def _attached(tables: list[SourceFile], suffixes: frozenset[str]) -> dict[Path, list[SourceFile]]:
     """Return the files with some suffixes in and below the folder of each local table."""
     folders = {file.location.parent: None for file in tables if isinstance(file.location, Path)}
-    found = dict[Path, list[SourceFile]]()
+    result = dict[Path, list[SourceFile]]()
     for folder in folders:
         files = find_files(str(folder), [], Counter())
-        beside = [file for file in files if file.suffix.lower() in suffixes]
-        if beside:
-            found[folder] = beside
-    return found
+        others = [file for file in files if file.suffix.lower() in suffixes]
+        if others:
+            result[folder] = others
+    return result
 
 
 def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, DeclaredSide]:
@@ -360,7 +390,7 @@ def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, D
     paths = [PurePosixPath(file.name) for file, _ in files]
     levels = zip(*(path.parent.parts for path in paths), strict=False)
     shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, levels))
-    found = dict[str, DeclaredSide]()
+    result = dict[str, DeclaredSide]()
     for (file, kind), path in zip(files, paths, strict=True):
         above = len(path.parts) - len(PurePosixPath(file.path).parts)
         inside = PurePosixPath(*path.parts[min(shared, above) :])
@@ -370,8 +400,8 @@ def _named(files: list[tuple[SourceFile, str]], data: DataConfig) -> dict[str, D
         else:
             side = None if kind == "source" else side_of_file(inside, file.suffix)
         if (given := side_from_data(side, data, file.name)) != "train":
-            found[file.name] = given
-    return found
+            result[file.name] = given
+    return result
 
 
 def _outside(

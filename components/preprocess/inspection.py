@@ -27,7 +27,7 @@ from steadytrain.components.preprocess.validate import (
 )
 from steadytrain.components.shared.class_names import counting, listed
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.task_names import MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.left_out import readable, unused_columns
 from steadytrain.components.shared.quantities import size
@@ -95,17 +95,17 @@ def inspect(data: DataConfig) -> Inspection:
         DataError: a file cannot be read.
     """
     encoders = {task: _encoder(data, task) for task in TASKS}
-    found = Inspection(use={task: ColumnUse(data, one) for task, one in encoders.items()})
+    result = Inspection(use={task: ColumnUse(data, one) for task, one in encoders.items()})
     with closing(first_rows(data)) as rows:
         for _, _, row in rows:
-            found.records += 1
-            _add(found, row, data, encoders)
-    if not found.records:
+            result.records += 1
+            _add(result, row, data, encoders)
+    if not result.records:
         raise DataError(
             f"data.source = {', '.join(data.source)} has no records",
             remedy="give a data set that is not empty",
         )
-    return found
+    return result
 
 
 def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
@@ -136,7 +136,8 @@ def task_of(found: Inspection, data: DataConfig) -> tuple[str, str]:
             + _flagged(found),
             remedy=_pair_of(found)
             or "name the columns, for example --set data.columns.text=COLUMN, or "
-            "data.columns.label and data.columns.messages",
+            "data.columns.label and data.columns.messages; to predict a column of a table, add "
+            "--set data.target=COLUMN",
         )
     if {"sequence_classification", MULTI_LABEL} & set(usable) and _are_classes(found):
         # Every labeled text could also be learned as plain text, but then the label is unused.
@@ -200,20 +201,20 @@ def has_records(data: DataConfig, count: int) -> bool:
     Raises:
         DataError, BadInput, StorageError: it cannot be read.
     """
-    inputs, found = find_inputs(data), 0
+    inputs, result = find_inputs(data), 0
     with tempfile.TemporaryDirectory() as scratch:
         for files in ([file] for file in inputs.files):
             try:
                 _check_sizes(files)
             except BadInput:
                 return True
-            for _ in _first(read_files(files, data, Path(scratch)), count - found):
-                found += 1
-            if found >= count:
+            for _ in _first(read_files(files, data, Path(scratch)), count - result):
+                result += 1
+            if result >= count:
                 return True
     for dataset in inputs.datasets:
-        found += sum(1 for _ in _first(read_dataset(dataset), count - found))
-    return found >= count
+        result += sum(1 for _ in _first(read_dataset(dataset), count - result))
+    return result >= count
 
 
 def _by_turns(files: _Files) -> _Files:
@@ -302,7 +303,7 @@ def _is_fraction(row: Mapping[str, Any], column: str) -> bool:
 
 
 def _check_unmeasured(found: Inspection, data: DataConfig) -> None:
-    """Check that texts have no number beside them that is perhaps to be predicted.
+    """Check that no column next to the texts has numbers that may be the target.
 
     Raises:
         BadInput: they have. The message lists the choices.

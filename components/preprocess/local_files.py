@@ -49,27 +49,27 @@ class Source:
 
     def walk(self, folder: Path) -> Iterator[tuple[Path, Path]]:
         """Yield the files below a folder of the source, as `look` does."""
-        for place, folders, names in os.walk(folder):
+        for parent, folders, names in os.walk(folder):
             kept = (name for name in folders if name not in _LEFT_OUT)
-            folders[:] = sorted(name for name in kept if self._enters(Path(place, name)))
-            yield from self.look(Path(place, name) for name in names)
+            folders[:] = sorted(name for name in kept if self._enters(Path(parent, name)))
+            yield from self.look(Path(parent, name) for name in names)
 
     def look(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
         """Yield those paths that are data, each with its real location."""
         for path in paths:
             real = _real(path)
             try:
-                found = real.stat()
+                result = real.stat()
             except OSError:
                 # Without a link, the file was removed in the meantime.
                 if path.is_symlink():
                     self.left_out[BROKEN] += 1
                 continue
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(result.st_mode):
                 continue
             if not real.is_relative_to(self.root):
                 self.left_out[LINKS] += 1
-            elif not stat.S_ISREG(found.st_mode) or _of_kernel(real, found):
+            elif not stat.S_ISREG(result.st_mode) or _of_kernel(real, result):
                 self.left_out[SPECIAL] += 1
             else:
                 yield path, real
@@ -96,9 +96,9 @@ def require_data(path: Path) -> None:
         BadInput: it is neither a regular file nor a folder of regular files.
     """
     real = _real(path)
-    found = real.stat()
-    regular = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    if not regular or _of_kernel(real, found):
+    result = real.stat()
+    regular = stat.S_ISREG(result.st_mode) or stat.S_ISDIR(result.st_mode)
+    if not regular or _of_kernel(real, result):
         raise BadInput(
             f"data.source = {str(path)!r} cannot be read: steadytrain reads no pipes, sockets "
             "or devices, and nothing in /proc, /sys or /dev",
@@ -148,7 +148,7 @@ def _opened(descriptor: int) -> Path | None:
 
 def _of_kernel(real: Path, found: os.stat_result) -> bool:
     """Return whether the kernel generates the file, wherever its file system is mounted."""
-    named = any(real.is_relative_to(place) for place in _KERNEL)
+    named = any(real.is_relative_to(folder) for folder in _KERNEL)
     return (named and not real.is_relative_to(_MEMORY)) or found.st_dev in _kernel_devices()
 
 
@@ -159,8 +159,8 @@ def _kernel_devices() -> frozenset[int]:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
         mounts = (line.partition(" - ") for line in lines.splitlines())
         return frozenset(
-            os.makedev(*map(int, place.split()[2].split(":")))
-            for place, _, kind in mounts
+            os.makedev(*map(int, mount_point.split()[2].split(":")))
+            for mount_point, _, kind in mounts
             if kind.split()[0] in _KERNEL_FILE_SYSTEMS
         )
     return frozenset()

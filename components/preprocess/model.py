@@ -66,10 +66,10 @@ class Model:
 
         None means that it is not specified.
         """
-        found = next(filter(None, map(self._number, _POSITIONS)), None)
-        if found is not None and self.config.get("model_type") in _OFFSET_POSITIONS:
-            found -= int(self.config.get("pad_token_id", 1)) + 1
-        return found
+        result = next(filter(None, map(self._number, _POSITIONS)), None)
+        if result is not None and self.config.get("model_type") in _OFFSET_POSITIONS:
+            result -= int(self.config.get("pad_token_id", 1)) + 1
+        return result
 
     @property
     def width(self) -> int | None:
@@ -108,8 +108,8 @@ def find_model(config: RunConfig) -> Model:
     base = resolve_model(config.model.base, config) if config.model.base else None
     named = config.model.tokenizer
     tokenizer = resolve_model(named, config) if named else base
-    place = f"model.base: {base / 'config.json'}" if base else "model.config"
-    with foreign(f"{place} cannot be used", _REMEDY):
+    source = f"model.base: {base / 'config.json'}" if base else "model.config"
+    with foreign(f"{source} cannot be used", _REMEDY):
         if base is not None:
             check_code(base, config)
         model = Model(_read_config(base) if base else config.model.config, tokenizer)
@@ -121,7 +121,7 @@ def find_model(config: RunConfig) -> Model:
         if bits != "as_loaded" and model.width is not None:
             check_head_width(model.width, bits)
     with foreign(
-        f"{'model.tokenizer' if named else place} has tokens that cannot be used", _REMEDY
+        f"{'model.tokenizer' if named else source} has tokens that cannot be used", _REMEDY
     ):
         _check_vocabulary(config, model, base)
     if config.training.distillation.teacher:
@@ -133,10 +133,11 @@ def find_model(config: RunConfig) -> Model:
 
 
 def _check_loss(config: RunConfig, base: Path, model: Model) -> None:
-    for found in ineffective_fields(model.config, config.data.task, given=False):
+    for problem in ineffective_fields(model.config, config.data.task, given=False):
         raise BadInput(
-            f"model.base: {base / 'config.json'}: {found.name} = {found.value!r}: {found.why}",
-            remedy=f"in a copy of the model, {found.remedy}",
+            f"model.base: {base / 'config.json'}: {problem.name} = {problem.value!r}: "
+            f"{problem.why}",
+            remedy=f"in a copy of the model, {problem.remedy}",
         )
 
 
@@ -173,9 +174,9 @@ def _check_other(config: RunConfig, address: str, field: str, model: Model) -> M
     folder = resolve_model(address, config)
     known = Model(_read_config(folder, field), None)
     _check_length(config, known, field)
-    own = (folder / "tokenizer_config.json").is_file()
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
     with foreign(f"{field}: {folder} has tokens that cannot be used", _REMEDY):
-        tokens = load_tokenizer(folder, field).get_vocab() if own else {}
+        tokens = load_tokenizer(folder, field).get_vocab() if has_tokenizer else {}
         given = load_tokenizer(model.tokenizer, field).get_vocab() if model.tokenizer else {}
     if any(given.get(token) != index for token, index in tokens.items()):
         raise BadInput(
@@ -224,9 +225,13 @@ def _check_vocabulary(config: RunConfig, model: Model, base: Path | None) -> Non
         field = "model.tokenizer" if config.model.tokenizer else "model.base"
         tokenizer = load_tokenizer(model.tokenizer, field)
         size = len(tokenizer)
-        own = base if base is not None and (base / "tokenizer.json").is_file() else None
-        if own is not None and own != model.tokenizer:
-            _check_same_tokens(tokenizer.get_vocab(), load_tokenizer(own, "model.base").get_vocab())
+        tokenizer_folder = (
+            base if base is not None and (base / "tokenizer.json").is_file() else None
+        )
+        if tokenizer_folder is not None and tokenizer_folder != model.tokenizer:
+            _check_same_tokens(
+                tokenizer.get_vocab(), load_tokenizer(tokenizer_folder, "model.base").get_vocab()
+            )
     if base is None:
         size += len(config.model.added_tokens)
     if model.vocab_size is not None and size > model.vocab_size:

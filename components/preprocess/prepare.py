@@ -122,9 +122,9 @@ class SideCounts:
             self.predicted += int(np.count_nonzero(row.values.get(PREDICTED, ())))
         self.lengths[max(outcome.tokens, 1).bit_length() - 1] += 1
         if encoder.labeled and record["label"] is not None:
-            found = class_reader(encoder)(record["label"])
-            self.labels.update(found)
-            self.classes[len(found)] += 1
+            label = class_reader(encoder)(record["label"])
+            self.labels.update(label)
+            self.classes[len(label)] += 1
         if len(self.samples) < _SAMPLES:
             text = record["content"][:EXCERPT_CHARACTERS]
             values = outcome.rows[0].values if outcome.rows else {}

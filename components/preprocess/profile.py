@@ -19,10 +19,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.components.preprocess.boilerplate import Runs, ascii_runs, is_word
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.parallel import workers, worth_starting
-from steadytrain.components.preprocess.signatures import Runs, ascii_runs, is_word
 from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.bounded import Remembered
 from steadytrain.components.shared.config import DataConfig
@@ -90,9 +90,9 @@ class Tally:
         for half, counter in enumerate(words):
             buckets = np.fromiter(map(_KNOWN.__getitem__, counter), np.int64, len(counter))
             times = np.fromiter(counter.values(), np.int64, len(counter))
-            found = np.zeros(WORDS + 1, dtype=np.int64)
-            np.add.at(found, buckets, times)
-            self.words[half] += found[:WORDS]
+            result = np.zeros(WORDS + 1, dtype=np.int64)
+            np.add.at(result, buckets, times)
+            self.words[half] += result[:WORDS]
 
     def add(self, other: Tally) -> None:
         self.lengths += other.lengths

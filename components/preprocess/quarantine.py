@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.left_out import SET_ASIDE
 from steadytrain.components.shared.redaction import on_one_line
+from steadytrain.components.shared.storage.local import local_errors
 from steadytrain.components.tasks.encoding.fields import DEFECTS, NO_CLASS_REMEDY
 
 EXCERPT_CHARACTERS: Final = 400
@@ -87,27 +89,43 @@ def _brief(value: Any) -> Any:
 
 
 class Quarantine:
-    """Appends entries to a JSON Lines file, and counts them.
+    """Appends entries to a JSON Lines file, and counts them. StorageError: it cannot be written.
 
     first: the first entry, by reason.
+    kept: bytes of the file that are there already, and stay.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, kept: int = 0) -> None:
         self.path = path
         self.counts: Counter[str] = Counter()
         self.first: dict[str, Entry] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = path.open("w", encoding="utf-8", errors="backslashreplace")
+        if kept:
+            os.truncate(path, kept)
+            for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n"):
+                entry = Entry(**json.loads(line))
+                self.counts[entry.reason] += 1
+                self.first.setdefault(entry.reason, entry)
+        mode = "a" if kept else "w"
+        self._handle = path.open(mode, encoding="utf-8", errors="backslashreplace")
 
     def add(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self.counts[entry.reason] += 1
             shown = replace(entry, detail=redact(entry.detail), excerpt=redact(entry.excerpt))
             self.first.setdefault(entry.reason, shown)
-            self._handle.write(json.dumps(asdict(shown), ensure_ascii=False) + "\n")
+            line = json.dumps(asdict(shown), ensure_ascii=False) + "\n"
+            with local_errors("write", self.path):
+                self._handle.write(line)
+
+    def flush(self) -> None:
+        with local_errors("write", self.path):
+            self._handle.flush()
 
     def close(self) -> None:
-        self._handle.close()
+        # This writes what an earlier error has left.
+        with local_errors("write", self.path):
+            self._handle.close()
 
     @property
     def defects(self) -> int:
@@ -139,8 +157,8 @@ class Quarantine:
             for reason, count in self.counts.most_common()
             if reason in DEFECTS
         )
-        said = f"{self.defects:,} of {total:,} records are defective: {listed}"
-        return said if listed else ""
+        message = f"{self.defects:,} of {total:,} records are defective: {listed}"
+        return message if listed else ""
 
     def advice(self, total: int) -> str:
         """Return what can help against the defects.
@@ -157,8 +175,8 @@ class Quarantine:
     def _example(self, reason: str) -> list[str]:
         """Return where the first record is and what is wrong with it, and its beginning."""
         first = self.first[reason]
-        place = f"the first is line {first.line} of {first.source}"
-        sentence = f"{place}: {first.detail}" if first.detail else place
+        example = f"the first is line {first.line} of {first.source}"
+        sentence = f"{example}: {first.detail}" if first.detail else example
         excerpt = on_one_line(first.excerpt)
         if len(excerpt) > _EXAMPLE_CHARACTERS:
             excerpt = f"{excerpt[: _EXAMPLE_CHARACTERS - 3]}..."

@@ -16,14 +16,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.boilerplate import Sample, record_shingles, to_sample
+from steadytrain.components.preprocess.boilerplate import (
+    Runs,
+    Sample,
+    ascii_runs,
+    band_rows,
+    bands,
+    record_shingles,
+    sign,
+    to_sample,
+)
 from steadytrain.components.preprocess.chunks import Chunk
 from steadytrain.components.preprocess.duplicates import band_name
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.profile import Tally
 from steadytrain.components.preprocess.quarantine import Entry, Quarantine, excerpt_of
-from steadytrain.components.preprocess.signatures import Runs, ascii_runs, band_rows, bands, sign
 from steadytrain.components.preprocess.split import (
     SIDES,
     TRAIN,
@@ -41,7 +49,7 @@ from steadytrain.components.preprocess.validate import (
 )
 from steadytrain.components.shared.class_names import label_in
 from steadytrain.components.shared.config import DataConfig
-from steadytrain.components.shared.config.task_names import SERIES
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.left_out import readable
 from steadytrain.components.tasks.base import open_encoder
@@ -397,22 +405,25 @@ def _check_columns(
 def _nearest(column: str, existing: Iterable[str]) -> str:
     """Return the column with the most similar name, whatever its case; "" if none is similar."""
     names = {name.casefold(): name for name in sorted(existing)}
-    return names[found[0]] if (found := get_close_matches(column.casefold(), names, n=1)) else ""
+    return names[match[0]] if (match := get_close_matches(column.casefold(), names, n=1)) else ""
 
 
 def _fields(name: str, part: DataConfig, difficulty: str | None) -> dict[str, str]:
     """Return the field that names each column."""
-    place = f"data.parts.{name}.columns" if name else "data.columns"
-    found = {value: f"{place}.{field}" for field, value in part.columns if value}
-    own: dict[str | None, str] = {
+    field_name = f"data.parts.{name}.columns" if name else "data.columns"
+    fields = {value: f"{field_name}.{field}" for field, value in part.columns if value}
+    column_fields: dict[str | None, str] = {
         **dict.fromkeys(part.features, FEATURES),
-        part.target: "data.target",
+        **dict.fromkeys(part.targets, "data.target"),
         difficulty: "training.curriculum.column",
     }
     if part.task in SERIES:
-        own |= dict.fromkeys(part.series.covariates, "data.series.covariates")
-        own |= {part.series.time: "data.series.time", part.series.column: "data.series.column"}
-    return found | {column: field for column, field in own.items() if column}
+        column_fields |= dict.fromkeys(part.series.covariates, "data.series.covariates")
+        column_fields |= {
+            part.series.time: "data.series.time",
+            part.series.column: "data.series.column",
+        }
+    return fields | {column: field for column, field in column_fields.items() if column}
 
 
 def check_labels(labels: Sized, data: DataConfig) -> None:
@@ -422,8 +433,9 @@ def check_labels(labels: Sized, data: DataConfig) -> None:
         DataError: there are.
     """
     if len(labels) > MAX_LABELS:
+        field = "data.target" if data.target else "data.columns.label"
         raise DataError(
-            f"data.columns.label = {data.columns.label!r}: the column holds more than {MAX_LABELS} "
-            "different labels",
-            remedy="set data.columns.label to the column of the class",
+            f"{field} = {data.target or data.columns.label!r}: the column holds more than "
+            f"{MAX_LABELS} different labels",
+            remedy=f"set {field} to the column of the class",
         )

@@ -47,10 +47,10 @@ def best_fit(windows: Iterable[W], capacity: int) -> Iterator[list[W]]:
     rooms: list[int] = []
     count = 0
     for window in windows:
-        place = bisect.bisect_left(rooms, len(window))
+        index = bisect.bisect_left(rooms, len(window))
         room, sequence = capacity, []
-        if place < len(rooms):
-            room, sequence = rooms[place], _take(by_room, rooms, place)
+        if index < len(rooms):
+            room, sequence = rooms[index], _take(by_room, rooms, index)
             count -= 1
         sequence.append(window)
         room -= len(window)
@@ -69,12 +69,12 @@ def best_fit(windows: Iterable[W], capacity: int) -> Iterator[list[W]]:
         yield _take(by_room, rooms, 0)
 
 
-def _take(by_room: dict[int, collections.deque[list[W]]], rooms: list[int], place: int) -> list[W]:
+def _take(by_room: dict[int, collections.deque[list[W]]], rooms: list[int], index: int) -> list[W]:
     """Remove and return the oldest sequence with the free space at a position of `rooms`."""
-    room = rooms[place]
+    room = rooms[index]
     sequence = by_room[room].popleft()
     if not by_room[room]:
-        del by_room[room], rooms[place]
+        del by_room[room], rooms[index]
     return sequence
 
 
@@ -127,7 +127,7 @@ def write_packed(
         sources: the documents of each data set of a mixture. A sequence has windows of one of them
             only, and the sequences of one follow those of the one before.
     """
-    found: list[SourceRecord] = []
+    result: list[SourceRecord] = []
     (folder / side).mkdir(parents=True)
     output = _Shards(folder, side, PACKED)
     for name, count in sources.items() or ((None, documents),):
@@ -137,8 +137,8 @@ def write_packed(
             output.add(batch)
         if name is not None:
             own = output.rows - rows, count, output.tokens - tokens
-            found.append(SourceRecord(name=name, rows=own[0], documents=own[1], tokens=own[2]))
-    return output.close(documents).model_copy(update={"sources": found})
+            result.append(SourceRecord(name=name, rows=own[0], documents=own[1], tokens=own[2]))
+    return output.close(documents).model_copy(update={"sources": result})
 
 
 def write_rows(

@@ -2,7 +2,8 @@
 
 Addresses are files, folders and globs (a mounted volume is a folder), s3://, package:NAME/PATH for
 an installed Python package, package:stdlib for the standard library, and hub:NAME for a data set
-(read by `hub.py`).
+(read by `inputs.py`), and mlflow-dataset:RUN_ID for one that a run has logged
+(`logged_datasets.py`).
 """
 
 from __future__ import annotations
@@ -170,8 +171,8 @@ class _Zstandard(io.RawIOBase):
             while block:
                 if frame is None or frame.eof:
                     frame = ZstdDecompressor().decompressobj()
-                if found := frame.decompress(block):
-                    yield found
+                if result := frame.decompress(block):
+                    yield result
                 block = frame.unused_data if frame.eof else b""
         if frame is not None and not frame.eof:
             raise EOFError("it ends within a frame")
@@ -228,21 +229,22 @@ def check_source(address: str) -> None:
         BadInput: nothing is there, or no such package is installed.
     """
     scheme, _, rest = address.partition(":")
-    if scheme in ("s3", "hub"):
+    if scheme in ("s3", "hub", "mlflow-dataset"):
         return
     path = _package_start(rest)[1] if scheme == "package" else _path(address)
-    found = False
+    exists = False
     # A path that cannot be a file's has nothing.
     with contextlib.suppress(OSError, ValueError):
-        found = path.exists() or (scheme != "package" and bool(_local_files(address, Counter())))
-    if not found:
+        exists = path.exists() or (scheme != "package" and bool(_local_files(address, Counter())))
+    if not exists:
         raise _nothing(address)
 
 
 def _nothing(address: str, detail: str = "") -> BadInput:
     return BadInput(
         f"data.source = {address!r}: no file found there{detail}",
-        remedy="give a file, folder, glob, s3:// address, hub:NAME or package:NAME that exists",
+        remedy="give a file, folder, glob, s3:// address, hub:NAME, mlflow-dataset:RUN_ID or "
+        "package:NAME that exists",
     )
 
 
@@ -301,14 +303,14 @@ def _s3_files(address: str) -> list[SourceFile]:
     pattern = any(sign in key for sign in _MAGIC)
     root = _fixed_part(Path(key)).as_posix() if pattern else key.rstrip("/")
     below = f"{root}/" if root not in ("", ".") else ""
-    found = []
+    result = []
     fits = _compiled(key, "data.source").fullmatch if pattern else None
     for item in storage.describe(below if pattern else root):
         inside = item.name.startswith(below)
         if item.name == key or (fits(item.name) if fits else inside):
             path = item.name.removeprefix(below) if inside else PurePosixPath(key).name
             listed = not pattern and item.name != key
-            found.append(
+            result.append(
                 SourceFile(
                     name=f"s3://{bucket}/{item.name}",
                     path=path,
@@ -319,7 +321,7 @@ def _s3_files(address: str) -> list[SourceFile]:
                     hidden=(listed or pattern) and _is_hidden(path) and not _is_hidden(key),
                 )
             )
-    return found
+    return result
 
 
 def _walk(folder: Path, root: Path, left_out: Counter[str]) -> Iterator[SourceFile]:

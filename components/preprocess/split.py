@@ -106,7 +106,7 @@ def identity_in(part: str, identity: bytes) -> bytes:
 
 
 def hash_position(identity: bytes, group: str | None, salt: str) -> int:
-    """Return a record's place below 2**64, by its group if it has one, else by its identity."""
+    """Return a record's position below 2**64, by its group if it has one, else by its identity."""
     key = (
         b"content\0" + identity if group is None else b"group\0" + normalize("NFC", group).encode()
     )
@@ -124,15 +124,15 @@ def held_out(data: DataConfig, given: Collection[Side] = ()) -> dict[int, float]
     return {SIDES.index(side): share for side, share in shares.items() if side not in given}
 
 
-def sides_at(places: NDArray[np.uint64], shares: Mapping[int, float]) -> NDArray[np.uint8]:
-    """Return the side of each place, as its index in SIDES.
+def sides_at(positions: NDArray[np.uint64], shares: Mapping[int, float]) -> NDArray[np.uint8]:
+    """Return the side of each position, as its index in SIDES.
 
     Args:
         shares: as `held_out` returns them.
     """
     codes = np.array([*shares, TRAIN], dtype=np.uint8)
     borders = np.cumsum([*shares.values()])
-    sides: NDArray[np.uint8] = codes[np.searchsorted(borders, places / 2**64, side="right")]
+    sides: NDArray[np.uint8] = codes[np.searchsorted(borders, positions / 2**64, side="right")]
     return sides
 
 
@@ -181,12 +181,12 @@ def like_absent(labels: Iterable[str]) -> list[str]:
 
 # Put about the same share of each class on every side of the split.
 #
-# A record's place between 0 and 1 follows from its content or group and the salt (`split.py`), and
-# the lowest places are held out. In each class, the number of those stays within one or a tenth of
+# A record's position between 0 and 1 follows from its content or group and the salt, and the
+# lowest positions are held out. In each class, the number of those stays within one or a tenth of
 # what its share is, and every side has at least one. So where chance divides a class well enough,
 # as it does a large one, its records are where the split alone puts them. Otherwise those next to
-# the border change the side. Places are in the order of test, validation, training: a record that
-# leaves the test side because the data have grown gets to the validation side first.
+# the border change the side. Positions are in the order of test, validation, training: a record
+# that leaves the test side because the data have grown gets to the validation side first.
 #
 # No rule that sees only the present data does better for small classes: if any three records of a
 # class must be on three sides, a record that is held out among few is among the training records
@@ -196,25 +196,25 @@ _SLACK = 0.1
 
 
 def stratify(
-    places: NDArray[np.uint64],
+    positions: NDArray[np.uint64],
     labels: NDArray[np.uint64],
     shares: Mapping[int, float],
     *,
     sets: bool = False,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Return the sides of records, and the classes with too few places for all of them.
+    """Return the sides of records, and the classes with too few positions for all of them.
 
     Such classes are in training only. Records with one place stay together. Places with several
     classes, such as groups, are divided with their rarest class if it is that in all
-    of its places. The other places are divided together.
+    of its positions. The other positions are divided together.
 
     Args:
         shares: as for `sides_at`.
         sets: whether records have several classes, and are listed once for each. Then a class needs
-            to be the rarest of as many places as there are sides, for a division of its own: the
-            shares of its other places follow from those of rarer classes.
+            to be the rarest of as many positions as there are sides, for a division of its own: the
+            shares of its other positions follow from those of rarer classes.
     """
-    units, unit_of = np.unique(places, return_inverse=True)
+    units, unit_of = np.unique(positions, return_inverse=True)
     order = np.lexsort((labels, unit_of))
     owners, labels_of = unit_of[order], labels[order]
     first = np.ones(len(order), dtype=bool)
@@ -242,7 +242,7 @@ def stratify(
 
 
 def _borders(positions: NDArray[np.float64], shares: Sequence[float]) -> list[int]:
-    """Return how many of a class's places, which are sorted, are before the end of each held-out
+    """Return how many of a class's positions, which are sorted, are before the end of each held-out
     side.
     """
     count, before, borders = len(positions), 0, list[int]()

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.preprocess.build import build
 from steadytrain.components.preprocess.folds import holding_out
 from steadytrain.components.preprocess.inputs import OWN_OUTPUT, Inputs, find_inputs
 from steadytrain.components.preprocess.model import Model, find_model, with_template
 from steadytrain.components.preprocess.prepared import mark_used, publish, scratch
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import RunConfig, from_parameters
 from steadytrain.components.shared.config.data import is_template
 from steadytrain.components.shared.config.document import shortened
 from steadytrain.components.shared.digest import DATA_CODE
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import DataError, StorageError
 from steadytrain.components.shared.events.types import DataPrepared, Warned
+from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.left_out import in_one_line, much_left_out
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import ReuseStore, Stage, stage, step_key
 from steadytrain.components.shared.storage.local import copy_file, room_for
+from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import open_encoder, task_code
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.base import Encoder
+from steadytrain.components.train.recovery.takeover import begin_run
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 STEP = "preprocess"
 
@@ -73,12 +81,12 @@ def _endless_turns(config: RunConfig, record: DataRecord) -> str:
     if record.turn_ends or settings is None or not settings.chat_template:
         return ""
     model = config.model
-    found = {
+    turns = {
         "data.chat_template": config.data.chat_template,
         "model.tokenizer": model.tokenizer,
         "model.base": model.base,
     }
-    field, value = next((field, value) for field, value in found.items() if value)
+    field, value = next((field, value) for field, value in turns.items() if value)
     shown = shortened(value) if is_template(value) else value
     return (
         f"in the chat template of {field} = {shown!r}, no end token directly follows what the "
@@ -92,15 +100,15 @@ def _prepare(config: RunConfig, current: Stage) -> DataRecord:
     config = with_template(config)
     encoder = open_encoder(config.data)
     model = find_model(config) if encoder.tokenizer else None
-    inputs = find_inputs(config.data, current.workspace.output)
+    inputs = find_inputs(config.data, current.workspace.output, config.tracking.uri)
     store = ReuseStore(current.workspace, STEP, DataRecord)
     digest = inputs.digest()
     key = _key(config, model, inputs, digest)
-    found = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
-    if found is not None:
-        config.training.class_weights.check_labels(found.labels)
+    result = store.find(key, ttl_seconds=config.recovery.reuse_ttl_seconds)
+    if result is not None:
+        config.training.class_weights.check_labels(result.labels)
         current.reuse(store.origin(key))
-        return found
+        return result
     record = _build(config, encoder, model, inputs, current)
     record = record.model_copy(update={"inputs_digest": digest})
     files = (path for path in Path(record.folder).rglob("*") if path.is_file())
@@ -150,3 +158,29 @@ def _writing(workspace: Workspace) -> Iterator[None]:
             remedy=f"{room_for(error)} (it takes about three times the size of the data), or set "
             "another output, then start the run again",
         ) from error
+
+
+def kfp_preprocess(
+    *,
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    data_card: dsl.HTML,
+    counts: dsl.Metrics,
+    **parameters: Any,
+) -> None:
+    """Run the step. Small artifacts describe the result, which stays in the workspace."""
+    config = from_parameters(**parameters)
+    workspace = begin_run(config, run_tags(str(parameters["job"])))
+    shutil.copyfile(workspace.config, resolved.path)
+    resolved.metadata.update(
+        run=config.run_id, digest=config.digest(), **run_links(config, workspace)
+    )
+
+    record = run(config)
+    shutil.copyfile(workspace.record("preprocess"), data.path)
+    shutil.copyfile(record.path("card.html"), data_card.path)
+    data.metadata.update(fingerprint=record.fingerprint, folder=record.folder)
+    for side, content in record.sides.items():
+        counts.log_metric(f"{side}_documents", content.documents)
+        counts.log_metric(f"{side}_sequences", content.rows)
+        counts.log_metric(f"{side}_tokens", content.tokens)

@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.boilerplate import sign_unshared
+from steadytrain.components.preprocess.boilerplate import PERMUTATIONS, band_rows, sign_unshared
 from steadytrain.components.preprocess.duplicates import KEPT, REASONS, Findings, find_duplicates
 from steadytrain.components.preprocess.inputs import Inputs
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
 from steadytrain.components.preprocess.reading import Reading, check_labels, read_everything
-from steadytrain.components.preprocess.signatures import PERMUTATIONS, band_rows
 from steadytrain.components.preprocess.split import (
     SIDES,
     TRAIN,
@@ -143,21 +142,22 @@ def survey(
     )
     if encoder.labeled and shares:
         # Kept records resemble no other, so that moving one is no leak.
-        kept = drawn & (findings.codes == KEPT)
-        findings.sides[kept], rare, count = _stratified(
-            places[kept], spool.array("labels")[kept], shares, reading.labels, encoder
-        )
+        kept, rare, count = drawn & (findings.codes == KEPT), list[str](), 0
+        if kept.any():
+            findings.sides[kept], rare, count = _stratified(
+                places[kept], spool.array("labels")[kept], shares, reading.labels, encoder
+            )
         if rare:
             what = "class has" if len(rare) == 1 else "classes have"
             units = "groups" if data.grouped_by else "records"
             least = f"{len(shares) + 1} {units}"
-            found = f"{len(rare):,} {what} too few {units} for {len(shares) + 1} sides"
+            problem = f"{len(rare):,} {what} too few {units} for {len(shares) + 1} sides"
             if len(rare) == count:
                 raise DataError(
-                    f"there is nothing to hold out: {found}, and there is no other class",
+                    f"there is nothing to hold out: {problem}, and there is no other class",
                     remedy=f"give more data, so that a class has at least {least}",
                 )
-            warn(f"{found}, so all of them are in training: {listed(rare)}")
+            warn(f"{problem}, so all of them are in training: {listed(rare)}")
     findings.save(spool.folder)
     read = class_reader(encoder)
     trained = _trained_labels(data, spool, reading, findings, read) if encoder.labeled else []
@@ -200,15 +200,15 @@ def _stratified(
         sides, rare = stratify(places, labels, shares)
         return sides, in_order(names[int(label)] for label in rare), len(np.unique(labels))
     read = class_reader(encoder)
-    found, set_of = np.unique(labels, return_inverse=True)
-    sets = [read(names[int(label)]) for label in found]
-    classes = sorted(_classes(map(names.__getitem__, found.tolist()), read))
+    result, set_of = np.unique(labels, return_inverse=True)
+    sets = [read(names[int(label)]) for label in result]
+    classes = sorted(_classes(map(names.__getitem__, result.tolist()), read))
     numbers = {name: number for number, name in enumerate(classes, start=1)}
     # Records without a label are divided as a class of their own, 0.
     listed_as = [np.array([*map(numbers.__getitem__, one)] or [0], np.uint64) for one in sets]
     times = np.array([len(one) for one in listed_as])[set_of]
     firsts = np.cumsum(times) - times
-    members = np.concatenate([listed_as[place] for place in set_of])
+    members = np.concatenate([listed_as[index] for index in set_of])
     sides, rare = stratify(np.repeat(places, times), members, shares, sets=True)
     return sides[firsts], in_order(classes[number - 1] for number in rare if number), len(classes)
 
@@ -231,7 +231,7 @@ def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]
     counts = {kind: [reading.given[part, kind] for part in data.by_part()] for kind in kinds}
     named = [side for side in _HELD_OUT if side not in fixed and any(counts[side])]
     kept = [side for side in named if all(counts[side])]
-    found, keeps = (
+    keep, keeps = (
         " and ".join(f"a {side} split of {sum(counts[side]):,} records" for side in sides)
         for sides in (named, kept)
     )
@@ -243,7 +243,7 @@ def _fixed_sides(data: DataConfig, reading: Reading, warn: Callable[[str], None]
     elif data.splits == "pool":
         warn("data.splits is pool, but no name in data.source says validation or test")
     elif named and not all(counts["train"]):
-        alone = f"data.source has {found}, and no other records"
+        alone = f"data.source has {keep}, and no other records"
         if fixed:
             raise DataError(
                 alone,
@@ -360,7 +360,8 @@ def _trained_labels(
                 f"{(findings.codes != KEPT).sum():,} of all records are left out as duplicates, or "
                 "because equal texts have different labels"
                 f"{': ' if because else ''}{because}",
-                remedy=f"give data with more classes, or check data.{where}columns.label",
+                remedy="give data with more classes, or check "
+                f"data.{'target' if data.target else f'{where}columns.label'}",
             )
     return trained
 
@@ -368,6 +369,8 @@ def _trained_labels(
 def _labels(data: DataConfig, trained: list[str]) -> list[str]:
     """Return the classes in their order: the configured labels, or those that are trained."""
     if not data.parts:
+        if isinstance(data.target, list):
+            return in_order(data.target)
         return data.labels or trained
     labels = list[str]()
     for name, part in sorted(data.parts.items()):
@@ -395,7 +398,7 @@ def _warn_of_labels(
             "a label is absent, leave those records out"
         )
     if data.labels is None and not data.parts and (question := counting(trained)):
-        warn(f"the labels in {data.columns.label!r} are {question}")
+        warn(f"the labels in {data.target or data.columns.label!r} are {question}")
     absent = in_order(set(labels) - set(trained))
     if absent:
         warn(f"no training record has the label {', '.join(absent)}")

@@ -61,16 +61,16 @@ def named(source: str, names: Sequence[str]) -> tuple[list[str], str]:
     Raises:
         DataError: a name occurs twice: the last column would silently win.
     """
-    found = [name or f"column {place}" for place, name in enumerate(names, start=1)]
-    twice = next((name for name, count in Counter(found).items() if count > 1), None)
+    result = [name or f"column {index}" for index, name in enumerate(names, start=1)]
+    twice = next((name for name, count in Counter(result).items() if count > 1), None)
     if twice is not None:
         raise DataError(
             f"{source}: the column {twice[:80]!r} appears twice",
             remedy="rename one of them, or leave the file out (data.exclude)",
         )
-    unnamed = [new for new, name in zip(found, names, strict=True) if not name]
+    unnamed = [new for new, name in zip(result, names, strict=True) if not name]
     what = "a column without a name" if len(unnamed) == 1 else "columns without names"
-    return found, f"{what}, called {listed([*map(repr, unnamed)])}" if unnamed else ""
+    return result, f"{what}, called {listed([*map(repr, unnamed)])}" if unnamed else ""
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def _class_names(metadata: bytes) -> Mapping[str, Sequence[str]]:
             column: feature[0] if isinstance(feature, list) else feature.get("feature", feature)
             for column, feature in features.items()
         }
-        found = {
+        classes = {
             column: feature["names"]
             for column, feature in items.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
@@ -144,7 +144,7 @@ def _class_names(metadata: bytes) -> Mapping[str, Sequence[str]]:
         return {}
     return {
         column: names
-        for column, names in found.items()
+        for column, names in classes.items()
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names)
     }
 
@@ -238,13 +238,13 @@ class Dialect:
         """
         marks = _DELIMITERS if settings.delimiter is None else (settings.delimiter,)
         names = {mark: cls(mark, "", settings).values(header) for mark in marks}
-        found = max(marks, key=lambda mark: len(names[mark]))
-        spaced = len(names[found]) > 1 and all(name[:1] == " " for name in names[found][1:])
+        result = max(marks, key=lambda mark: len(names[mark]))
+        spaced = len(names[result]) > 1 and all(name[:1] == " " for name in names[result][1:])
         detected = [
-            f"the delimiter {found!r}" if found not in (",", settings.delimiter) else "",
+            f"the delimiter {result!r}" if result not in (",", settings.delimiter) else "",
             "a space after each delimiter" if spaced else "",
         ]
-        return cls(found, " and ".join(filter(None, detected)), settings, spaced)
+        return cls(result, " and ".join(filter(None, detected)), settings, spaced)
 
     def rows(self, lines: Any, *, strict: bool = True) -> Iterator[list[str]]:
         """Parse lines."""
@@ -330,12 +330,12 @@ class DelimitedRows:
         inner = [line for line in held[1 : None if wrong else -1] if line.strip()]
         if len(inner) * (columns - 1) < (1 if wrong else _ENOUGH):
             return ""
-        found = {len(self.dialect.values(line)) for line in inner}
+        widths = {len(self.dialect.values(line)) for line in inner}
         if not wrong:
             *before, opened = self.dialect.values(held[0])
-            found.add(len(before) + len(self.dialect.values(opened)))
-            found.add(len(self.dialect.values(held[-1])))
-        if found != {columns}:
+            widths.add(len(before) + len(self.dialect.values(opened)))
+            widths.add(len(self.dialect.values(held[-1])))
+        if widths != {columns}:
             return ""
         return f"{len(inner)} lines in one row have the {columns} fields of a row of their own"
 

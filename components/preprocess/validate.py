@@ -128,10 +128,10 @@ class ColumnUse:
         columns = tuple(row)
         if None in row.values():
             columns = tuple(name for name in columns if row[name] is not None)
-        found = self._found.get(columns)
-        if found is None:
-            found = self._found[columns] = self._trace(row, columns)
-        layout, unread = found
+        use = self._found.get(columns)
+        if use is None:
+            use = self._found[columns] = self._trace(row, columns)
+        layout, unread = use
         if layout:
             self.layouts[layout] += 1
         for name in unread:

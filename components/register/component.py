@@ -12,9 +12,9 @@ def register(
     version: dsl.Output[dsl.Artifact],
 ) -> None:
     """Register the candidate as a version, whatever the gate decided."""
-    from steadytrain.components.register import artifacts
+    from steadytrain.components.register.step import kfp_register
 
-    artifacts.register(resolved=resolved, version=version)
+    kfp_register(resolved=resolved, version=version)
 
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
@@ -24,9 +24,9 @@ def promote(
     champion: dsl.Output[dsl.Artifact],
 ) -> None:
     """Give the candidate the champion's alias if it still beats the current champion."""
-    from steadytrain.components.register import artifacts
+    from steadytrain.components.register.step import kfp_promote
 
-    artifacts.promote(resolved=resolved, champion=champion)
+    kfp_promote(resolved=resolved, champion=champion)
 
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
@@ -42,16 +42,7 @@ def evaluate_and_register(
     version: dsl.Output[dsl.Artifact],
 ) -> bool:
     """Evaluate the candidate, register it, and promote it if the gate allows it."""
-    from steadytrain.components.register import artifacts
+    arguments = locals()
+    from steadytrain.components.register.step import kfp_evaluate_and_register
 
-    return artifacts.evaluate_and_register(
-        resolved=resolved,
-        data=data,
-        model=model,
-        evaluation=evaluation,
-        decision=decision,
-        metrics=metrics,
-        classes=classes,
-        page=page,
-        version=version,
-    )
+    return kfp_evaluate_and_register(**arguments)

@@ -106,19 +106,21 @@ class LineageStore:
             BadInput: there is none.
         """
         with short_timeouts(), tracking_errors(self.uri):
-            found = [self._lineage(item) for item in self._versions(fingerprint)]
-        if not found:
+            result = [self._lineage(item) for item in self._versions(fingerprint)]
+        if not result:
             raise BadInput(
                 f"{shown(self.uri)} has no model that was trained on data {fingerprint}",
                 remedy="give the whole fingerprint, as `steadytrain lineage MODEL@ALIAS` shows it",
             )
-        return found
+        return result
 
     def _versions(self, fingerprint: str) -> Iterator[Any]:
         quoted = fingerprint.replace("'", "")
         query = f"tags.`{FINGERPRINT}` = '{quoted}'"
-        found = all_items(lambda token: self.client.search_model_versions(query, page_token=token))
-        return iter(sorted(found, key=lambda item: int(item.creation_timestamp)))
+        versions = all_items(
+            lambda token: self.client.search_model_versions(query, page_token=token)
+        )
+        return iter(sorted(versions, key=lambda item: int(item.creation_timestamp)))
 
     def _lineage(self, version: Any, *, in_detail: bool = False) -> ModelLineage:
         tags = dict(version.tags)
@@ -156,8 +158,8 @@ def _content(run: Any, tag: str) -> dict[str, Any]:
 
 
 def _sources(run: Any) -> list[str]:
-    found: list[str] = []
+    result: list[str] = []
     for item in run.inputs.dataset_inputs:
         if item.dataset.source_type == "steadytrain":
-            found += json.loads(item.dataset.source)["sources"]
-    return found
+            result += json.loads(item.dataset.source)["sources"]
+    return result

@@ -48,17 +48,17 @@ class StaleVersion:
             False if it is already gone or has an alias now.
         """
         with self.registry.locked() as check:
-            found = self._current_version()
-            if found is None:
+            version = self._current_version()
+            if version is None:
                 return False
             files = self._files()
-            self.registry.remember_judged(found.tags)
+            self.registry.remember_judged(version.tags)
             check()
             with self._errors():
                 client = self.registry.tracking.client
                 client.delete_model_version(self.record.model_name, self.record.version)
-                if found.model_id:
-                    client.delete_logged_model(found.model_id)
+                if version.model_id:
+                    client.delete_logged_model(version.model_id)
                 files.delete_artifacts()
         return True
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.evaluate.scoring import judged_records, trained_model
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.evaluate.step import kfp_evaluate
+from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.pagination import all_items
@@ -33,11 +36,14 @@ from steadytrain.components.shared.registry import (
     version_tags,
 )
 from steadytrain.components.shared.stage import Stage, stage
-from steadytrain.components.shared.tracking import parent_run
+from steadytrain.components.shared.tracking import parent_run, run_links, version_link
 from steadytrain.components.shared.tracking.connect import Tracking, tracking_errors
 from steadytrain.components.shared.tracking.run import MARK
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import OpenTask
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 
 def model_card(
@@ -291,8 +297,8 @@ def _take_alias(registry: Registry, ours: Version, gate: GateRecord, current: St
         holder = registry.champion()
         if holder is not None and holder.number == ours.number:
             return True
-        found = (holder.number, holder.tags.get(WEIGHTS, "")) if holder else (None, "")
-        if found != (gate.champion_version, gate.champion_weights):
+        taken = (holder.number, holder.tags.get(WEIGHTS, "")) if holder else (None, "")
+        if taken != (gate.champion_version, gate.champion_weights):
             return False
         current.check()
         registry.name_champion(ours, gate, check)
@@ -308,3 +314,45 @@ def _decide_again(registry: Registry, config: RunConfig, current: Stage) -> Gate
         gate = decide(candidate, registry.champion(), registry, current)
     gate.save(current.workspace.record("gate"))
     return gate
+
+
+def kfp_register(*, resolved: dsl.Artifact, version: dsl.Artifact) -> None:
+    """Register the run's model."""
+    config = load(Path(resolved.path))
+    _publish(config, run(config), version)
+
+
+def kfp_promote(*, resolved: dsl.Artifact, champion: dsl.Artifact) -> None:
+    """Promote the run's model."""
+    config = load(Path(resolved.path))
+    _publish(config, promote(config), champion)
+
+
+def _publish(config: RunConfig, record: RegistrationRecord, artifact: dsl.Artifact) -> None:
+    record.save(Path(artifact.path))
+    workspace = Workspace.of(config)
+    artifact.metadata.update(
+        model_name=record.model_name,
+        version=record.version,
+        champion=record.champion,
+        **run_links(config, workspace),
+        **version_link(config, workspace, record.model_name, record.version),
+    )
+
+
+def kfp_evaluate_and_register(
+    *, resolved: dsl.Artifact, version: dsl.Artifact, **others: Any
+) -> bool:
+    """Run the steps. In the end, `version` says whether the model is the champion.
+
+    Args:
+        others: the other artifacts that `kfp_evaluate` takes.
+
+    Returns:
+        Whether the gate let the candidate become champion.
+    """
+    promoted = kfp_evaluate(resolved=resolved, **others)
+    kfp_register(resolved=resolved, version=version)
+    if promoted:
+        kfp_promote(resolved=resolved, champion=version)
+    return promoted

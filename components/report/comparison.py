@@ -1,7 +1,11 @@
-"""Two runs compared: what differs, what each has reached, and whether the difference is real."""
+"""Two runs compared: what differs, what each has reached, and whether the difference is real.
+
+The rows that show results and configurations side by side take any number of runs.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,26 +16,25 @@ from typing import TYPE_CHECKING, Any, Final
 from steadytrain.components.pages.charts import aligned, thin
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import Facts, Spending
-from steadytrain.components.report.figures import compared_figures, without_repeats
-from steadytrain.components.report.side_by_side import (
-    Row,
-    differences,
-    origin_differences,
-    results,
-    tokens,
-    unrecorded,
-)
-from steadytrain.components.report.story import outcome
+from steadytrain.components.report.figures import compared_figures, memory, without_repeats
+from steadytrain.components.report.story import attempts, outcome
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import SteadytrainError
-from steadytrain.components.shared.events.types import TrainingStep, Validated
-from steadytrain.components.shared.quantities import number
+from steadytrain.components.shared.events.types import (
+    AttemptStarted,
+    StepStarted,
+    TrainingStarted,
+    TrainingStep,
+    Validated,
+    newest_attempt,
+)
+from steadytrain.components.shared.quantities import duration, number, percent, size
 from steadytrain.components.shared.records import EvaluationRecord
 from steadytrain.components.shared.redaction import on_one_line
 
 if TYPE_CHECKING:
+    from steadytrain.components.evaluate.metric import Scores
     from steadytrain.components.evaluate.paired import PairedDifference
-    from steadytrain.components.evaluate.scores import Scores
 
 
 @dataclass(frozen=True)
@@ -116,15 +119,15 @@ def _verdict(first: Facts, second: Facts, one: Scores, other: Scores, config: Ru
 
     shared = [name for name in _evaluation(first).metrics if name in _evaluation(second).metrics]
     confidence = config.evaluation.confidence
-    found = paired_differences(
+    result = paired_differences(
         one, other, shared, confidence=confidence, min_units=config.gate.min_units
     )
-    if not found:
+    if not result:
         return Verdict("The models cannot be compared: they share no metric of the same text.")
-    preferred = (config.gate.metric, one.metric, *found)
-    metric = next(name for name in preferred if name in found)
+    preferred = (config.gate.metric, one.metric, *result)
+    metric = next(name for name in preferred if name in result)
     runs = first.workspace.run_id, second.workspace.run_id
-    difference = found[metric]
+    difference = result[metric]
     better = None if difference.better is None else runs[difference.better]
     return Verdict(
         _sentence(metric, difference, better, confidence, len(one.id)),
@@ -132,7 +135,7 @@ def _verdict(first: Facts, second: Facts, one: Scores, other: Scores, config: Ru
         better,
         confidence,
         len(one.id),
-        found,
+        result,
     )
 
 
@@ -192,19 +195,19 @@ class Comparison:
         names = dict.fromkeys(
             name for run in scores for metrics in run.values() for name in metrics
         )
-        found = []
+        rows = []
         for name in names:
             by_run = [
                 {step: metrics[name] for step, metrics in run.items() if name in metrics}
                 for run in scores
             ]
-            found.append(_aligned(f"validation {name}", by_run, sorted({*by_run[0], *by_run[1]})))
+            rows.append(_aligned(f"validation {name}", by_run, sorted({*by_run[0], *by_run[1]})))
         losses = [
             {event.step: event.loss for event in without_repeats(item.of(TrainingStep))}
             for item in self.facts
         ]
-        found.append(_aligned("training loss", losses, sorted({*losses[0]} & {*losses[1]})))
-        return [item for item in found if item[1]]
+        rows.append(_aligned("training loss", losses, sorted({*losses[0]} & {*losses[1]})))
+        return [item for item in rows if item[1]]
 
     def tests(self) -> list[Row]:
         """Return rows of each paired metric: both values, difference, interval, the better run."""
@@ -212,13 +215,13 @@ class Comparison:
             (
                 name,
                 [
-                    *map(number, found.values),
-                    number(found.difference.value),
-                    f"{number(found.difference.low)} to {number(found.difference.high)}",
-                    "" if found.better is None else self.runs[found.better],
+                    *map(number, difference.values),
+                    number(difference.difference.value),
+                    f"{number(difference.difference.low)} to {number(difference.difference.high)}",
+                    "" if difference.better is None else self.runs[difference.better],
                 ],
             )
-            for name, found in self.verdict.by_metric.items()
+            for name, difference in self.verdict.by_metric.items()
         ]
 
     def as_data(self) -> dict[str, Any]:
@@ -241,12 +244,12 @@ class Comparison:
             "usd": [Spending.of(item).metrics().get("cost_usd") for item in self.facts],
             "test": {
                 name: {
-                    "values": _finite(found.values),
-                    "difference": _finite([found.difference.value])[0],
-                    "interval": _finite([found.difference.low, found.difference.high]),
-                    "better": None if found.better is None else self.runs[found.better],
+                    "values": _finite(difference.values),
+                    "difference": _finite([difference.difference.value])[0],
+                    "interval": _finite([difference.difference.low, difference.difference.high]),
+                    "better": None if difference.better is None else self.runs[difference.better],
                 }
-                for name, found in verdict.by_metric.items()
+                for name, difference in verdict.by_metric.items()
             },
             "metric": verdict.metric or None,
             "better": verdict.better,
@@ -345,3 +348,168 @@ def render(comparison: Comparison) -> str:
         tests=comparison.tests(),
         unreadable=comparison.damaged,
     )
+
+
+_OF_EVERY_RUN: Final = {"run", "output"}
+"""Fields that always differ, and say nothing."""
+
+
+Row = tuple[str, Sequence[str]]
+"""A name and its value in each run."""
+
+
+def results(facts: Sequence[Facts], states: Sequence[str]) -> list[Row]:
+    """Return what each run has reached; "" stands for what is unknown.
+
+    Args:
+        states: the state of each run.
+    """
+    columns = [
+        {"State": state, **dict(_results(item))} for item, state in zip(facts, states, strict=True)
+    ]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [(name, [column.get(name, "") for column in columns]) for name in names]
+
+
+def differences(facts: Sequence[Facts]) -> list[Row]:
+    """Return the fields of the configuration that are not the same in all runs."""
+    flat = [
+        {name: text for name, text in leaves(item.config) if name not in _OF_EVERY_RUN}
+        for item in facts
+    ]
+    return differing(flat)
+
+
+def differing(runs: Sequence[Mapping[str, str]]) -> list[Row]:
+    """Return rows of a name and its value in each run, without those that are the same."""
+    names = sorted({name for fields in runs for name in fields})
+    rows: list[Row] = [(name, [fields.get(name, "(not set)") for fields in runs]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def leaves(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each field by its dotted name, with its value as text."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value if isinstance(value, str) else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except ValueError:
+        return "a number that is too long to show"
+
+
+def tokens(facts: Facts) -> int:
+    """Return how many tokens all attempts have processed, including those of repeated steps."""
+    return sum({event.attempt: event.tokens for event in facts.of(TrainingStep)}.values())
+
+
+def _name(facts: Facts) -> str:
+    return facts.workspace.run_id
+
+
+def _results(facts: Facts) -> Iterator[tuple[str, str]]:
+    if steps := facts.of(TrainingStep):
+        yield "Step", number(steps[-1].step)
+        yield "Training loss", number(steps[-1].loss)
+        yield "Tokens", number(tokens(facts))
+        yield "Tokens per second", number(round(steps[-1].tokens_per_second))
+        yield "Memory of rank 0", size(memory(steps[-1]))
+    if scores := facts.of(Validated):
+        best = next((event for event in reversed(scores) if event.best), scores[-1])
+        for name, score in best.metrics.items():
+            yield f"Best validation: {name}", number(score)
+    if facts.evaluation:
+        for name, metric in facts.evaluation.metrics.items():
+            yield f"Test {name}", number(metric.value)
+    if tried := attempts(facts):
+        yield "Attempts", number(len(tried))
+    spending = Spending.of(facts)
+    if spending.times.wall:
+        yield "Training time", duration(spending.times.wall)
+        yield "Goodput", percent(spending.times.goodput)
+    if spending.price_per_hour is not None:
+        yield "Cost", f"{spending.times.cost(spending.price_per_hour):,.2f} USD"
+
+
+Origin = Mapping[str, Mapping[str, str]]
+"""By section, then by name."""
+SECTIONS: Final = ("data", "code", "environment", "hardware")
+
+
+def origin_differences(facts: Sequence[Facts]) -> dict[str, list[Row]]:
+    """Return what differs in each section, as rows of a name and its value in each run."""
+    origins = [origin(item) for item in facts]
+    return {name: differing([item[name] for item in origins]) for name in SECTIONS}
+
+
+def unrecorded(facts: Facts) -> list[str]:
+    """Return the sections that the run's folder says nothing about."""
+    missing = origin(facts)
+    return [name for name in SECTIONS if not missing[name]]
+
+
+def origin(facts: Facts) -> Origin:
+    """Return what the newest attempt was made from."""
+    return dict(
+        zip(SECTIONS, (_data(facts), _code(facts), _packages(facts), _hardware(facts)), strict=True)
+    )
+
+
+def _data(facts: Facts) -> dict[str, str]:
+    data = facts.data
+    if data is None:
+        return {}
+    about = {
+        "fingerprint": data.fingerprint,
+        "input": data.inputs_digest,
+        "split": data.split_digest,
+        "task": data.task,
+        "labels": ", ".join(data.labels),
+        **{
+            f"{name} {what}": f"{getattr(side, what):,}"
+            for name, side in sorted(data.sides.items())
+            for what in ("documents", "tokens")
+        },
+    }
+    return {name: value for name, value in about.items() if value}
+
+
+def _code(facts: Facts) -> dict[str, str]:
+    """Return the digest of steadytrain's code, and where the user's own code comes from."""
+    code = {"steadytrain": _versions(facts).get("code", "")}
+    attempts = facts.of(AttemptStarted)
+    code |= attempts[-1].code if attempts else {}
+    return {name.rpartition("steadytrain.")[2]: value for name, value in code.items() if value}
+
+
+def _packages(facts: Facts) -> dict[str, str]:
+    """Return versions: of the train step's process, and those of its ranks, which win."""
+    packages = {name: value for name, value in _versions(facts).items() if name != "code"}
+    ranks = [event.environment for event in facts.of(TrainingStarted) if event.environment]
+    return packages | (ranks[-1] if ranks else {})
+
+
+def _versions(facts: Facts) -> dict[str, str]:
+    started = [event for event in facts.of(StepStarted) if event.environment]
+    trained = [event for event in started if event.stage == "train"]
+    return (trained or started)[-1].environment if started else {}
+
+
+def _hardware(facts: Facts) -> dict[str, str]:
+    """Return the devices of the newest attempt and how the work was divided among them."""
+    newest, started = newest_attempt(facts.events), facts.of(TrainingStarted)
+    result: dict[str, str] = {}
+    if started:
+        result |= {"device": started[-1].device, "precision": started[-1].precision}
+    if newest is not None:
+        batch = newest.batch.micro_batch_size, newest.gradient_accumulation_steps, newest.world_size
+        result |= {
+            "nodes": str(newest.nodes),
+            "micro-batch x accumulation x world size": " x ".join(map(str, batch)),
+        }
+    return result

@@ -20,20 +20,7 @@ def report(
     page: dsl.Output[dsl.HTML],
 ) -> None:
     """Write one page that explains what happened, on success and on failure."""
-    from steadytrain.components.report import artifacts
+    arguments = locals()
+    from steadytrain.components.report.step import kfp_report
 
-    artifacts.report(
-        parameters={
-            "config": config,
-            "run": run,
-            "output": output,
-            "data_source": data_source,
-            "base_model": base_model,
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            "num_train_epochs": num_train_epochs,
-            "overrides": overrides,
-            "job": job,
-        },
-        page=page,
-    )
+    kfp_report(**arguments)

@@ -56,20 +56,20 @@ def explain(workspace: Workspace, *, running: bool = False) -> list[str]:
     run_summary = outcome(facts)
     lines = [run_summary.sentence]
     if run_summary.failure:
-        said = f"{run_summary.failure.error}: {run_summary.failure.message}"
-        lines.append(_short(said, _LONGEST_FAILURE))
+        message = f"{run_summary.failure.error}: {run_summary.failure.message}"
+        lines.append(_short(message, _LONGEST_FAILURE))
     lines += [f"damaged: {problem}" for problem in facts.unreadable[:DAMAGES]]
     lines += facts.left_out[:DAMAGES]
     lines += _training(facts)
     lines += [event.message for events in _notes(facts) for event in events[-1:]]
     lines += [str(facts.nccl)] if facts.nccl else []
-    found = findings(facts.events, facts.workspace.run_id)
-    lines += map(str, found[:PROBLEMS])
-    lines += [f"({len(found) - PROBLEMS} more problems)"] if len(found) > PROBLEMS else []
+    diagnosed = findings(facts.events, facts.workspace.arguments)
+    lines += map(str, diagnosed[:PROBLEMS])
+    lines += [f"({len(diagnosed) - PROBLEMS} more problems)"] if len(diagnosed) > PROBLEMS else []
     lines.append(f"next: {_next(facts, run_summary)}")
-    first, *rest = lines
+    first, *others = lines
     kept = 1 if run_summary.failure else 0
-    return [_short(first, _LONGEST_FAILURE), *rest[:kept], *map(_short, rest[kept:])]
+    return [_short(first, _LONGEST_FAILURE), *others[:kept], *map(_short, others[kept:])]
 
 
 def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[str, Any]:
@@ -93,6 +93,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
         ],
         "recoveries": recoveries(history),
         "adjusted": [asdict(item) for item in history.adjusted],
+        "shortened": history.shortened.reason if history.shortened else None,
         "checkpoint_step": history.last_step or None,
         "max_steps": history.planned_steps,
         "training_seconds": times.wall,
@@ -103,7 +104,7 @@ def explanation_as_data(workspace: Workspace, *, running: bool = False) -> dict[
             *(event.message for events in _notes(facts) for event in events),
         ],
         "nccl": asdict(facts.nccl) if facts.nccl else None,
-        "problems": [asdict(item) for item in findings(facts.events, facts.workspace.run_id)],
+        "problems": [asdict(item) for item in findings(facts.events, facts.workspace.arguments)],
         "next": _next(facts, run_summary),
     }
 
@@ -150,6 +151,8 @@ def _training(facts: Facts) -> Iterator[str]:
         *before, newest_change = history.adjusted
         more = f" ({len(before)} earlier changes)" if before else ""
         yield describe(newest_change).removeprefix("train: ") + more
+    if history.shortened:
+        yield f"sequences were shortened: {history.shortened.reason}"
     described = recoveries(history)
     earlier = len(described) - RECOVERIES
     if earlier > 0:
@@ -191,17 +194,17 @@ def _attempts(history: History) -> str:
 
 def _next(facts: Facts, run_summary: RunSummary) -> str:
     workspace, remote = facts.workspace, on_a_cluster(facts)
-    place = f"{workspace.run_id} --output {shlex.quote(str(workspace.output))}"
+    arguments_path = workspace.arguments
     if run_summary.state in ("running", "pending"):
-        how = f"`steadytrain stop {place}` stops it"
+        how = f"`steadytrain stop {arguments_path}` stops it"
         if remote:
             how = "terminate it in Kubeflow Pipelines to stop it"
         return f"nothing: the run recovers by itself; {how}"
     if run_summary.state == "finished":
-        return f"nothing; `steadytrain report {place}` shows the details"
+        return f"nothing; `steadytrain report {arguments_path}` shows the details"
     if run_summary.state == "resubmitted":
         return f"nothing: Kubeflow Pipelines run {run_summary.resubmitted_as} continues it"
-    again = f"`{_submit_again(facts)}`" if remote else f"`steadytrain resume {place}`"
+    again = f"`{_submit_again(facts)}`" if remote else f"`steadytrain resume {arguments_path}`"
     if run_summary.failure and run_summary.failure.remedy:
         return f"{again}, after this fix: {' '.join(run_summary.failure.remedy.split())}"
     return again

@@ -93,10 +93,10 @@ class Facts:
 
     def setting(self, dotted: str) -> Any:
         """Return a field of the configuration, such as "data.task", or None if it is not set."""
-        place: Any = self.config
+        value: Any = self.config
         for name in dotted.split("."):
-            place = place.get(name) if isinstance(place, dict) else None
-        return place
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
 
 
 def gather(workspace: Workspace, *, running: bool = False) -> Facts:
@@ -165,8 +165,8 @@ def _mapping(facts: Facts, path: Path, text: str) -> dict[str, Any]:
     try:
         content = json.loads(text) if path.suffix == ".json" and text else parse(text, "it")
     except (ValueError, RecursionError, BadInput) as error:
-        said = error.message if isinstance(error, BadInput) else str(error)
-        facts.unreadable.append(f"{path}: {_first_line(said)}")
+        reason = error.message if isinstance(error, BadInput) else str(error)
+        facts.unreadable.append(f"{path}: {_first_line(reason)}")
         return {}
     if isinstance(content, dict):
         return content
@@ -239,8 +239,8 @@ class Spending:
         """Return metrics for MLflow by name, empty before the first attempt."""
         if not self.times.wall:
             return {}
-        found = {f"time_{kind}_seconds": seconds for kind, seconds in asdict(self.times).items()}
-        found |= {"training_duration_seconds": self.times.wall, "goodput": self.times.goodput}
+        result = {f"time_{kind}_seconds": seconds for kind, seconds in asdict(self.times).items()}
+        result |= {"training_duration_seconds": self.times.wall, "goodput": self.times.goodput}
         if self.price_per_hour is not None:
-            found["cost_usd"] = self.times.cost(self.price_per_hour)
-        return found
+            result["cost_usd"] = self.times.cost(self.price_per_hour)
+        return result

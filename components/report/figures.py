@@ -19,10 +19,17 @@ from steadytrain.components.pages.charts import (
     line_chart,
     shape,
     svg,
+    text_bars,
 )
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.story import attempts
-from steadytrain.components.shared.events.types import NoiseScaleMeasured, TrainingStep, Validated
+from steadytrain.components.shared.events.histograms import Histogram, by_layer
+from steadytrain.components.shared.events.types import (
+    LayersCounted,
+    NoiseScaleMeasured,
+    TrainingStep,
+    Validated,
+)
 from steadytrain.components.shared.quantities import duration, moment, number, size
 from steadytrain.components.train.recovery.history import AttemptHistory
 from steadytrain.components.train.recovery.times import Span, Times
@@ -158,17 +165,40 @@ def _other_scores(facts: Facts) -> list[str]:
     return [name for name in names if name not in ("loss", "perplexity", "weight")]
 
 
+def layer_rows(facts: Facts) -> tuple[str, list[tuple[str, list[str]]]]:
+    """Return the caption and the rows of a table with the newest histograms of each layer.
+
+    Both are empty if there are none.
+    """
+    counted = facts.of(LayersCounted)
+    if not counted:
+        return "", []
+    weights, gradients = (by_layer(it) for it in (counted[-1].weight, counted[-1].gradient))
+    rows = [
+        (layer, [_drawn(each[layer]) if layer in each else "none" for each in (weights, gradients)])
+        for layer in weights
+    ]
+    step = number(counted[-1].step)
+    return f"How many values lie where between a layer's lowest and highest, at step {step}", rows
+
+
+def _drawn(shown: Histogram) -> str:
+    most = max(shown.counts) or 1
+    bars = text_bars(count / most for count in shown.counts)
+    return f"{number(shown.low)} {bars} {number(shown.high)}"
+
+
 def _critical_batch_size(facts: Facts) -> list[Curve]:
     """Return the noise scale in sequences, and the global batch size next to it."""
-    found = [
+    points = [
         (event.step, event.critical_batch_size)
         for event in without_repeats(facts.of(NoiseScaleMeasured))
         if event.critical_batch_size is not None
     ]
-    curves = [Curve("critical batch size", found)] if found else []
+    curves = [Curve("critical batch size", points)] if points else []
     size = facts.setting("training.global_batch_size")
-    if found and isinstance(size, int):
-        curves.append(Curve("global batch size", [(step, size) for step, _ in found]))
+    if points and isinstance(size, int):
+        curves.append(Curve("global batch size", [(step, size) for step, _ in points]))
     return curves
 
 
@@ -180,17 +210,17 @@ def _memory(facts: Facts) -> list[Curve]:
 
 
 def _caption(curves: Sequence[Curve], show: Format) -> str:
-    said = [
+    sentences = [
         f"{curve.name} {show(curve.points[-1][1])} at step {number(curve.points[-1][0])}"
         for curve in curves
         if curve.points
     ]
-    said += [
+    sentences += [
         f"{curve.name} not finite at {len(curve.broken)} logged steps (red)"
         for curve in curves
         if curve.broken
     ]
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
 # Draw the attempts at training on one time axis, as inline SVG.
@@ -213,28 +243,28 @@ def timeline(attempts: Sequence[AttemptHistory], spans: Sequence[Span]) -> Marku
     """
     if not spans:
         return Markup("")
-    place, shortened = _time_scale(spans)
+    across, shortened = _time_scale(spans)
     pitch = min(ROW, TALLEST / len(attempts))
     rows = {item.started.attempt: index for index, item in enumerate(attempts)}
     base = TOP + pitch * len(attempts)
-    parts = [_axis(spans, place, shortened, base)]
+    parts = [_axis(spans, across, shortened, base)]
     every = math.ceil(LABEL / pitch)
     parts += [
         _label(item, TOP + pitch * (index + 0.5) + 4)
         for index, item in enumerate(attempts)
         if index % every == 0
     ]
-    for span in _drawable(spans, place):
+    for span in _drawable(spans, across):
         top = TOP + pitch * rows[span.attempt]
-        parts.append(_bar(span, place, top, pitch, shortened=span.start in shortened))
+        parts.append(_bar(span, across, top, pitch, shortened=span.start in shortened))
     description = f"{len(attempts)} attempts in {duration(Times.of(spans).wall)}"
     return svg("Timeline", description, parts, WIDTH, base + BOTTOM, "timeline")
 
 
 def _time_scale(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[float]]:
     """Return a function from times to pixels, and the starts of the waits drawn shorter."""
-    rest = sum(span.seconds for span in spans if span.kind != "waiting")
-    longest = LONGEST_WAIT * rest if rest else math.inf
+    working = sum(span.seconds for span in spans if span.kind != "waiting")
+    longest = LONGEST_WAIT * working if working else math.inf
     shortened = {span.start for span in spans if span.kind == "waiting" and span.seconds > longest}
     drawn = [longest if span.start in shortened else span.seconds for span in spans]
     unit = (WIDTH - LEFT - RIGHT) / sum(drawn)
@@ -249,7 +279,7 @@ def _time_scale(spans: Sequence[Span]) -> tuple[Callable[[float], float], set[fl
     return position, shortened
 
 
-def _drawable(spans: Sequence[Span], place: Callable[[float], float]) -> list[Span]:
+def _drawable(spans: Sequence[Span], across: Callable[[float], float]) -> list[Span]:
     """Merge spans, so that a long run still has a small page.
 
     Adjacent spans of one kind become one span. A checkpoint too narrow to see joins the span before
@@ -257,7 +287,7 @@ def _drawable(spans: Sequence[Span], place: Callable[[float], float]) -> list[Sp
     """
     kept: list[Span] = []
     for span in spans:
-        width = place(span.end) - place(span.start)
+        width = across(span.end) - across(span.start)
         before = kept[-1] if kept else None
         narrow = span.kind == "checkpointing" and width < NARROWEST
         if before and before.attempt == span.attempt and (narrow or before.kind == span.kind):
@@ -269,9 +299,9 @@ def _drawable(spans: Sequence[Span], place: Callable[[float], float]) -> list[Sp
 
 
 def _bar(
-    span: Span, place: Callable[[float], float], top: float, pitch: float, *, shortened: bool
+    span: Span, across: Callable[[float], float], top: float, pitch: float, *, shortened: bool
 ) -> Markup:
-    left, right = place(span.start), place(span.end)
+    left, right = across(span.start), across(span.end)
     height = pitch * (0.2 if span.kind == "waiting" else 0.66)
     owner = "before attempt" if span.kind == "waiting" else "attempt"
     title = f"{owner} {span.attempt}: {span.kind} {duration(span.seconds)}"
@@ -296,7 +326,7 @@ def _label(attempt: AttemptHistory, y: float) -> Markup:
 
 
 def _axis(
-    spans: Sequence[Span], place: Callable[[float], float], shortened: set[float], base: float
+    spans: Sequence[Span], across: Callable[[float], float], shortened: set[float], base: float
 ) -> Markup:
     """Draw ticks for the time since the start, except within waits that are drawn shorter."""
     start = spans[0].start
@@ -308,7 +338,7 @@ def _axis(
     for span in shown:
         first = math.ceil((span.start - start) / step)
         for index in range(first, math.floor((span.end - start) / step) + 1):
-            x = place(start + index * step)
+            x = across(start + index * step)
             if x - last < 60:
                 continue
             last = x

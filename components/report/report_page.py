@@ -13,7 +13,12 @@ from steadytrain.components.pages.data_section import DataCard, data_section
 from steadytrain.components.pages.evaluation_section import evaluation_section, gate_section
 from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import Facts, Spending
-from steadytrain.components.report.figures import timeline, training_figures, validation_rows
+from steadytrain.components.report.figures import (
+    layer_rows,
+    timeline,
+    training_figures,
+    validation_rows,
+)
 from steadytrain.components.report.story import (
     Attempt,
     Execution,
@@ -75,9 +80,10 @@ def content(facts: Facts) -> dict[str, Any]:
         "steps": latest(ran),
         "data": _data(facts),
         "figures": training_figures(facts),
+        "layers": layer_rows(facts),
         "validation_metrics": metrics,
         "validations": validations,
-        "problems": findings(facts.events, facts.workspace.run_id),
+        "problems": findings(facts.events, facts.workspace.arguments),
         "decided": [(item.field, [item.text, item.reason]) for item in facts.history.decided],
         "attempts": _attempt_rows(tried, facts.history),
         "repeated": repeated_steps(tried),

@@ -87,6 +87,8 @@ def _(event: AttemptStarted) -> str:
         batch += f", {own.strategy}"
     if own.offload != "none":
         batch += f", offload {own.offload}"
+    if own.sequence_length:
+        batch += f", sequences of at most {own.sequence_length:,} tokens"
     return f"train: attempt {event.attempt} starts {start}, batch {batch}"
 
 

@@ -1,26 +1,45 @@
-"""The report step. It runs last, whatever happened before, and never fails a run."""
+"""The report step. It runs last, whatever happened before, and never fails a run.
+
+An exit handler cannot take artifacts from the steps before it. So `kfp_report` resolves the
+configuration again from the same parameters, which gives the same run.
+"""
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from steadytrain.components.observe.unsent import send_unsent
+from steadytrain.components.observe.otlp.sink import OtlpDelivery
+from steadytrain.components.observe.tensorboard_sink import TensorBoardDelivery
+from steadytrain.components.observe.wandb_sink import WandbDelivery
+from steadytrain.components.pages.html import html
 from steadytrain.components.report.facts import Facts, Spending, gather
 from steadytrain.components.report.report_page import render
-from steadytrain.components.report.story import executions, outcome
+from steadytrain.components.report.sentences import as_line
+from steadytrain.components.report.story import RunSummary, executions, outcome, without_steps
 from steadytrain.components.shared import webhook
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import RunConfig, from_parameters
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import value_digest
+from steadytrain.components.shared.errors import SteadytrainError
 from steadytrain.components.shared.events.types import Event, Terminated, Warned
 from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking import finish_run
+from steadytrain.components.shared.tracking.notes import warn
+from steadytrain.components.shared.tracking.pull_sink import is_installed, run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.launch.removal import how_terminated, remove_unfinished, works_in
 from steadytrain.components.train.recovery.resubmit import may_resubmit, resubmit
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 _LOST: Final = {"unfinished", "stopped"}
 """States of a run that lost a step: it was killed, or was asked to stop along with its pod. So did
@@ -171,3 +190,70 @@ def _plain(content: dict[str, str]) -> dict[str, str]:
 def _ended(facts: Facts) -> float:
     """Return when the last step ended. The same failure at another time is a new one."""
     return max((item.end for item in executions(facts.events)), default=0.0)
+
+
+def kfp_report(*, page: dsl.HTML, **parameters: Any) -> None:
+    """Write the report, end the run in MLflow, and call the webhook if one is configured.
+
+    If no step of the run has started, for example because there was no new data, write only a note.
+    The story is the last line of the log.
+    """
+    config = from_parameters(**parameters)
+    workspace = Workspace.of(config)
+    if not workspace.events.exists():
+        print_story(without_steps(workspace, parameters["job"]), page)
+        return
+    try:
+        shutil.copyfile(run(config, parameters["job"]), page.path)
+    finally:
+        notify(workspace)
+        print(as_line(outcome(gather(workspace))))
+
+
+def print_story(run_summary: RunSummary, page: dsl.HTML) -> None:
+    """Write a page that is only the story of a run that has no folder, and print the story."""
+    text = html("sentence", kind="run", name="Report", sentence=run_summary.sentence, moves=[])
+    Path(page.path).write_text(text, encoding="utf-8")
+    print(as_line(run_summary))
+
+
+_SINKS: Final = ("otlp", "tensorboard", "wandb")
+FINISH_SECONDS: Final = 60.0
+"""How long the sinks may send, all at the same time, before they start no further batch."""
+HANGING_SECONDS: Final = 15.0
+"""How much longer a batch that was started may take."""
+
+
+def send_unsent(config: RunConfig, workspace: Workspace) -> bool:
+    """Send what the run's sinks lack. A sink whose package is not installed here is left out.
+
+    Returns:
+        Whether everything has been sent. If not, the run's events contain a warning.
+    """
+    deadline = time.monotonic() + FINISH_SECONDS
+    late = partial(_is_past, deadline)
+    ours = (name for name in config.tracking.sinks if name in _SINKS and is_installed(name))
+    works = {name: partial(_catch_up, name, config, workspace, late) for name in ours}
+    failures = run_in_parallel(works, lambda _: FINISH_SECONDS + HANGING_SECONDS)
+    for sink, error in failures.items():
+        if not isinstance(error, SteadytrainError | TimeoutError):
+            raise error
+        reason = error.message if isinstance(error, SteadytrainError) else f"{sink}: {error}"
+        warn(workspace, f"{reason}; `steadytrain report` sends the rest to {sink}")
+    return not failures
+
+
+def _is_past(deadline: float) -> bool:
+    return time.monotonic() > deadline
+
+
+def _catch_up(
+    sink: str, config: RunConfig, workspace: Workspace, give_up: Callable[[], bool]
+) -> None:
+    if sink == "otlp":
+        OtlpDelivery(config, workspace).catch_up(give_up=give_up)
+    elif sink == "tensorboard":
+        TensorBoardDelivery(workspace).catch_up(give_up=give_up)
+    else:
+        with closing(WandbDelivery(config, workspace)) as delivery:
+            delivery.catch_up(give_up=give_up)

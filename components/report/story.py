@@ -133,17 +133,17 @@ def without_steps(workspace: Workspace, job: str) -> RunSummary:
     Args:
         job: KFP's id of the run.
     """
-    found = take_data_check(workspace, job)
-    if found is None:
+    data_check = take_data_check(workspace, job)
+    if data_check is None:
         return _before_the_first_step(Facts(workspace))
-    if found.failure:
-        error, message, remedy = (found.failure[key] for key in ("error", "message", "remedy"))
+    if data_check.failure:
+        error, message, remedy = (data_check.failure[key] for key in ("error", "message", "remedy"))
         failure = StepFailed(stage="detect-change", error=error, message=message, remedy=remedy)
         return RunSummary("failed", f"{workspace.run_id} failed in {failure.stage}.", failure)
-    if found.found:
+    if data_check.found:
         sentence = f"{workspace.run_id} has not started, although there is something to train on"
-        return RunSummary("unfinished", f"{sentence}: {found.reason}.")
-    sentence = f"Nothing was trained. {found.reason[:1].upper()}{found.reason[1:]}."
+        return RunSummary("unfinished", f"{sentence}: {data_check.reason}.")
+    sentence = f"Nothing was trained. {data_check.reason[:1].upper()}{data_check.reason[1:]}."
     return RunSummary("unchanged", sentence)
 
 
@@ -152,7 +152,7 @@ def executions(events: Sequence[Event]) -> list[Execution]:
 
     A killed execution ends with the last event before another step's start, or with the last event.
     """
-    found: list[Execution] = []
+    result: list[Execution] = []
     running: dict[str, StepStarted] = {}
     cut: dict[str, float] = {}
     last = 0.0
@@ -163,16 +163,16 @@ def executions(events: Sequence[Event]) -> list[Execution]:
             for stage in running:
                 cut.setdefault(stage, last)
             ends = list(running) if event.stage == FIRST_STEP else [event.stage]
-            found += [
+            result += [
                 _killed(running.pop(stage), cut.pop(stage)) for stage in ends if stage in running
             ]
             running[event.stage] = event
         elif isinstance(event, StepFinished | StepFailed) and event.stage in running:
-            found.append(_execution(running.pop(event.stage), event))
+            result.append(_execution(running.pop(event.stage), event))
             cut.pop(event.stage, None)
         last = event.time
-    found += [_killed(started, cut.get(stage, last)) for stage, started in running.items()]
-    return sorted(found, key=lambda item: item.start)
+    result += [_killed(started, cut.get(stage, last)) for stage, started in running.items()]
+    return sorted(result, key=lambda item: item.start)
 
 
 def latest(found: Sequence[Execution]) -> list[Execution]:
@@ -222,8 +222,8 @@ def outcome(facts: Facts) -> RunSummary:
     if last.state == "failed" and last.failure and not again:
         return RunSummary("failed", f"{name} failed in {last.stage}.", last.failure)
     if ended:
-        place = f"in {last.stage}{_at_step(facts)}"
-        return RunSummary("terminated", f"{name} was terminated {place}: {ended.how}.")
+        stage = f"in {last.stage}{_at_step(facts)}"
+        return RunSummary("terminated", f"{name} was terminated {stage}: {ended.how}.")
     if again:
         message = f"It was resubmitted as Kubeflow Pipelines run {again.kfp_run}."
         return RunSummary(
@@ -255,8 +255,8 @@ def _execution(started: StepStarted, event: StepFinished | StepFailed) -> Execut
         state: StepState = "stopped" if event.on_request else "failed"
         return Execution(started.stage, state, *times, failure=event)
     state = "reused" if event.reused else "finished"
-    found = Execution(started.stage, state, *times, summary=event.summary)
-    return replace(found, reused_from=event.reused_from)
+    execution = Execution(started.stage, state, *times, summary=event.summary)
+    return replace(execution, reused_from=event.reused_from)
 
 
 def _complete(facts: Facts, last_stage: str) -> bool:
@@ -310,8 +310,8 @@ def _after(facts: Facts, last: Execution, kind: type[E]) -> E | None:
 
     A step that is killed may still report something while it ends.
     """
-    found = facts.of(kind)
-    return found[-1] if found and found[-1].time >= last.start else None
+    events = facts.of(kind)
+    return events[-1] if events and events[-1].time >= last.start else None
 
 
 def _at_step(facts: Facts) -> str:
@@ -340,12 +340,12 @@ def _success(facts: Facts, name: str, last: Execution) -> str:
     registered = facts.promotion or facts.registration
     if registered is None:
         return f"{work}."
-    place = f"version {registered.version} of {registered.model_name}"
+    version = f"version {registered.version} of {registered.model_name}"
     if registered.champion:
-        return f"{work}; registered as {place}, the new champion."
+        return f"{work}; registered as {version}, the new champion."
     undecided = facts.gate is not None and facts.gate.undecided
     verdict = "undecided: there are too few test examples" if undecided else "not promoted"
-    return f"{work}; registered as {place}, {verdict}."
+    return f"{work}; registered as {version}, {verdict}."
 
 
 def wall_seconds(executions: Sequence[Execution]) -> float:

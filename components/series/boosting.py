@@ -26,7 +26,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Row
-from steadytrain.components.train.framework import Learned
+from steadytrain.components.train.framework import Learned, LearnerTrainer
 from steadytrain.components.train.framework.learner import State
 from steadytrain.components.train.framework.lightgbm import (
     RATE,
@@ -125,11 +125,11 @@ class BoostingLearner:
     def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
         del rows
         self._merge()
-        found = errors(self.model, self.past, self.held_out)
+        measured = errors(self.model, self.past, self.held_out)
         return {
-            "loss": float(found["scaled_error"].mean()),
-            "rmse": float(np.sqrt(found["squared_error"].mean())),
-            "mae": float(found["absolute_error"].mean()),
+            "loss": float(measured["scaled_error"].mean()),
+            "rmse": float(np.sqrt(measured["squared_error"].mean())),
+            "mae": float(measured["absolute_error"].mean()),
         }
 
     def _merge(self) -> None:
@@ -173,24 +173,24 @@ def interval_widths(
     step, horizon = model.calendar.step, model.horizon
     ends = {name: it.last for name, it in histories_of(past, step)[0].items()}
     every, known = histories_of([*past, *held_out], step)
-    truth = {(one.series, one.place): one.value for one in held_out}
-    apart: list[list[float]] = [[] for _ in range(horizon)]
+    truth = {(one.series, one.ordinal): one.value for one in held_out}
+    deviations: list[list[float]] = [[] for _ in range(horizon)]
     for origin in sorted({*np.linspace(0, horizon - 1, _ORIGINS).round().astype(int).tolist()}):
         limit = {name: end + step * origin for name, end in ends.items()}
-        seen = [one for one in [*past, *held_out] if one.place <= limit[one.series]]
+        seen = [one for one in [*past, *held_out] if one.ordinal <= limit[one.series]]
         pasts, _ = histories_of(seen, step)
         ahead = {name: (every[name].last - it.last) // step for name, it in pasts.items()}
         pasts = {name: it for name, it in pasts.items() if ahead[name] > 0}
         if not pasts:
             continue
-        found = model.forecasts(pasts, {name: ahead[name] for name in pasts}, known)
+        forecasts = model.forecasts(pasts, {name: ahead[name] for name in pasts}, known)
         for name, it in pasts.items():
             scale = naive_scale(it.values, model.season)
-            for index, value in enumerate(found[name]["prediction"][:horizon]):
+            for index, value in enumerate(forecasts[name]["prediction"][:horizon]):
                 true = truth.get((name, it.last + step * (index + 1)))
                 if true is not None and scale > 0:
-                    apart[index].append(abs(value - true) / scale)
-    return widths_of(apart)
+                    deviations[index].append(abs(value - true) / scale)
+    return widths_of(deviations)
 
 
 def widths_of(apart: Iterable[Iterable[float]]) -> list[float]:
@@ -239,14 +239,14 @@ def _features(given: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, lis
         "windows": seasonal or [3],
         "differences": [] if shared["covariates"] else seasonal or [1],
     }
-    found = dict[str, list[Any]]()
+    columns = dict[str, list[Any]]()
     for name, default in defaults.items():
         values = given.pop(name, default)
         if not isinstance(values, list):
             raise BadInput(
                 f"model.config.{name} = {values!r}: it is no list", remedy=f"use {default}"
             )
-        found[name] = [_count(name, value) for value in values]
+        columns[name] = [_count(name, value) for value in values]
     dates = given.pop("date_features", repeating_dates(calendar))
     wrong = [name for name in dates if name not in DATE_FEATURES] if isinstance(dates, list) else []
     if not isinstance(dates, list) or wrong or (dates and calendar.kind == "number"):
@@ -255,9 +255,9 @@ def _features(given: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, lis
             f"model.config.date_features = {dates!r}: {reason}",
             remedy=f"leave it out, or use some of {', '.join(DATE_FEATURES)}",
         )
-    if not found["lags"] and not found["windows"] and not dates:
+    if not columns["lags"] and not columns["windows"] and not dates:
         raise BadInput("model.config.lags = []: nothing to learn from", remedy="leave it out")
-    return {**found, "dates": dates}
+    return {**columns, "dates": dates}
 
 
 def _count(name: str, value: Any) -> int:
@@ -267,3 +267,6 @@ def _count(name: str, value: Any) -> int:
             remedy="use numbers such as 1",
         )
     return value
+
+
+MLFORECAST: Final = LearnerTrainer(BoostingLearner)

@@ -115,8 +115,8 @@ class SeriesEncoder:
 
     def columns(self) -> Sequence[Sequence[str]]:
         series = self.data.series
-        own = self.data.target, series.time, series.column
-        return [[*filter(None, own), *series.covariates]]
+        columns = *self.data.targets, series.time, series.column
+        return [[*filter(None, columns), *series.covariates]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         series, target = self.data.series, self.data.target
@@ -134,21 +134,23 @@ class SeriesEncoder:
         if row.get(str(target)) == "":
             raise Defect("missing_field", f"{target} is absent, null or empty")
         value = repr(number_of(row, str(target)))
-        found: dict[str, Any] = {NAME: name, TIME: time}
+        record: dict[str, Any] = {NAME: name, TIME: time}
         if series.covariates:
-            found[COVARIATES] = [_covariate(row, column) for column in series.covariates]
-        text = json.dumps(found, ensure_ascii=False, sort_keys=True)
+            record[COVARIATES] = [_covariate(row, column) for column in series.covariates]
+        text = json.dumps(record, ensure_ascii=False, sort_keys=True)
         # Without a column of series, each time counts on its own.
         return Content(text, value, prompt=name or None, identity=f"{value} {text}")
 
     def test_columns(self, records: pa.Table) -> Mapping[str, Any]:
         texts: list[Any] = records["content"].to_pylist()
-        found = [*map(json.loads, texts)]
+        columns = [*map(json.loads, texts)]
         return {
-            **{name: pa.array([one[name] for one in found], pa.string()) for name in (NAME, TIME)},
+            **{
+                name: pa.array([one[name] for one in columns], pa.string()) for name in (NAME, TIME)
+            },
             "label": records["label"].cast(pa.float64()),
             **(
-                {COVARIATES: pa.array([one[COVARIATES] for one in found], pa.list_(pa.float64()))}
+                {COVARIATES: pa.array([one[COVARIATES] for one in columns], pa.list_(pa.float64()))}
                 if self.data.series.covariates
                 else {}
             ),
@@ -172,16 +174,16 @@ class SeriesEncoder:
         grid = _Grid.of([(one[NAME], one[TIME]) for one in records], [*map(float, labels)])
         season = self.data.series.season or grid.calendar.season
         known = dict[tuple[str, int], Any]()
-        for place, one in zip(grid.places, records, strict=True):
-            if known.setdefault(place, one.get(COVARIATES)) != one.get(COVARIATES):
+        for ordinal, one in zip(grid.ordinals, records, strict=True):
+            if known.setdefault(ordinal, one.get(COVARIATES)) != one.get(COVARIATES):
                 raise DataError(
-                    f"{shown(place[0])} has two records at {grid.calendar.text(place[1])}, which "
-                    f"differ in {', '.join(self.data.series.covariates)}",
+                    f"{shown(ordinal[0])} has two records at {grid.calendar.text(ordinal[1])}, "
+                    f"which differ in {', '.join(self.data.series.covariates)}",
                     remedy="keep one of them, or name the column of the series in "
                     "data.series.column",
                 )
         step, ends = grid.calendar.step, grid.checked(self.horizon, season, self.data.max_bad_share)
-        ahead = ((ends[name] - place) // step for name, place in grid.places)
+        ahead = ((ends[name] - ordinal) // step for name, ordinal in grid.ordinals)
         return [_SIDES[max(0, 2 - before // self.horizon)] for before in ahead]
 
     def parts_in_time(self, records: pa.Table, folds: int) -> tuple[list[int], int]:
@@ -207,12 +209,12 @@ class SeriesEncoder:
                 remedy="lower cross_validation.folds or data.series.horizon, or leave these "
                 "series out",
             )
-        before = ((ends[name] - place) // step // self.horizon for name, place in grid.places)
+        before = ((ends[name] - ordinal) // step // self.horizon for name, ordinal in grid.ordinals)
         parts = [max(0, folds + 1 - part) for part in before]
         learned = dict[str, dict[int, float]]()
-        for (name, place), value, part in zip(grid.places, values, parts, strict=True):
+        for (name, ordinal), value, part in zip(grid.ordinals, values, parts, strict=True):
             if part == 0:
-                learned.setdefault(name, {})[place] = value
+                learned.setdefault(name, {})[ordinal] = value
         if constant := [
             name for name in ends if len({*learned.get(name, {}).values()}) < _TIMES_TO_FIT
         ]:
@@ -254,8 +256,8 @@ class SeriesEncoder:
 
     def brief(self, text: str) -> str:
         """Return what people see of a record."""
-        found = json.loads(text)
-        return " ".join(filter(None, (found[NAME], found[TIME])))
+        stored = json.loads(text)
+        return " ".join(filter(None, (stored[NAME], stored[TIME])))
 
 
 def _covariate(row: Mapping[str, Any], column: str) -> float:
@@ -301,14 +303,14 @@ class SeriesRows:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Records by the place of their time.
+    """Records by the ordinal of their time.
 
-    places: the series and place of each record.
-    series: values by series and place.
+    ordinals: the series and ordinal of each record.
+    series: values by series and ordinal.
     """
 
     calendar: Calendar
-    places: list[tuple[str, int]]
+    ordinals: list[tuple[str, int]]
     series: dict[str, dict[int, float]]
 
     @classmethod
@@ -329,22 +331,22 @@ class _Grid:
                 remedy="give series with one frequency, and name the right column in "
                 "data.series.time; if there are several series, name theirs in data.series.column",
             ) from error
-        known = {time: calendar.place(time) for several in times.values() for time in several}
-        places = [(name, known[time]) for name, time in pairs]
+        known = {time: calendar.ordinal(time) for several in times.values() for time in several}
+        ordinals = [(name, known[time]) for name, time in pairs]
         series = dict[str, dict[int, float]]()
-        for (name, place), value in zip(places, values, strict=True):
-            if series.setdefault(name, {}).setdefault(place, value) != value:
-                both = sorted((series[name][place], value))
+        for (name, ordinal), value in zip(ordinals, values, strict=True):
+            if series.setdefault(name, {}).setdefault(ordinal, value) != value:
+                both = sorted((series[name][ordinal], value))
                 raise DataError(
-                    f"{shown(name)} has two values at {calendar.text(place)}: {both[0]:g} and "
+                    f"{shown(name)} has two values at {calendar.text(ordinal)}: {both[0]:g} and "
                     f"{both[1]:g}",
                     remedy="keep one of them, or name the column of the series in "
                     "data.series.column",
                 )
-        return cls(calendar, places, series)
+        return cls(calendar, ordinals, series)
 
     def checked(self, horizon: int, season: int, gaps: float) -> dict[str, int]:
-        """Return the last place of each series.
+        """Return the last ordinal of each series.
 
         Args:
             gaps: the share of the times of a series that may have no value.
@@ -358,9 +360,9 @@ class _Grid:
         for name, several in self.series.items():
             length = (ends[name] - min(several)) // step + 1
             seen = {
-                place: value
-                for place, value in several.items()
-                if (ends[name] - place) // step >= 2 * horizon
+                ordinal: value
+                for ordinal, value in several.items()
+                if (ends[name] - ordinal) // step >= 2 * horizon
             }
             if length < least or len(seen) < _TIMES_TO_FIT:
                 short.append(f"{shown(name)} has {length:,} times")

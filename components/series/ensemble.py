@@ -1,23 +1,26 @@
-"""An ensemble of forecasts by statsforecast and mlforecast."""
+"""An ensemble of forecasts by statsforecast, mlforecast and a network of PyTorch."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Final
+from pkgutil import resolve_name
+from typing import Any, Final
 
 from steadytrain.components.series import model as exported
-from steadytrain.components.series.boosting import BoostingLearner, interval_widths
+from steadytrain.components.series.boosting import interval_widths
 from steadytrain.components.series.errors import read_values
-from steadytrain.components.series.learner import MODULE, StatisticalLearner, described
+from steadytrain.components.series.learner import MODULE, described
 from steadytrain.components.series.model import Calendar, EnsembleModel, SeriesModel
 from steadytrain.components.train.framework.ensemble import ENSEMBLE, EnsembleLearner
 
-LEARNERS: Final[dict[str, type[BoostingLearner | StatisticalLearner]]] = {
-    "mlforecast": BoostingLearner,
-    "statsforecast": StatisticalLearner,
+_HERE: Final = "steadytrain.components.series"
+LEARNERS: Final = {
+    "mlforecast": f"{_HERE}.boosting:BoostingLearner",
+    "pytorch": f"{_HERE}.network_member:NetworkMember",
+    "statsforecast": f"{_HERE}.learner:StatisticalLearner",
 }
-"""By the framework of a member. PyTorch's training loop trains none."""
+"""By the framework of a member. Torch is imported where one needs it."""
 
 
 class SeriesEnsembleLearner(EnsembleLearner):
@@ -28,15 +31,16 @@ class SeriesEnsembleLearner(EnsembleLearner):
     says.
     """
 
-    def member(self, place: int) -> BoostingLearner | StatisticalLearner:
-        known = LEARNERS.get(self.members[place].framework)
+    def member(self, index: int) -> Any:
+        known = LEARNERS.get(self.members[index].framework)
         if known is None:
             names = " or ".join(sorted(LEARNERS))
-            raise self.unlike(place, "members of an ensemble of series", f"use {names}")
-        return known(self.configs[place], self.data)
+            raise self.unlike(index, "members of an ensemble of series", f"use {names}")
+        return resolve_name(known)(self.configs[index], self.data)
 
-    def model_of(self, member: BoostingLearner | StatisticalLearner) -> SeriesModel:
-        return member.learned_model()
+    def model_of(self, member: Any) -> SeriesModel:
+        result: SeriesModel = member.learned_model()
+        return result
 
     def export(self, folder: Path) -> None:
         config = self.configs[0]

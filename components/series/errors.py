@@ -1,9 +1,10 @@
-"""How far forecasts are from what came."""
+"""How far forecasts are from what came, and what an exported model costs its users."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,9 +17,11 @@ from steadytrain.components.series.model import (
     Known,
     SeriesModel,
     history,
+    load,
     naive_scale,
     shown,
 )
+from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.errors import DataError
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tasks.encoding.base import COLUMNS
@@ -29,10 +32,10 @@ _COLUMNS: Final = (NAME, TIME, "label")
 
 @dataclass(frozen=True)
 class Value:
-    """The value of a series at the place of a time."""
+    """The value of a series at the ordinal of a time."""
 
     series: str
-    place: int
+    ordinal: int
     value: float
     covariates: tuple[float, ...] = ()
 
@@ -45,11 +48,11 @@ def read_series(data: DataRecord) -> Series:
 def read_values(data: DataRecord, calendar: Calendar, *sides: Side) -> list[Value]:
     """Return the values of sides."""
     columns = (*_COLUMNS, COVARIATES) if read_series(data).covariates else _COLUMNS
-    found = list[Value]()
+    result = list[Value]()
     for side in sides:
         for batch in read_batches(data, side, columns):
-            found += values_in(batch, calendar)
-    return found
+            result += values_in(batch, calendar)
+    return result
 
 
 def values_in(records: Any, calendar: Calendar) -> list[Value]:
@@ -59,18 +62,18 @@ def values_in(records: Any, calendar: Calendar) -> list[Value]:
     if COVARIATES in records.schema.names:
         known = records.column(COVARIATES).to_pylist()
     return [
-        Value(name, calendar.place(time), value, tuple(covariates))
+        Value(name, calendar.ordinal(time), value, tuple(covariates))
         for name, time, value, covariates in zip(*columns, known, strict=True)
     ]
 
 
 def histories_of(values: Sequence[Value], step: int) -> tuple[dict[str, History], Known]:
     """Return the history of each series, in the order of their names, and its covariates."""
-    found, known = dict[str, dict[int, float]](), dict[str, dict[int, Sequence[float]]]()
+    result, known = dict[str, dict[int, float]](), dict[str, dict[int, Sequence[float]]]()
     for one in values:
-        found.setdefault(one.series, {})[one.place] = one.value
-        known.setdefault(one.series, {})[one.place] = one.covariates
-    pasts = {name: history([*it], [*it.values()], step) for name, it in sorted(found.items())}
+        result.setdefault(one.series, {})[one.ordinal] = one.value
+        known.setdefault(one.series, {})[one.ordinal] = one.covariates
+    pasts = {name: history([*it], [*it.values()], step) for name, it in sorted(result.items())}
     return pasts, known if any(one.covariates for one in values) else {}
 
 
@@ -81,8 +84,8 @@ def errors(model: SeriesModel, past: Sequence[Value], truth: Sequence[Value]) ->
         `target`, `predicted`, and the columns of scores, as in `Scorer.score`: (values,).
         `scaled_error` is in mean errors of the seasonal naive forecast of the past (Hyndman and
         Koehler 2006), `symmetric_error` relative to half the sum of the two sizes, and `pinball`
-        the mean over `QUANTILES`. `low` and `high` are the ends of the interval, and `place` the
-        place of the time.
+        the mean over `QUANTILES`. `low` and `high` are the ends of the interval, and `ordinal` the
+        ordinal of the time.
 
     Raises:
         DataError: a series has no past, or the model cannot be fitted to it.
@@ -92,7 +95,7 @@ def errors(model: SeriesModel, past: Sequence[Value], truth: Sequence[Value]) ->
     _, known = histories_of([*past, *truth], step)
     last = dict[str, int]()
     for one in truth:
-        last[one.series] = max(one.place, last.get(one.series, one.place))
+        last[one.series] = max(one.ordinal, last.get(one.series, one.ordinal))
     if unseen := last.keys() - histories:
         raise DataError(
             f"{shown(min(unseen))} has no value before those to forecast",
@@ -110,26 +113,28 @@ def errors(model: SeriesModel, past: Sequence[Value], truth: Sequence[Value]) ->
     quantiles = {
         key: np.array(
             [
-                forecasts[one.series][key][(one.place - pasts[one.series].last) // step - 1]
+                forecasts[one.series][key][(one.ordinal - pasts[one.series].last) // step - 1]
                 for one in truth
             ]
         )
         for key in QUANTILES
     }
     target, predicted = np.array([one.value for one in truth]), quantiles["prediction"]
-    apart = np.abs(predicted - target)
+    deviations = np.abs(predicted - target)
     sizes = np.abs(predicted) + np.abs(target)
     scale = np.array([scales[one.series] for one in truth])
     return {
         "target": target,
         "predicted": predicted,
-        "squared_error": np.square(apart),
-        "absolute_error": apart,
-        "scaled_error": apart / scale,
+        "squared_error": np.square(deviations),
+        "absolute_error": deviations,
+        "scaled_error": deviations / scale,
         "low": quantiles["quantile_0.1"],
         "high": quantiles["quantile_0.9"],
-        "place": np.array([one.place for one in truth], np.float64),
-        "symmetric_error": np.divide(2 * apart, sizes, out=np.zeros_like(apart), where=sizes > 0),
+        "ordinal": np.array([one.ordinal for one in truth], np.float64),
+        "symmetric_error": np.divide(
+            2 * deviations, sizes, out=np.zeros_like(deviations), where=sizes > 0
+        ),
         "pinball": np.mean(
             [
                 np.maximum(
@@ -140,3 +145,18 @@ def errors(model: SeriesModel, past: Sequence[Value], truth: Sequence[Value]) ->
             axis=0,
         ),
     }
+
+
+_SERIES: Final = 10
+
+
+def measured_series(folder: Path, data: DataRecord) -> Artifact:
+    """Measure an exported model, which forecasts the first series one by one."""
+    calendar = Calendar(**read_series(data).calendar)
+    pasts, known = histories_of(read_values(data, calendar, "train", "validation"), calendar.step)
+
+    def opened() -> Callable[[str], object]:
+        model = load(folder)
+        return lambda name: model.forecasts({name: pasts[name]}, {name: model.horizon}, known)
+
+    return timed(folder, opened, [*pasts][:_SERIES])

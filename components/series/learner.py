@@ -22,7 +22,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Row
-from steadytrain.components.train.framework import Learned
+from steadytrain.components.train.framework import Learned, LearnerTrainer
 from steadytrain.components.train.framework.learner import State
 
 MODULE: Final = "model.py"
@@ -84,7 +84,7 @@ class StatisticalLearner:
         self.starts = self._starts()
 
     def _starts(self) -> dict[str, int]:
-        """Return the place after which each series is forecast in the step.
+        """Return the ordinal after which each series is forecast in the step.
 
         Short series keep as many of their times as the model needs.
 
@@ -113,25 +113,25 @@ class StatisticalLearner:
         del rows
 
         def is_last(one: Value) -> bool:
-            return one.place > self.starts[one.series]
+            return one.ordinal > self.starts[one.series]
 
         before = [one for one in self.past if not is_last(one)]
         return Learned(self._loss(before, [*filter(is_last, self.past)]), learning_rate_scale)
 
     def _loss(self, past: Sequence[Value], truth: Sequence[Value]) -> float:
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = errors(self.model, past, truth)["scaled_error"]
+            measured = errors(self.model, past, truth)["scaled_error"]
         # A series may be constant before its last times.
-        finite = found[np.isfinite(found)]
+        finite = measured[np.isfinite(measured)]
         return float(finite.mean()) if len(finite) else 0.0
 
     def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
         del rows
-        found = errors(self.model, self.past, self.held_out)
+        measured = errors(self.model, self.past, self.held_out)
         return {
-            "loss": float(found["scaled_error"].mean()),
-            "rmse": float(np.sqrt(found["squared_error"].mean())),
-            "mae": float(found["absolute_error"].mean()),
+            "loss": float(measured["scaled_error"].mean()),
+            "rmse": float(np.sqrt(measured["squared_error"].mean())),
+            "mae": float(measured["absolute_error"].mean()),
         }
 
     def state(self) -> State:
@@ -169,14 +169,18 @@ def new_model(model_type: str, config: RunConfig, data: DataRecord) -> SeriesMod
 
 def described(model_type: str, config: RunConfig, data: DataRecord) -> dict[str, Any]:
     """Return what each model for the series of prepared data needs to know."""
-    series, found = config.data.series, read_series(data)
+    series, series_values = config.data.series, read_series(data)
     assert series.horizon is not None, "the configuration checks it"
     columns = {"series": series.column, "time": series.time, "target": config.data.target}
     return {
         "model_type": model_type,
-        "calendar": found.calendar,
-        "season": found.season,
+        "calendar": series_values.calendar,
+        "season": series_values.season,
         "horizon": series.horizon,
         "columns": columns,
-        "covariates": found.covariates,
+        "covariates": series_values.covariates,
+        "gaps": config.data.max_bad_share,
     }
+
+
+STATSFORECAST: Final = LearnerTrainer(StatisticalLearner)

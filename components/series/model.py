@@ -41,6 +41,8 @@ DAY = 86_400_000_000
 """In microseconds."""
 _UNITS = {"week": 7 * DAY, "day": DAY, "hour": 3_600_000_000, "minute": 60_000_000}
 _UNITS |= {"second": 1_000_000, "microsecond": 1}
+_GAPS = 0.5
+"""Share of the times between the first and the last that may have no value."""
 _LEAST = {"auto_ets": 7, "auto_theta": 4}
 """Values that a model of statsforecast needs beside those of a season: its parameters and more."""
 _SEASONS = {"1 business day": 5, "1 day": 7, "1 week": 52}
@@ -77,14 +79,14 @@ class Moment(NamedTuple):
     """
 
     kind: str
-    place: int | datetime
+    value: int | datetime
 
     @property
     def text(self) -> str:
         """The time in one form: equal times have the same."""
-        if isinstance(self.place, int):
-            return str(self.place)
-        text = self.place.isoformat()
+        if isinstance(self.value, int):
+            return str(self.value)
+        text = self.value.isoformat()
         return text + "Z" if self.kind == "zoned" else text.removesuffix("T00:00:00")
 
 
@@ -103,19 +105,19 @@ def moment(value: Any) -> Moment:
         return Moment("number", int(text.partition(".")[0]))
     if not _ISO.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is neither a date in ISO 8601 nor a whole number")
-    found = datetime.fromisoformat(f"{text}-01" if len(text) == 7 else text)
-    if found.tzinfo is None:
-        return Moment("date", found)
-    return Moment("zoned", found.astimezone(UTC).replace(tzinfo=None))
+    time = datetime.fromisoformat(f"{text}-01" if len(text) == 7 else text)
+    if time.tzinfo is None:
+        return Moment("date", time)
+    return Moment("zoned", time.astimezone(UTC).replace(tzinfo=None))
 
 
 class Calendar:
     """The times that series have values at.
 
-    A time has a place, a whole number. Places of a series are multiples of `step` apart.
+    A time has a ordinal, a whole number. Ordinals of a series are multiples of `step` apart.
 
     kind: of the times, as in `Moment`.
-    unit: what a place counts: "number", "microsecond", "business day" or "month".
+    unit: what a ordinal counts: "number", "microsecond", "business day" or "month".
     clock: microseconds since midnight of each time, and `day` its day of the month (0 is the last
         one), where the unit does not tell.
     """
@@ -143,48 +145,48 @@ class Calendar:
             return DAY // self.step
         return _SEASONS.get(self.frequency, 1)
 
-    def place(self, value: Any) -> int:
-        """Return the place of a time.
+    def ordinal(self, value: Any) -> int:
+        """Return the ordinal of a time.
 
         Raises:
             ValueError: it is no time, or not one of this calendar.
         """
-        found = moment(value)
-        if found.kind != self.kind:
+        time = moment(value)
+        if time.kind != self.kind:
             kinds = {"number": "whole numbers", "date": "dates", "zoned": "dates with a time zone"}
-            raise ValueError(f"the time {found.text} is not among {kinds[self.kind]}")
-        place = _place(found, self.unit)
-        if self.text(place) != found.text:
+            raise ValueError(f"the time {time.text} is not among {kinds[self.kind]}")
+        ordinal = _ordinal(time, self.unit)
+        if self.text(ordinal) != time.text:
             raise ValueError(
-                f"the time {found.text} is between two times that are {self.frequency} apart"
+                f"the time {time.text} is between two times that are {self.frequency} apart"
             )
-        return place
+        return ordinal
 
-    def text(self, place: int) -> str:
-        """Return the time at a place."""
+    def text(self, ordinal: int) -> str:
+        """Return the time at a ordinal."""
         if self.unit == "number":
-            return str(place)
+            return str(ordinal)
         if self.unit == "microsecond":
-            found = _EPOCH + timedelta(microseconds=place)
+            time = _EPOCH + timedelta(microseconds=ordinal)
         elif self.unit == "business day":
             offset: Any = np.busday_offset
-            found = datetime.fromisoformat(str(offset("1970-01-01", place)))
+            time = datetime.fromisoformat(str(offset("1970-01-01", ordinal)))
         else:
-            first = datetime(place // 12, place % 12 + 1, 1)
+            first = datetime(ordinal // 12, ordinal % 12 + 1, 1)
             after = datetime(first.year + first.month // 12, first.month % 12 + 1, 1)
             last = (after - timedelta(days=1)).day
-            found = first.replace(day=self.day or last)
+            time = first.replace(day=self.day or last)
         if self.unit != "microsecond":
-            found += timedelta(microseconds=self.clock)
-        return Moment(self.kind, found).text
+            time += timedelta(microseconds=self.clock)
+        return Moment(self.kind, time).text
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return dict(vars(self))
 
 
-def _place(found: Moment, unit: str) -> int:
-    when = found.place
+def _ordinal(found: Moment, unit: str) -> int:
+    when = found.value
     if isinstance(when, int):
         return when
     if unit == "month":
@@ -201,8 +203,8 @@ def inferred(series: Mapping[str, Iterable[str]]) -> Calendar:
         ValueError: their times are of several kinds, or not at regular distances.
     """
     moments = {name: sorted({moment(text) for text in times}) for name, times in series.items()}
-    every = [found for several in moments.values() for found in several]
-    first_of = {found.kind: found.text for found in every}
+    every = [time for several in moments.values() for time in several]
+    first_of = {time.kind: time.text for time in every}
     if len(first_of) > 1:
         raise ValueError(
             f"times are of different kinds: {' and '.join(sorted(first_of.values()))}; write all "
@@ -210,11 +212,11 @@ def inferred(series: Mapping[str, Iterable[str]]) -> Calendar:
         )
     (kind,) = first_of
     unit, clock, day = ("number", 0, 0) if kind == "number" else _unit(every, moments)
-    places = {
-        name: np.array([_place(found, unit) for found in several], dtype=np.int64)
+    ordinals = {
+        name: np.array([_ordinal(time, unit) for time in several], dtype=np.int64)
         for name, several in moments.items()
     }
-    return Calendar(kind, unit, _step(places, Calendar(kind, unit, 1, clock, day)), clock, day)
+    return Calendar(kind, unit, _step(ordinals, Calendar(kind, unit, 1, clock, day)), clock, day)
 
 
 def _unit(every: Sequence[Moment], series: Mapping[str, Sequence[Moment]]) -> tuple[str, int, int]:
@@ -235,7 +237,7 @@ def _unit(every: Sequence[Moment], series: Mapping[str, Sequence[Moment]]) -> tu
         return "month", clock, 0 if ends else days.pop()
     shared, count = Counter(when.day for when in dates).most_common(1)[0]
     if several and shared <= 28 and len(dates) > count >= _MOSTLY * len(dates):
-        odd = next(found.text for found in every if _date(found).day != shared)
+        odd = next(time.text for time in every if _date(time).day != shared)
         raise ValueError(
             f"the times are not regular: nearly all are on day {shared} of a month, and {odd} is "
             "not"
@@ -244,7 +246,7 @@ def _unit(every: Sequence[Moment], series: Mapping[str, Sequence[Moment]]) -> tu
         gaps = Counter(
             (after - before).days
             for times in series.values()
-            for before, after in pairwise([_date(found) for found in times])
+            for before, after in pairwise([_date(time) for time in times])
         )
         if gaps and gaps.most_common(1)[0][0] == 1 and gaps[3] > 0:
             return "business day", clock, 0
@@ -252,18 +254,18 @@ def _unit(every: Sequence[Moment], series: Mapping[str, Sequence[Moment]]) -> tu
 
 
 def _date(found: Moment) -> datetime:
-    assert isinstance(found.place, datetime), "of a calendar of dates"
-    return found.place
+    assert isinstance(found.value, datetime), "of a calendar of dates"
+    return found.value
 
 
-def _step(places: Mapping[str, Any], calendar: Calendar) -> int:
-    """Return how far the places of each series are apart.
+def _step(ordinals: Mapping[str, Any], calendar: Calendar) -> int:
+    """Return how far the ordinals of each series are apart.
 
     Raises:
         ValueError: not all are multiples of one distance.
     """
     steps = dict[str, int]()
-    for name, several in places.items():
+    for name, several in ordinals.items():
         if len(several) > 1:
             sizes, counts = np.unique(np.diff(several), return_counts=True)
             steps[name] = int(sizes[counts.argmax()])
@@ -272,16 +274,16 @@ def _step(places: Mapping[str, Any], calendar: Calendar) -> int:
     shared = Counter(steps.values()).most_common(1)[0][0]
     for name, step in steps.items():
         if step != shared:
-            apart = [
+            distances = [
                 Calendar(calendar.kind, calendar.unit, size).frequency for size in (step, shared)
             ]
             raise ValueError(
-                f"the frequencies are mixed: the times of {shown(name)} are mostly {apart[0]} "
-                f"apart, and those of other series {apart[1]}"
+                f"the frequencies are mixed: the times of {shown(name)} are mostly {distances[0]} "
+                f"apart, and those of other series {distances[1]}"
             )
-        gaps = np.diff(places[name])
+        gaps = np.diff(ordinals[name])
         if (wrong := np.flatnonzero(gaps % shared)).size:
-            before, after = places[name][wrong[0]], places[name][wrong[0] + 1]
+            before, after = ordinals[name][wrong[0]], ordinals[name][wrong[0] + 1]
             frequency = Calendar(calendar.kind, calendar.unit, shared).frequency
             raise ValueError(
                 f"the times are not regular: {shown(name)} has {calendar.text(int(before))} and "
@@ -299,7 +301,7 @@ def shown(name: str) -> str:
 class History(NamedTuple):
     """The values of a series, one for each time.
 
-    last: the place of the last one.
+    last: the ordinal of the last one.
     filled: how many were absent, and are between their neighbors now.
     """
 
@@ -308,10 +310,10 @@ class History(NamedTuple):
     filled: int
 
 
-def history(places: Sequence[int], values: Sequence[float], step: int) -> History:
+def history(ordinals: Sequence[int], values: Sequence[float], step: int) -> History:
     """Return the values in the order of their times. Gaps are filled on a line."""
-    order = np.argsort(places)
-    there, known = np.array(places)[order], np.array(values, dtype=np.float64)[order]
+    order = np.argsort(ordinals)
+    there, known = np.array(ordinals)[order], np.array(values, dtype=np.float64)[order]
     index = (there - there[0]) // step
     whole = np.arange(index[-1] + 1)
     return History(np.interp(whole, index, known), int(there[-1]), len(whole) - len(index))
@@ -331,7 +333,7 @@ def naive_scale(values: Any, season: int) -> float:
 Forecast = Mapping[str, Any]
 """By name of `QUANTILES`: (times,)."""
 Known = Mapping[str, Mapping[int, Sequence[float]]]
-"""The covariates of series, of the past and of the future, by place."""
+"""The covariates of series, of the past and of the future, by ordinal."""
 
 
 class SeriesModel:
@@ -340,6 +342,7 @@ class SeriesModel:
     model_type: its name in `model.config`.
     columns: of the series (None if there is one), the time and the value.
     covariates: columns of numbers that are known of the future too.
+    gaps: share of the times between the first and the last of a history that may have no value.
     packages: what it needs beside NumPy.
     """
 
@@ -353,10 +356,11 @@ class SeriesModel:
         horizon: int,
         columns: Mapping[str, str | None],
         covariates: Sequence[str] = (),
+        gaps: float = _GAPS,
     ) -> None:
         self.model_type, self.calendar = model_type, Calendar(**calendar)
         self.season, self.horizon, self.columns = season, horizon, dict(columns)
-        self.covariates = [*covariates]
+        self.covariates, self.gaps = [*covariates], max(gaps, _GAPS)
 
     @property
     def least(self) -> int:
@@ -393,14 +397,14 @@ class SeriesModel:
         }
         try:
             model = kinds[self.model_type](season_length=self.season)
-            found = model.forecast(past.values, times, level=[LEVEL])
+            outcome = model.forecast(past.values, times, level=[LEVEL])
         except Exception as error:
             raise ValueError(
                 f"{self.model_type} cannot be fitted to {shown(name)}, which has "
                 f"{len(past.values)} values: {type(error).__name__}: {error}"
             ) from error
         names = {"quantile_0.1": f"lo-{LEVEL}", "prediction": "mean", "quantile_0.9": f"hi-{LEVEL}"}
-        result = {key: np.asarray(found[source], np.float64) for key, source in names.items()}
+        result = {key: np.asarray(outcome[source], np.float64) for key, source in names.items()}
         for values in result.values():
             if not np.isfinite(values).all():
                 raise ValueError(
@@ -435,20 +439,20 @@ class SeriesModel:
                 if record.get(column) is None and column not in optional:
                     raise ValueError(f"record {number} has no {column!r}")
             name = str(record[series]) if series else ""
-            place = self.calendar.place(record[str(time)])
+            ordinal = self.calendar.ordinal(record[str(time)])
             given = [_number(record, column, number) for column in self.covariates]
-            if known.setdefault(name, {}).setdefault(place, given) != given:
+            if known.setdefault(name, {}).setdefault(ordinal, given) != given:
                 raise ValueError(
                     f"{shown(name)} has two records of {', '.join(self.covariates)} at "
-                    f"{self.calendar.text(place)}"
+                    f"{self.calendar.text(ordinal)}"
                 )
             if record.get(str(target)) is None:
                 continue
             value = _number(record, str(target), number)
-            if histories.setdefault(name, {}).setdefault(place, value) != value:
+            if histories.setdefault(name, {}).setdefault(ordinal, value) != value:
                 raise ValueError(
-                    f"{shown(name)} has two values at {self.calendar.text(place)}: "
-                    f"{histories[name][place]:g} and {value:g}"
+                    f"{shown(name)} has two values at {self.calendar.text(ordinal)}: "
+                    f"{histories[name][ordinal]:g} and {value:g}"
                 )
         if alone := known.keys() - histories:
             raise ValueError(f"{shown(min(alone))} has no {target!r} at any time")
@@ -456,14 +460,24 @@ class SeriesModel:
         if self.covariates:
             for name, past in pasts.items():
                 self._check_known(name, past, known[name])
-        found = self.forecasts(pasts, dict.fromkeys(pasts, self.horizon), known)
-        return [row for name, past in pasts.items() for row in self._rows(name, past, found[name])]
+        forecasts = self.forecasts(pasts, dict.fromkeys(pasts, self.horizon), known)
+        return [
+            row for name, past in pasts.items() for row in self._rows(name, past, forecasts[name])
+        ]
 
     def _past(self, name: str, values: Mapping[int, float]) -> History:
-        places, step = [*values], self.calendar.step
-        if any((place - places[0]) % step for place in places):
+        ordinals, step = [*values], self.calendar.step
+        if any((ordinal - ordinals[0]) % step for ordinal in ordinals):
             raise ValueError(f"the times of {shown(name)} are not {self.calendar.frequency} apart")
-        past = history(places, [*values.values()], step)
+        between = (max(ordinals) - min(ordinals)) // step - 1
+        absent = between - len(ordinals) + 2
+        if absent > 0 and absent > self.gaps * between:
+            first, last = (self.calendar.text(pick(ordinals)) for pick in (min, max))
+            raise ValueError(
+                f"{absent:,} of the {between:,} times between {first} and {last} have no value in "
+                f"{shown(name)}, whose times are {self.calendar.frequency} apart"
+            )
+        past = history(ordinals, [*values.values()], step)
         if len(past.values) < self.least:
             raise ValueError(
                 f"{shown(name)} has {len(past.values)} values, and the model needs at least "
@@ -473,12 +487,13 @@ class SeriesModel:
 
     def _check_known(self, name: str, past: History, known: Mapping[int, Sequence[float]]) -> None:
         for ahead in range(self.horizon):
-            place = past.last + self.calendar.step * (ahead + 1)
-            if place not in known:
+            ordinal = past.last + self.calendar.step * (ahead + 1)
+            if ordinal not in known:
                 raise ValueError(
                     f"{shown(name)} has no {', '.join(self.covariates)} at "
-                    f"{self.calendar.text(place)}; give a record without {self.columns['target']!r}"
-                    f" for each of the {self.horizon} times after its last value"
+                    f"{self.calendar.text(ordinal)}; give a record without "
+                    f"{self.columns['target']!r} for each of the {self.horizon} times after its "
+                    f"last value"
                 )
 
     def _rows(self, name: str, past: History, forecast: Forecast) -> list[dict[str, Any]]:
@@ -522,8 +537,12 @@ class MeasuredModel(SeriesModel):
         """
         times, last = len(point), self.widths[-1] if self.widths else math.nan
         widths = np.array([*self.widths[:times]] + [last] * times)[:times]
-        apart = widths * naive_scale(past.values, self.season)
-        return {"quantile_0.1": point - apart, "prediction": point, "quantile_0.9": point + apart}
+        half_widths = widths * naive_scale(past.values, self.season)
+        return {
+            "quantile_0.1": point - half_widths,
+            "prediction": point,
+            "quantile_0.9": point + half_widths,
+        }
 
 
 class EnsembleModel(MeasuredModel):
@@ -550,8 +569,8 @@ class EnsembleModel(MeasuredModel):
     def forecasts(
         self, pasts: Mapping[str, History], ahead: Mapping[str, int], known: Known
     ) -> dict[str, Forecast]:
-        found = [member.forecasts(pasts, ahead, known) for member in self.members]
-        points = {name: [one[name]["prediction"] for one in found] for name in pasts}
+        result = [member.forecasts(pasts, ahead, known) for member in self.members]
+        points = {name: [one[name]["prediction"] for one in result] for name in pasts}
         return {
             name: self.with_interval(past, np.average(points[name], axis=0, weights=self.weights))
             for name, past in pasts.items()
@@ -563,9 +582,9 @@ class EnsembleModel(MeasuredModel):
 
     def save(self, folder: Path) -> None:
         super().save(folder)
-        for place, member in enumerate(self.members):
-            (folder / _MEMBER.format(place)).mkdir()
-            member.save(folder / _MEMBER.format(place))
+        for index, member in enumerate(self.members):
+            (folder / _MEMBER.format(index)).mkdir()
+            member.save(folder / _MEMBER.format(index))
 
 
 class TreesModel(MeasuredModel):
@@ -627,12 +646,12 @@ class TreesModel(MeasuredModel):
             starts[name] = past.last - step * (len(past.values) - 1)
         frame = self._frame(starts, {name: len(past.values) for name, past in pasts.items()}, known)
         frame["y"] = np.concatenate([past.values for past in pasts.values()])
-        found = made.preprocess(frame, static_features=[], dropna=False)
-        inputs = found.drop(columns=["unique_id", "ds", "y"]).to_numpy(np.float64)
-        return made, inputs, found["y"].to_numpy(np.float64)
+        result = made.preprocess(frame, static_features=[], dropna=False)
+        inputs = result.drop(columns=["unique_id", "ds", "y"]).to_numpy(np.float64)
+        return made, inputs, result["y"].to_numpy(np.float64)
 
     def _frame(self, starts: Mapping[str, int], counts: Mapping[str, int], known: Known) -> Any:
-        """Return the times of series from their first places on, with what is known of them.
+        """Return the times of series from their first ordinals on, with what is known of them.
 
         Series are numbered in their order, and their times from 0 on: histories have gaps in
         neither.
@@ -640,20 +659,20 @@ class TreesModel(MeasuredModel):
         import pandas as pd
 
         step, unknown = self.calendar.step, [math.nan] * len(self.covariates)
-        places = [
-            (number, place)
+        ordinals = [
+            (number, ordinal)
             for number, (name, start) in enumerate(starts.items())
-            for place in range(start, start + step * counts[name], step)
+            for ordinal in range(start, start + step * counts[name], step)
         ]
         names = [*starts]
-        frame = pd.DataFrame(places, columns=["unique_id", "ds"])
+        frame = pd.DataFrame(ordinals, columns=["unique_id", "ds"])
         distinct = frame["ds"].unique()
-        moments = [moment(self.calendar.text(int(place))).place for place in distinct]
+        moments = [moment(self.calendar.text(int(ordinal))).value for ordinal in distinct]
         for feature in self.features["dates"]:
             read = _DATE_FEATURES[feature]
-            found = dict(zip(distinct, map(read, moments), strict=True))
-            frame[feature] = frame["ds"].map(found).astype(float)
-        rows = [known.get(names[number], {}).get(place, unknown) for number, place in places]
+            covariates = dict(zip(distinct, map(read, moments), strict=True))
+            frame[feature] = frame["ds"].map(covariates).astype(float)
+        rows = [known.get(names[number], {}).get(ordinal, unknown) for number, ordinal in ordinals]
         for index, column in enumerate(self.covariates):
             frame[f"covariate {column}"] = [row[index] for row in rows]
         frame["ds"] //= step
@@ -744,19 +763,19 @@ class NetworkModel(SeriesModel):
         known = 2 * len(self.dates) + len(self.covariates)
         return 2 * self.context + (self.context + self.horizon) * known
 
-    def known_inputs(self, places: Sequence[int], known: Mapping[int, Sequence[float]]) -> Any:
+    def known_inputs(self, ordinals: Sequence[int], known: Mapping[int, Sequence[float]]) -> Any:
         """Return what is known of times: (times, features). An unknown covariate is its mean."""
         columns = list[Any]()
         if self.dates:
-            moments = [moment(self.calendar.text(place)).place for place in places]
+            moments = [moment(self.calendar.text(ordinal)).value for ordinal in ordinals]
             for name in self.dates:
                 turn = [2 * math.pi * _DATE_FEATURES[name](one) / _CYCLES[name] for one in moments]
                 columns += [np.sin(turn), np.cos(turn)]
         if self.covariates:
             unknown = [math.nan] * len(self.covariates)
-            rows = np.array([known.get(place, unknown) for place in places], np.float64)
+            rows = np.array([known.get(ordinal, unknown) for ordinal in ordinals], np.float64)
             columns += [*np.nan_to_num((rows - self.center) / self.spread, nan=0.0).T]
-        return np.stack(columns, axis=1) if columns else np.zeros((len(places), 0))
+        return np.stack(columns, axis=1) if columns else np.zeros((len(ordinals), 0))
 
     def window(self, values: Any, known: Any) -> Window:
         """Return what the network reads.
@@ -793,14 +812,14 @@ class NetworkModel(SeriesModel):
         self, pasts: Mapping[str, History], ahead: Mapping[str, int], known: Known
     ) -> dict[str, Forecast]:
         values = {name: past.values for name, past in pasts.items()}
-        found: dict[str, list[Any]] = {name: [] for name in pasts}
+        result: dict[str, list[Any]] = {name: [] for name in pasts}
         # Beyond the horizon, as after gaps, what has been forecast counts as history.
         for turn in range(math.ceil(max(ahead.values(), default=0) / self.horizon)):
             for name, past in pasts.items():
-                found[name].append(self._ahead(values[name], past.last, turn, known.get(name, {})))
-                values[name] = np.concatenate([values[name], found[name][-1][:, 1]])
+                result[name].append(self._ahead(values[name], past.last, turn, known.get(name, {})))
+                values[name] = np.concatenate([values[name], result[name][-1][:, 1]])
         return {
-            name: dict(zip(QUANTILES, np.concatenate(found[name])[: ahead[name]].T, strict=True))
+            name: dict(zip(QUANTILES, np.concatenate(result[name])[: ahead[name]].T, strict=True))
             for name in pasts
         }
 
@@ -810,8 +829,8 @@ class NetworkModel(SeriesModel):
         """Return the quantiles of the next `horizon` times: (times, quantiles)."""
         step = self.calendar.step
         now = last + step * self.horizon * turn
-        places = range(now - step * (self.context - 1), now + step * self.horizon + 1, step)
-        window = self.window(values, self.known_inputs(places, known))
+        ordinals = range(now - step * (self.context - 1), now + step * self.horizon + 1, step)
+        window = self.window(values, self.known_inputs(ordinals, known))
         shifts = self.outputs(window.inputs[None].astype(np.float64))[0]
         # Quantiles that a network learns one by one may cross.
         quantiles = np.sort(window.base[:, None] + shifts, axis=1)
@@ -847,8 +866,8 @@ def load(folder: Path) -> SeriesModel:
     """
     settings = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if "weights" in settings:
-        places = range(len(settings["weights"]))
-        members = [load(folder / _MEMBER.format(place)) for place in places]
+        ordinals = range(len(settings["weights"]))
+        members = [load(folder / _MEMBER.format(index)) for index in ordinals]
         return EnsembleModel(**settings, members=members)
     if (folder / TREES).is_file():
         return TreesModel(**settings, trees=(folder / TREES).read_text(encoding="utf-8"))

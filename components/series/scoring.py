@@ -44,11 +44,11 @@ class SeriesScorer:
     def _score(self, model: SeriesModel, records: pa.Table) -> pa.Table:
         calendar = model.calendar
         past = read_values(self.data, calendar, "train", "validation")
-        found = errors(model, past, values_in(records, calendar))
+        measured = errors(model, past, values_in(records, calendar))
         ones = np.ones(records.num_rows, dtype=np.int64)
-        counts = {"loss": found["scaled_error"], "targets": ones, "bytes": 0 * ones}
+        counts = {"loss": measured["scaled_error"], "targets": ones, "bytes": 0 * ones}
         names = {name: records.column(name) for name in (NAME, TIME)}
-        return score_table(records, counts | names | found)
+        return score_table(records, counts | names | measured)
 
 
 class SeriesPackager(ServedPackager):
@@ -59,12 +59,9 @@ class SeriesPackager(ServedPackager):
 
     def export(self, model: Any, folder: Path) -> None:
         """Write a network of PyTorch as one of NumPy."""
-        from steadytrain.components.series.training import Forecasting
+        from steadytrain.components.series.training import Forecasting, written
 
-        written = Forecasting(self.config, self.data).model
-        weights = {name: it.detach().float().cpu() for name, it in model.state_dict().items()}
-        written.weights = {name: it.contiguous().numpy() for name, it in weights.items()}
-        written.save(folder)
+        written(Forecasting(self.config, self.data), model).save(folder)
         shutil.copyfile(exported.__file__, folder / MODULE)
 
     def load_exported(self, folder: Path) -> Components:
@@ -128,22 +125,22 @@ class SeriesPackager(ServedPackager):
         calendar = model.calendar
         values = read_values(self.data, calendar, "train", "validation")
         first = min(one.series for one in values)
-        seen = sorted((one for one in values if one.series == first), key=lambda one: one.place)
-        found: list[tuple[int, float | None, Sequence[float]]] = [
-            (one.place, one.value, one.covariates) for one in seen
+        seen = sorted((one for one in values if one.series == first), key=lambda one: one.ordinal)
+        rows: list[tuple[int, float | None, Sequence[float]]] = [
+            (one.ordinal, one.value, one.covariates) for one in seen
         ]
         if model.covariates:
             tested = read_values(self.data, calendar, "test")
-            known = {one.place: one.covariates for one in tested if one.series == first}
+            known = {one.ordinal: one.covariates for one in tested if one.series == first}
             for ahead in range(1, model.horizon + 1):
-                place = seen[-1].place + calendar.step * ahead
-                found.append((place, None, known.get(place, seen[-1].covariates)))
+                ordinal = seen[-1].ordinal + calendar.step * ahead
+                rows.append((ordinal, None, known.get(ordinal, seen[-1].covariates)))
         return [
             {
                 str(model.columns["series"]): first,
-                str(model.columns["time"]): calendar.text(place),
+                str(model.columns["time"]): calendar.text(ordinal),
                 str(model.columns["target"]): value,
                 **dict(zip(model.covariates, covariates, strict=True)),
             }
-            for place, value, covariates in found
+            for ordinal, value, covariates in rows
         ]

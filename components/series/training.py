@@ -83,7 +83,7 @@ class _Known:
         NaN where there is none.
     known: `NetworkModel.known_inputs` from `context` times before the first one to `horizon` times
         after the last one.
-    first: the place of the first time.
+    first: the ordinal of the first time.
     unit: error of the seasonal naive forecast of the training side.
     """
 
@@ -125,14 +125,14 @@ class Forecasting:
         _, known = histories_of([*train, *held_out], step)
         ends = {name: past.last for name, past in pasts.items()}
         for one in held_out:
-            ends[one.series] = max(ends[one.series], one.place)
-        found = {
+            ends[one.series] = max(ends[one.series], one.ordinal)
+        result = {
             name: self._known(past, ends[name], known.get(name, {})) for name, past in pasts.items()
         }
         for one in [*train, *held_out]:
-            series = found[one.series]
-            series.truth[(one.place - series.first) // step] = one.value
-        return found
+            series = result[one.series]
+            series.truth[(one.ordinal - series.first) // step] = one.value
+        return result
 
     def _known(self, past: History, end: int, known: Mapping[int, Sequence[float]]) -> _Known:
         model, step = self.model, self.model.calendar.step
@@ -158,8 +158,8 @@ class Forecasting:
         windows, targets, units = list[Window](), list[Any](), list[float]()
         for row in rows:
             series = self.series[row[NAME]]
-            place = self.model.calendar.place(row[TIME])
-            index = (place - series.first) // self.model.calendar.step
+            ordinal = self.model.calendar.ordinal(row[TIME])
+            index = (ordinal - series.first) // self.model.calendar.step
             origin, target = self._targets(series, index)
             whole = self.model.context + self.model.horizon
             known = series.known[origin : origin + whole]
@@ -201,19 +201,19 @@ class Forecasting:
         relative = ((batch["targets"] - batch["center"]) / batch["scale"]).nan_to_num().float()
         quantiles = model(batch["inputs"], batch["base"]).float()
         levels = torch.tensor(_LEVELS, device=quantiles.device)
-        apart = relative[..., None] - quantiles
-        losses = torch.maximum(levels * apart, (levels - 1) * apart).mean(dim=-1)
+        deviations = relative[..., None] - quantiles
+        losses = torch.maximum(levels * deviations, (levels - 1) * deviations).mean(dim=-1)
         return LossSum((losses * scale.float() * there).sum())
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        found = model(batch["inputs"], batch["base"]).double().sort(dim=-1).values
-        median = batch["center"] + batch["scale"] * found[..., _LEVELS.index(0.5)]
+        quantiles = model(batch["inputs"], batch["base"]).double().sort(dim=-1).values
+        median = batch["center"] + batch["scale"] * quantiles[..., _LEVELS.index(0.5)]
         there = ~batch["targets"].isnan()
-        apart = (median - batch["targets"]).abs().nan_to_num()
+        deviations = (median - batch["targets"]).abs().nan_to_num()
         return {
-            "loss": float((apart / batch["unit"]).sum()),
-            "absolute": float(apart.sum()),
-            "squared": float(apart.square().sum()),
+            "loss": float((deviations / batch["unit"]).sum()),
+            "absolute": float(deviations.sum()),
+            "squared": float(deviations.square().sum()),
             "weight": int(there.sum()),
         }
 
@@ -224,6 +224,14 @@ class Forecasting:
             "rmse": float(np.sqrt(sums["squared"] / count)),
             "mae": sums["absolute"] / count,
         }
+
+
+def written(task: Forecasting, network: torch.nn.Module) -> NetworkModel:
+    """Return what is exported of a network."""
+    result = network_model(task.config, task.data, task.sizes["context"])
+    weights = {name: it.detach().float().cpu() for name, it in network.state_dict().items()}
+    result.weights = {name: it.contiguous().clone().numpy() for name, it in weights.items()}
+    return result
 
 
 def network_model(config: RunConfig, data: DataRecord, context: int) -> NetworkModel:
@@ -260,8 +268,8 @@ def _sizes(config: RunConfig, data: DataRecord) -> dict[str, int]:
                 f"{', '.join(_SIZES)}",
                 remedy="leave it out, or give a number above 0",
             )
-    found = {**_SIZES, **given}
-    if not found["context"]:
+    result = {**_SIZES, **given}
+    if not result["context"]:
         shared = described(MODEL_TYPE, config, data)
-        found["context"] = max(_LEAST_CONTEXT, _SEASONS * shared["season"], shared["horizon"])
-    return found
+        result["context"] = max(_LEAST_CONTEXT, _SEASONS * shared["season"], shared["horizon"])
+    return result

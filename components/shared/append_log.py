@@ -193,8 +193,8 @@ def encode(record: Record, number: int) -> bytes:
 
 def decode(line: bytes) -> dict[str, Any] | None:
     """Return the record of a line with its number; None if the line is damaged."""
-    body, _, rest = line.rstrip(b"\n").rpartition(_SUM.encode())
-    if rest != f'{zlib.crc32(body):08x}"}}'.encode():
+    body, _, checksum = line.rstrip(b"\n").rpartition(_SUM.encode())
+    if checksum != f'{zlib.crc32(body):08x}"}}'.encode():
         return None
     try:
         record: dict[str, Any] = json.loads(body + b"}")

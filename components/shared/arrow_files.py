@@ -55,8 +55,8 @@ def open_batches(file: Path) -> list[StoredBatch]:
     """
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
-        found = map(reader.get_batch_with_custom_metadata, range(reader.num_record_batches))
-        return [StoredBatch(file, item.batch, _metadata(item.custom_metadata)) for item in found]
+        batches = map(reader.get_batch_with_custom_metadata, range(reader.num_record_batches))
+        return [StoredBatch(file, item.batch, _metadata(item.custom_metadata)) for item in batches]
     except (OSError, pa.ArrowException) as error:
         raise _damaged(file, error) from error
 
@@ -82,13 +82,13 @@ def join_files(parts: Sequence[Path], target: Path) -> None:
 
 def _digest(batch: pa.RecordBatch) -> bytes:
     columns = [(field.name, str(field.type)) for field in batch.schema]
-    found = hashlib.sha256(repr((columns, batch.num_rows)).encode())
+    digest = hashlib.sha256(repr((columns, batch.num_rows)).encode())
     for column in batch.columns:
         for buffer in column.buffers():
-            found.update((0 if buffer is None else buffer.size).to_bytes(8, "little"))
+            digest.update((0 if buffer is None else buffer.size).to_bytes(8, "little"))
             if buffer is not None:
-                found.update(buffer)
-    return found.hexdigest().encode()
+                digest.update(buffer)
+    return digest.hexdigest().encode()
 
 
 def _metadata(metadata: Any) -> bytes:

@@ -13,7 +13,9 @@ SINGLE: Final = "single"
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What can change between the attempts of a run without changing what the model learns.
+    """What can change between the attempts of a run.
+
+    All but `sequence_length` leave what the model learns as it is.
 
     micro_batch_size: sequences per forward pass of a rank.
     gradient_checkpointing: whether backward recomputes activations.
@@ -21,6 +23,7 @@ class BatchSettings:
     strategy: how the ranks share the state, as in `compute`; never "auto". In a limit, "" keeps the
         strategy.
     offload: which part of the state is in host memory, as in `compute`.
+    sequence_length: most tokens of a sequence; 0 keeps the rows as they were prepared.
     """
 
     micro_batch_size: int
@@ -28,6 +31,7 @@ class BatchSettings:
     snapshot: bool = True
     strategy: str = REPLICATED
     offload: str = "none"
+    sequence_length: int = 0
 
     def strategy_on(self, ranks: int) -> str:
         """Return the strategy as a configuration names it: a single rank replicates nothing."""

@@ -32,12 +32,12 @@ class Remembered(dict[str, V]):
         self._function = function
 
     def __missing__(self, text: str) -> V:
-        found = self._function(text)
+        result = self._function(text)
         if len(text) <= LONGEST:
             if len(self) >= MOST:
                 self.clear()
-            self[text] = found
-        return found
+            self[text] = result
+        return result
 
 
 # Limit what someone else's code may use, such as a tokenizer's chat template.
@@ -116,5 +116,17 @@ def _limited() -> Iterator[None]:
 
 def data_bytes() -> int:
     """Return how much memory this process has allocated, as counted by the kernel."""
-    found = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) << 10 if found else 0
+    return _status_bytes("VmData")
+
+
+def peak_memory() -> int:
+    """Return the most resident bytes of this process; 0 if this system does not say it."""
+    with contextlib.suppress(OSError):
+        return _status_bytes("VmHWM")
+    return 0
+
+
+def _status_bytes(field: str) -> int:
+    """Return a size in this process's status (proc(5)); 0 if the field is missing."""
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) << 10 if match else 0

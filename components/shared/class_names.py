@@ -46,10 +46,10 @@ _CHARACTERS: Final = 80
 
 def in_order(labels: Iterable[str]) -> list[str]:
     """Return labels sorted: as numbers if all are whole numbers, otherwise as text."""
-    found = sorted(labels)
-    if all(_NUMBER.fullmatch(label) for label in found):
-        found.sort(key=int)
-    return found
+    result = sorted(labels)
+    if all(_NUMBER.fullmatch(label) for label in result):
+        result.sort(key=int)
+    return result
 
 
 def counting(labels: Sequence[str]) -> str:
@@ -84,7 +84,7 @@ def indices_of(labels: Sequence[str], names: Sequence[str]) -> list[int] | None:
         ours, theirs = [*map(folded, ours)], [*map(folded, theirs)]
     if len(ours) != len(theirs) or set(ours) != set(theirs):
         return None
-    places = {name: place for place, name in enumerate(theirs)}
+    places = {name: index for index, name in enumerate(theirs)}
     return [places[name] for name in ours]
 
 
@@ -95,5 +95,5 @@ def listed(labels: Sequence[str]) -> str:
 
 
 def _keys(names: Sequence[str]) -> list[str]:
-    found = [_UNNAMED.fullmatch(name) for name in names]
-    return [item[1] for item in found if item] if all(found) else list(names)
+    matches = [_UNNAMED.fullmatch(name) for name in names]
+    return [item[1] for item in matches if item] if all(matches) else list(names)

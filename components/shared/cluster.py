@@ -124,10 +124,10 @@ class Cluster:
         """Return the objects with these labels."""
         selector = ",".join(f"{name}={value}" for name, value in (labels or {}).items())
         query = [("labelSelector", selector), ("fieldSelector", fields)]
-        found = self._call(
+        items = self._call(
             "GET", self._path(kind), query=query, what=kind.plural, namespaced=kind.namespaced
         )
-        return list(found["items"])
+        return list(items["items"])
 
     def suspend(self, kind: Kind, name: str) -> None:
         """Ask a job's controller to end its pods and to make no others."""
@@ -150,17 +150,17 @@ class Cluster:
     def offers(self, kind: Kind) -> bool:
         """Return whether the cluster serves a kind."""
         try:
-            found = self._call("GET", kind.root, what=kind.root)
+            api = self._call("GET", kind.root, what=kind.root)
         except Refused as error:
             if error.status == 404:
                 return False
             raise
-        return any(item["name"] == kind.plural for item in found["resources"])
+        return any(item["name"] == kind.plural for item in api["resources"])
 
     def _path(self, kind: Kind, name: str = "") -> str:
         tail = f"/{name}" if name else ""
-        place = f"/namespaces/{self.namespace}" if kind.namespaced else ""
-        return f"{kind.root}{place}/{kind.plural}{tail}"
+        namespace = f"/namespaces/{self.namespace}" if kind.namespaced else ""
+        return f"{kind.root}{namespace}/{kind.plural}{tail}"
 
     def _call(
         self,
@@ -185,7 +185,7 @@ class Cluster:
         from steadytrain.components.shared.http_client import LimitExceeded
 
         try:
-            found: Manifest = self.client.call_api(
+            result: Manifest = self.client.call_api(
                 path,
                 method,
                 query_params=[item for item in query if item[1]],
@@ -197,16 +197,16 @@ class Cluster:
                 _request_timeout=_TIMEOUT_SECONDS,
             )
         except ApiException as error:
-            place, remedy = f"in namespace {self.namespace}", _NO_PERMISSION
+            scope, remedy = f"in namespace {self.namespace}", _NO_PERMISSION
             if not namespaced:
-                place, remedy = "of the whole cluster", _NO_PERMISSION_ON_ALL
-            raise _refusal(error, f"{_WORDS[method]} {what} {place}", remedy) from None
+                scope, remedy = "of the whole cluster", _NO_PERMISSION_ON_ALL
+            raise _refusal(error, f"{_WORDS[method]} {what} {scope}", remedy) from None
         except (HTTPError, OSError, LimitExceeded) as error:
             raise Unreachable(
                 f"the cluster's API server does not answer: {error}",
                 remedy=_LATER,
             ) from error
-        return found
+        return result
 
 
 def _content_type(method: str) -> str:

@@ -47,9 +47,9 @@ def weights_digest(model: Path) -> str:
     file is known to hold weights, because another framework wrote them, all files count. A file is
     read again only if its size, times or location changed since this process read it.
     """
-    found = [path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern)]
-    found = found or [path for path in model.rglob("*") if path.is_file()]
-    digests = {path.relative_to(model): _digest_as_of(path, _state(path)) for path in found}
+    files = [path for pattern in (*_WEIGHTS, BASE_FILE) for path in model.rglob(pattern)]
+    files = files or [path for path in model.rglob("*") if path.is_file()]
+    digests = {path.relative_to(model): _digest_as_of(path, _state(path)) for path in files}
     known: dict[str, Any] = {path.as_posix(): digest for path, digest in digests.items()}
     for path in model.rglob("config.json"):
         with contextlib.suppress(ValueError, AttributeError):
@@ -73,13 +73,13 @@ def files_digest(folder: Path, patterns: Sequence[str]) -> str:
 
     A file is read again only if its size, times or location changed since this process read it.
     """
-    found = {path for pattern in patterns for path in folder.glob(pattern)}
-    return value_digest({path.name: _digest_as_of(path, _state(path)) for path in found})
+    files = {path for pattern in patterns for path in folder.glob(pattern)}
+    return value_digest({path.name: _digest_as_of(path, _state(path)) for path in files})
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 @functools.lru_cache(maxsize=1024)

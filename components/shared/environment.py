@@ -23,13 +23,13 @@ _PACKAGES: Final = (
 @functools.cache
 def environment() -> dict[str, str]:
     """Return the versions by name. A package that is not installed is left out."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    result = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 COMMIT = "mlflow.source.git.commit"
@@ -47,11 +47,11 @@ def code_origin() -> dict[str, str]:
     The digest is over the difference of tracked files to the commit, and is missing if there is
     none. Pods have no repository; they know their image.
     """
-    found = {COMMIT: _git("rev-parse", "HEAD").decode().strip()}
-    if found[COMMIT] and (changes := _git("diff", "HEAD", "--binary", "--no-ext-diff")):
-        found[DIFF] = hashlib.sha256(changes).hexdigest()
-    found[IMAGE] = os.environ.get(IMAGE_DIGEST_VARIABLE, "")
-    return {name: value for name, value in found.items() if value}
+    origin = {COMMIT: _git("rev-parse", "HEAD").decode().strip()}
+    if origin[COMMIT] and (changes := _git("diff", "HEAD", "--binary", "--no-ext-diff")):
+        origin[DIFF] = hashlib.sha256(changes).hexdigest()
+    origin[IMAGE] = os.environ.get(IMAGE_DIGEST_VARIABLE, "")
+    return {name: value for name, value in origin.items() if value}
 
 
 def _git(*arguments: str) -> bytes:

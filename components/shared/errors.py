@@ -186,9 +186,9 @@ class Stopped(SystemExit):
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, what led to it, what led to that, and so on, each once."""
-    found: BaseException | None = error
+    result: BaseException | None = error
     seen = set[int]()
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or found.__context__
+    while result is not None and id(result) not in seen:
+        seen.add(id(result))
+        yield result
+        result = result.__cause__ or result.__context__

@@ -74,8 +74,8 @@ def foreign(what: str, remedy: str, *, runs_code: bool = False) -> Iterator[None
         if ran_out(error) or not theirs:
             raise
         # Transformers' configurations name the field in the cause.
-        said = error.__cause__ if kind.startswith("StrictDataclass") else None
-        reason = f"{kind}: {said or error}"
+        cause = error.__cause__ if kind.startswith("StrictDataclass") else None
+        reason = f"{kind}: {cause or error}"
         raise BadInput(f"{what}: {reason[:_LONGEST]}", remedy=remedy) from error
 
 

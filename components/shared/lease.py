@@ -315,18 +315,18 @@ def _take(
             )
         if first:
             longest = duration(seconds if wait_seconds is None else wait_seconds)
-            place = f"{generations.storage.uri}/{generations.name(last)}"
+            address = f"{generations.storage.uri}/{generations.name(last)}"
             notify(
                 f"waiting up to {longest}, because {_who(holder)} may still use {what} "
-                f"{run_id!r} ({place})"
+                f"{run_id!r} ({address})"
             )
         time.sleep(_POLL_SECONDS)
 
 
 def _number(name: str) -> int:
     """Return the number of an object; 0 if the name is not one of a lease."""
-    found = re.fullmatch(rf"{_PREFIX}(\d{{8,}})", name)
-    return int(found[1]) if found else 0
+    match = re.fullmatch(rf"{_PREFIX}(\d{{8,}})", name)
+    return int(match[1]) if match else 0
 
 
 def _who(holder: Holder | None) -> str:
@@ -380,7 +380,7 @@ def lock(
             yield lease.check
 
 
-def try_lock(handle: IO[Any], *, shared: bool = False) -> bool:
+def try_lock(handle: IO[Any] | int, *, shared: bool = False) -> bool:
     """Lock an open file until all processes have closed it. Return False if another one holds it.
 
     Args:

@@ -227,7 +227,7 @@ def _offline(name: str) -> Iterator[None]:
         (datasets.config, "HF_DATASETS_OFFLINE"),
         (constants, "HF_HUB_OFFLINE"),
     ]
-    before = [getattr(*place) for place in places]
+    before = [getattr(*attribute) for attribute in places]
     load = datasets.load_dataset
 
     def local(*args: Any, **given: Any) -> Any:
@@ -244,15 +244,15 @@ def _offline(name: str) -> Iterator[None]:
             )
         return load(*args, **given)
 
-    for place in places:
-        setattr(*place, True)
+    for attribute in places:
+        setattr(*attribute, True)
     datasets.load_dataset = local
     try:
         yield
     finally:
         datasets.load_dataset = load
-        for place, value in zip(places, before, strict=True):
-            setattr(*place, value)
+        for attribute, value in zip(places, before, strict=True):
+            setattr(*attribute, value)
 
 
 def _names_a_format_alone(path: Any = "", *_: Any, **given: Any) -> bool:

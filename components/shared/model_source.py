@@ -149,27 +149,27 @@ def _existing(folder: Path, address: str) -> Path:
 
 
 def _from_s3(address: str, config: RunConfig) -> Path:
-    storage, found = _listed(address)
+    storage, objects = _listed(address)
     origin = f"model {address!r}"
-    names = [checked(item.name, origin=origin) for item in found]
+    names = [checked(item.name, origin=origin) for item in objects]
     check_distinct(names, origin=origin)
 
     def fetch(folder: Path) -> None:
         for name in names:
             storage.download(name, below(folder, name, origin=origin))
 
-    return fetched(Workspace.of(config).downloads, _version(address, found), fetch)
+    return fetched(Workspace.of(config).downloads, _version(address, objects), fetch)
 
 
 def _listed(address: str) -> tuple[S3Storage, Sequence[ObjectInfo]]:
     storage = S3Storage(address)
-    found = storage.describe()
-    if not found:
+    objects = storage.describe()
+    if not objects:
         raise BadInput(
             f"model {address!r}: no files found there",
             remedy="give the prefix of the model's files",
         )
-    return storage, found
+    return storage, objects
 
 
 def _version(address: str, found: Sequence[ObjectInfo]) -> list[Any]:
@@ -187,8 +187,8 @@ def _snapshot(address: str, config: RunConfig, **patterns: Any) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     # A tokenizer from another repository, or a teacher, has its own commits.
-    own = address == (config.model.base or config.model.tokenizer)
-    revision = config.model.revision if own else None
+    configured = address == (config.model.base or config.model.tokenizer)
+    revision = config.model.revision if configured else None
     try:
         name = address.removeprefix("hub:")
         return Path(snapshot_download(name, revision=revision, **patterns))
@@ -296,8 +296,32 @@ def grader_content(config: RunConfig) -> str:
     return content_of(model, config) if model else ""
 
 
+def image_encoder_content(config: RunConfig) -> str:
+    """Return `content_of` for the pretrained encoder of images; "" if there is none.
+
+    Raises:
+        BadInput, StorageError: the same as `content_of`.
+    """
+    base = config.model.fusion.image_base
+    return content_of(base, config) if base else ""
+
+
+def other_contents(config: RunConfig) -> dict[str, str]:
+    """Return `content_of` for the models that training reads besides the base model, by role.
+
+    Raises:
+        BadInput, StorageError: the same as `content_of`.
+    """
+    roles = {
+        "teacher": teacher_content(config),
+        "grader": grader_content(config),
+        "image_encoder": image_encoder_content(config),
+    }
+    return {role: content for role, content in roles.items() if content}
+
+
 def note_base(folder: Path, config: RunConfig) -> None:
-    """Write a note beside adapters that identifies their base model."""
+    """Write a note next to adapters that identifies their base model."""
     content = {"address": config.model.base, "content": base_content(config)}
     (folder / BASE_FILE).write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
 

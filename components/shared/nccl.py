@@ -113,25 +113,25 @@ class NcclSummary:
 
 def summarized(lines: Iterable[str]) -> NcclSummary | None:
     """Return what a log says about NCCL; None if NCCL wrote nothing to it."""
-    found: dict[str, list[str]] = {name: [] for name in _PATTERNS}
+    result: dict[str, list[str]] = {name: [] for name in _PATTERNS}
     seen = False
     for line in lines:
         seen = seen or _ANY.search(line) is not None
         for name, pattern in _PATTERNS.items():
             if match := pattern.search(line):
-                found[name].append(match[1].strip())
+                result[name].append(match[1].strip())
     if not seen:
         return None
-    cards = (pair for text in found["interface"] for pair in _CARD.findall(text))
-    ways = Counter("/".join(way.split("/")[:2]) for way in found["way"])
+    cards = (pair for text in result["interface"] for pair in _CARD.findall(text))
+    ways = Counter("/".join(way.split("/")[:2]) for way in result["way"])
     return NcclSummary(
-        version=next(iter(found["version"]), ""),
-        ranks=max(map(int, found["ready"]), default=0),
-        network=next(iter(found["network"]), ""),
+        version=next(iter(result["version"]), ""),
+        ranks=max(map(int, result["ready"]), default=0),
+        network=next(iter(result["network"]), ""),
         interfaces=tuple(dict.fromkeys(card or port for card, port in cards)),
-        rings=max(map(int, found["ring"]), default=0),
+        rings=max(map(int, result["ring"]), default=0),
         transports=dict(ways),
-        warnings=tuple(dict.fromkeys(text[:_LONGEST] for text in found["warning"])),
+        warnings=tuple(dict.fromkeys(text[:_LONGEST] for text in result["warning"])),
     )
 
 

@@ -71,7 +71,7 @@ class RedactedText(io.TextIOBase):
 
 
 def redact_output() -> None:
-    """From now on, remove secrets from what this process prints."""
+    """Remove secrets from everything that this process prints from now on."""
     if not isinstance(sys.stdout, RedactedText):
         sys.stdout = RedactedText(sys.stdout)
     if not isinstance(sys.stderr, RedactedText):
@@ -140,18 +140,18 @@ class Output:
 
     @classmethod
     def of(cls, text: str) -> Output:
-        lines, found, rest, at = text.splitlines(), (0, 0), list[str](), 0
+        lines, output, remaining, at = text.splitlines(), (0, 0), list[str](), 0
         while at < len(lines):
             if _TRACEBACK not in lines[at]:
-                rest.append(lines[at])
+                remaining.append(lines[at])
                 at += 1
                 continue
-            found = at, _end(lines, at)
-            at = found[1]
-        begin, end = found
+            output = at, _end(lines, at)
+            at = output[1]
+        begin, end = output
         prefix = _prefix(lines[begin]) if end else ""
         traceback = [line.removeprefix(prefix) for line in lines[begin:end]]
-        return cls("\n".join(traceback), "\n".join(lines[end:]), "\n".join(rest))
+        return cls("\n".join(traceback), "\n".join(lines[end:]), "\n".join(remaining))
 
     @property
     def last_line(self) -> str:

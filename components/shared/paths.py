@@ -1,6 +1,6 @@
-"""Turn names from outside (a key, a manifest, a command line) into paths below a folder.
+"""Paths below a folder: of a run's own files, and of names from outside.
 
-No other module joins such a name to a folder.
+Outside is a key, a manifest or a command line. No other module joins such a name to a folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from steadytrain.components.shared.errors import BadInput
+
+
+class Inside:
+    """An attribute that is a path in a folder, which is another attribute of the same object.
+
+    folder: name of the attribute with the folder.
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.folder, self.name = folder, name
+
+    def __get__(self, owner: object, _: object = None) -> Path:
+        folder: Path = getattr(owner, self.folder)
+        return folder / self.name
 
 
 class UnsafeName(BadInput):

@@ -54,6 +54,16 @@ class Periodic:
             self._finish()
 
 
+def pause(since: float, most: float) -> None:
+    """Sleep before the next look at something: at first shortly, since it may end soon.
+
+    Args:
+        since: when the looks began, by the monotonic clock.
+        most: seconds.
+    """
+    time.sleep(min(most, 0.02 + (time.monotonic() - since) / 20))
+
+
 RENEWALS = 8
 """Number of renewals in the time after which silence counts as death."""
 

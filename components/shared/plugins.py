@@ -50,9 +50,9 @@ def _installed(group: str) -> EntryPoints:
 @functools.lru_cache(maxsize=4)
 def _listed(_path: tuple[str, ...]) -> Mapping[str, EntryPoints]:
     """Return the entry points by group. Going through all installed packages takes 10 ms."""
-    found = entry_points()
-    ours = (group for group in found.groups if group.startswith(f"{_OURS}."))
-    return {group: found.select(group=group) for group in ours}
+    installed = entry_points()
+    ours = (group for group in installed.groups if group.startswith(f"{_OURS}."))
+    return {group: installed.select(group=group) for group in ours}
 
 
 def _named(group: str, name: str) -> EntryPoints:
@@ -123,15 +123,15 @@ def load_as(group: str, name: str, kind: type[T]) -> T:
         BadInput: as for `load`, or if the object is something else. The message lists what it
             lacks.
     """
-    found = load(group, name)
-    if not isinstance(found, kind):
-        lacking = [part for part in vars(kind) if part[0] != "_" and not hasattr(found, part)]
+    result = load(group, name)
+    if not isinstance(result, kind):
+        lacking = [part for part in vars(kind) if part[0] != "_" and not hasattr(result, part)]
         lacks = f": it has no {', '.join(lacking)}" if lacking else ""
         raise BadInput(
-            f"{name!r} in {group} is {found!r:.80}, not an object of {kind.__name__}{lacks}",
+            f"{name!r} in {group} is {result!r:.80}, not an object of {kind.__name__}{lacks}",
             remedy=_FIX,
         )
-    return found
+    return result
 
 
 def address(group: str, name: str) -> str:

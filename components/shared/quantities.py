@@ -28,9 +28,9 @@ def duration(seconds: float) -> str:
         return "unknown"
     for unit, name, lower, lower_name in _DURATIONS:
         # Round to what is shown, so that 59 min 59.9 s is 1 h and not 59 min 60 s.
-        count, rest = divmod(round(seconds / lower), unit // lower)
+        count, remainder = divmod(round(seconds / lower), unit // lower)
         if count > 0:
-            return f"{count} {name}" + (f" {rest:02d} {lower_name}" if rest else "")
+            return f"{count} {name}" + (f" {remainder:02d} {lower_name}" if remainder else "")
     return f"{round(seconds, 1 if seconds < 9.95 else None):g} s"
 
 

@@ -39,12 +39,12 @@ class Record(BaseModel):
 
         The output may have been moved or copied since the record was written.
         """
-        found = {}
+        fields = {}
         for field, (first, count) in self._places.items():
             parts = Path(getattr(self, field)).parts[-count:]
             if parts[:1] == (first,) and (here := output.joinpath(*parts)).exists():
-                found[field] = str(here)
-        return self.model_copy(update=found)
+                fields[field] = str(here)
+        return self.model_copy(update=fields)
 
     def save(self, path: Path) -> None:
         """Write the record atomically."""

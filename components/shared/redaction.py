@@ -134,7 +134,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def redact_tracebacks() -> None:
-    """From now on, remove secrets from the traceback of an uncaught exception."""
+    """Remove secrets from the traceback of an uncaught exception from now on."""
     sys.excepthook = lambda _, error, __: print(traceback_of(error), end="", file=sys.stderr)
 
 
@@ -163,8 +163,8 @@ def login_of(address: str) -> str:
 
     A password may contain / ? or #, which otherwise end the host. After file:/// there is no login.
     """
-    found = _LOGIN.match(address)
-    return found[1] if found else ""
+    match = _LOGIN.match(address)
+    return match[1] if match else ""
 
 
 def secrets_of_address(address: str) -> set[str]:
@@ -191,12 +191,12 @@ def _without_patterns(text: str) -> str:
 def _unassigned(text: str) -> Iterator[str]:
     """Yield the text in parts, without values assigned to a secret's name."""
     done = 0
-    for found in _ASSIGNED.finditer(text):
-        if found.start() < done or not _assigns_a_secret(found):
+    for match in _ASSIGNED.finditer(text):
+        if match.start() < done or not _assigns_a_secret(match):
             continue
-        value = _VALUE.match(text, found.end())
+        value = _VALUE.match(text, match.end())
         if value:
-            yield text[done : found.end()]
+            yield text[done : match.end()]
             yield PLACEHOLDER
             done = value.end()
     yield text[done:]
@@ -226,18 +226,18 @@ def _secrets_of_variable(name: str, value: str, public: str) -> frozenset[str]:
     """Return what must not be shown of an environment variable's value."""
     if len(value) < _SHORTEST:
         return frozenset()
-    found = set[str]()
+    secrets = set[str]()
     if "://" in value and "@" in value and not _WEB_PATH.match(value):
-        found |= secrets_of_address(value)
+        secrets |= secrets_of_address(value)
     named = names_a_secret(name) and name != "PWD"  # the working directory
     if named or not _is_harmless(name, value, public):
         if "://" in value and not named:
-            found |= set(_IN_ADDRESS.findall(value.partition("://")[2].partition("/")[2]))
+            secrets |= set(_IN_ADDRESS.findall(value.partition("://")[2].partition("/")[2]))
         else:
             # Headers and connection strings: user code may show one of their values alone. Logs are
             # redacted line by line.
-            found |= {value, *_PAIR.findall(value), *value.splitlines()}
-    return frozenset(item for item in map(str.strip, found) if len(item) >= _SHORTEST)
+            secrets |= {value, *_PAIR.findall(value), *value.splitlines()}
+    return frozenset(item for item in map(str.strip, secrets) if len(item) >= _SHORTEST)
 
 
 def _is_harmless(name: str, value: str, public: str) -> bool:
@@ -247,9 +247,9 @@ def _is_harmless(name: str, value: str, public: str) -> bool:
     # Paths, one or several, are in messages everywhere, and are no secrets. Path.exists raises
     # where a value is too long for a path or may not be looked at.
     items = [item for item in value.split(os.pathsep) if item]
-    found = [os.path.lexists(item) for item in items]
-    are_paths = all(there or "/" in item for item, there in zip(items, found, strict=True))
-    return (any(found) and are_paths) or _HARMLESS_VALUE.fullmatch(value) is not None
+    exist = [os.path.lexists(item) for item in items]
+    are_paths = all(there or "/" in item for item, there in zip(items, exist, strict=True))
+    return (any(exist) and are_paths) or _HARMLESS_VALUE.fullmatch(value) is not None
 
 
 def _forms(value: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -159,12 +159,12 @@ class Registry:
 
         with self._errors():
             try:
-                found = self.tracking.client.get_model_version_by_alias(self.name, alias)
+                version = self.tracking.client.get_model_version_by_alias(self.name, alias)
             except MlflowException as error:
                 if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
                     raise
                 return None
-            return self._version(found)
+            return self._version(version)
 
     def numbered(self, number: str) -> Version | None:
         """Return the version with a number, or None."""
@@ -186,9 +186,11 @@ class Registry:
     def models_of_run(self, tags: Mapping[str, str]) -> set[str]:
         """Return the addresses of the models of which this run registered versions."""
         with self._errors():
-            found = self._all_of_run(tags)
+            models = self._all_of_run(tags)
             # Some releases of MLflow note only the one or the other.
-            return {place for item in found for place in (item.source, f"models:/{item.model_id}")}
+            return {
+                source for item in models for source in (item.source, f"models:/{item.model_id}")
+            }
 
     def _of_run(self, tags: Mapping[str, str]) -> list[Any]:
         versions = self._all_of_run(tags)
@@ -336,11 +338,9 @@ class Registry:
         with self._errors():
             self.tracking.client.set_registered_model_alias(self.name, alias, version.number)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[Callable[[], None]]:
+    def locked(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Hold the lock that all runs with the same lock address share. Yield the lock's check."""
-        with lock(self.lock_address, f"registry-{self.name}") as check:
-            yield check
+        return lock(self.lock_address, f"registry-{self.name}")
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
         return tracking_errors(self.tracking.uri)

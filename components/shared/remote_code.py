@@ -80,12 +80,12 @@ def code_digest(folder: Path) -> str:
 
 
 def _check_digest(base: Path, config: RunConfig) -> None:
-    found = code_digest(base)
-    if config.model.revision != found:
+    digest = code_digest(base)
+    if config.model.revision != digest:
         raise BadInput(
             f"model.revision = {config.model.revision!r}: with model.trust_remote_code it must pin "
             f"the code of {config.model.base} ({', '.join(_digests(base)) or 'no Python file'})",
-            remedy=f"read that code; if it may run, set model.revision to {found}",
+            remedy=f"read that code; if it may run, set model.revision to {digest}",
         )
 
 
@@ -117,8 +117,8 @@ def _is_foreign(folder: Path) -> bool:
 
 
 def _auto_maps(folder: Path) -> list[Any]:
-    found = (_read(folder / name).get("auto_map") for name in _CONFIGS)
-    return [auto_map for auto_map in found if auto_map]
+    maps = (_read(folder / name).get("auto_map") for name in _CONFIGS)
+    return [auto_map for auto_map in maps if auto_map]
 
 
 def _references(auto_map: Any) -> Iterator[str]:

@@ -78,7 +78,7 @@ class Retry:
         self.reset()
 
     def reset(self) -> None:
-        """Record a success: the next error starts an outage of its own."""
+        """Record a success: the next error starts a new outage."""
         self.failures, self._since = 0, dict[bool, float]()
         self._delay, self._due = self.delays[0], 0.0
 

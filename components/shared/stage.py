@@ -195,13 +195,13 @@ def _failure(current: Stage, error: BaseException) -> StepFailed:
 @functools.cache
 def environment() -> dict[str, str]:
     """Return versions by name: Python, the platform, installed packages, and steadytrain's code."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    result = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            result[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found | {"code": code_digest()}
+    return result | {"code": code_digest()}
 
 
 R = TypeVar("R", bound=Record)
@@ -313,7 +313,7 @@ def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({}))
     """
     with stage(config, "begin") as current:
         workspace = current.workspace
-        _check_room(workspace)
+        check_room(workspace)
         check_lm_tasks(config)
         seconds = config.recovery.server_wait_seconds
         retry(
@@ -327,8 +327,9 @@ def start_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({}))
         return workspace
 
 
-def _check_room(workspace: Workspace) -> None:
-    free = shutil.disk_usage(workspace.folder).free
+def check_room(workspace: Workspace) -> None:
+    """Raise BadInput if the disk of an output folder has too little space for a run."""
+    free = shutil.disk_usage(workspace.nearest()).free
     if free < MIN_FREE_BYTES:
         raise BadInput(
             f"output = {str(workspace.output)!r} has {size(free)} free, "

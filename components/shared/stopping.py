@@ -79,8 +79,8 @@ def tether() -> Tether | None:
     return Tether(int(descriptor)) if descriptor else None
 
 
-def die_with_parent(with_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel to send `with_signal` to this process when its parent dies.
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies.
 
     The parent is the thread that started the process, so call this in a process that a main thread
     started. On systems other than Linux, it does nothing.
@@ -89,12 +89,12 @@ def die_with_parent(with_signal: signal.Signals = signal.SIGKILL) -> None:
         return
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     # The parent may have died before the call.
     if os.getppid() != parent:
-        os.kill(os.getpid(), with_signal)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -170,7 +170,7 @@ def stoppable() -> Iterator[Stopping]:
 
 @cache
 def _obey_lifeline() -> None:
-    """From now on, send this process SIGTERM when the lifeline ends, if SIGTERM is handled."""
+    """Send this process SIGTERM when the lifeline ends, if SIGTERM is handled."""
     held = tether()
     main = threading.main_thread().ident
 

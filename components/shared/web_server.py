@@ -19,6 +19,8 @@ MOST_CONNECTIONS: Final = 256
 BACKLOG: Final = 16
 """Connections that are accepted at once. With many, new ones would push out one whose request has
 not been read yet."""
+HEADER_SECONDS: Final = 10.0
+"""From a connection, or a later request's first byte, to the end of that request's headers."""
 
 
 def check_token(host: str, token: str, variable: str) -> None:
@@ -60,8 +62,8 @@ def listen(host: str, port: int) -> socket.socket:
         BadInput: this machine does not have the address, or the port is in use.
     """
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(place[:2], family=family)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise BadInput(
@@ -84,11 +86,16 @@ def host_name(host: str) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection. One too many closes the oldest that sends no request, or the oldest of all."""
+    """A connection. One too many closes the oldest that sends no request, or the oldest of all.
+
+    uvicorn limits neither their number nor how slowly headers arrive.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.began = self.loop.time()
+        self._late: asyncio.TimerHandle | None = None
+        self._await_headers()
         most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         others = [other for other in self.connections if isinstance(other, Connection)]
         others.sort(key=lambda other: (other.is_answered, other.began))
@@ -96,8 +103,31 @@ class Connection(H11Protocol):
             other.transport.abort()
             self.connections.discard(other)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_wait()
+        super().connection_lost(exc)
+
     @property
     def is_answered(self) -> bool:
         """Whether a whole request has come, and its answer has not been sent yet."""
         cycle = self.cycle
         return cycle is not None and not cycle.more_body and not cycle.response_complete
+
+    def _await_headers(self) -> None:
+        """Close the connection in HEADER_SECONDS unless a request's headers are complete by then.
+
+        More bytes of the same headers do not prolong that time.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._end_wait()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _end_wait(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.document import shown
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import EventStream, JsonLines
+from steadytrain.components.shared.paths import Inside
 from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.storage import LocalStorage
 
@@ -81,7 +83,7 @@ class Workspace:
             # A relative path is invalid if the current folder was deleted.
             workspace = cls(Path(config.output).absolute(), config.run_id)
             places = [workspace.folder, *workspace.folder.parents]
-            nearest = next(place for place in places if place.exists())
+            nearest = next(folder for folder in places if folder.exists())
             if not nearest.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
         except OSError as error:
@@ -95,126 +97,61 @@ class Workspace:
     def lacks_space(self) -> bool:
         """Return whether the disk of the output is known to be full, or to lack inodes."""
         try:
-            nearest = next(place for place in (self.output, *self.output.parents) if place.exists())
-            free = os.statvfs(nearest)
+            free = os.statvfs(self.nearest())
         except OSError:
             return False
         # Not every file system counts inodes.
         inodes = free.f_favail > 0 or free.f_files == 0
         return free.f_bavail * free.f_frsize < _LEAST_BYTES or not inodes
 
+    def nearest(self) -> Path:
+        """Return the output folder, or the first folder above it that exists."""
+        return next(folder for folder in (self.output, *self.output.parents) if folder.exists())
+
     @property
     def folder(self) -> Path:
         return self.output / "runs" / self.run_id
 
     @property
-    def checks(self) -> Path:
-        return self.output / "checks"
+    def arguments(self) -> str:
+        """What names the run to a command in any folder."""
+        return f"{self.run_id} --output {shlex.quote(str(self.output))}"
 
-    @property
-    def config(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
-    def events(self) -> Path:
-        return self.folder / "events"
-
-    @property
-    def lease(self) -> Path:
-        return self.folder / "lease"
-
-    @property
-    def attempts(self) -> Path:
-        return self.folder / "attempts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def compiled(self) -> Path:
-        """Code compiled by torch.compile."""
-        return self.folder / "compiled"
-
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.folder / "evaluation"
-
-    @property
-    def quarantine(self) -> Path:
-        """Rejected records, if preparing the data failed."""
-        return self.folder / "quarantine.jsonl"
-
-    @property
-    def transformers(self) -> Path:
-        return self.folder / "transformers"
-
-    @property
-    def adjust(self) -> Path:
-        return self.folder / "adjust.json"
-
-    @property
-    def report(self) -> Path:
-        return self.folder / "report.html"
-
-    @property
-    def notified(self) -> Path:
-        return self.folder / "told"
-
-    @property
-    def alerted(self) -> Path:
-        """The alerts that the webhook has reported as firing."""
-        return self.folder / "alerts.json"
-
-    @property
-    def resubmitted(self) -> Path:
-        """Holds a note for each resubmission of the pipeline."""
-        return self.folder / "resubmitted"
-
-    @property
-    def downloads(self) -> Path:
-        return self.output / "downloads"
-
-    @property
-    def locks(self) -> Path:
-        return self.output / "locks"
-
-    @property
-    def tracking(self) -> Path:
-        return self.folder / "tracking"
-
-    @property
-    def tracking_store(self) -> Path:
-        return self.output / "mlflow.db"
-
-    @property
-    def tracking_artifacts(self) -> Path:
-        return self.output / "mlartifacts"
-
-    @property
-    def records(self) -> Path:
-        return self.folder / "records"
+    checks = Inside("output", "checks")
+    config = Inside("folder", "config.yaml")
+    events = Inside("folder", "events")
+    lease = Inside("folder", "lease")
+    attempts = Inside("folder", "attempts")
+    checkpoints = Inside("folder", "checkpoints")
+    compiled = Inside("folder", "compiled")
+    """Code compiled by torch.compile."""
+    logs = Inside("folder", "logs")
+    model = Inside("folder", "model")
+    evaluation = Inside("folder", "evaluation")
+    quarantine = Inside("folder", "quarantine.jsonl")
+    """Rejected records, if preparing the data failed."""
+    transformers = Inside("folder", "transformers")
+    adjust = Inside("folder", "adjust.json")
+    report = Inside("folder", "report.html")
+    notified = Inside("folder", "told")
+    alerted = Inside("folder", "alerts.json")
+    """The alerts that the webhook has reported as firing."""
+    resubmitted = Inside("folder", "resubmitted")
+    """Holds a note for each resubmission of the pipeline."""
+    downloads = Inside("output", "downloads")
+    locks = Inside("output", "locks")
+    tracking = Inside("folder", "tracking")
+    tracking_store = Inside("output", "mlflow.db")
+    tracking_artifacts = Inside("output", "mlartifacts")
+    records = Inside("folder", "records")
 
     def record(self, step: str) -> Path:
         return self.records / f"{step}.json"
 
-    @property
-    def prepared(self) -> Path:
-        """Folders of prepared data, shared by all runs."""
-        return self.output / "data"
-
-    @property
-    def losses(self) -> Path:
-        """Files with each training row's loss under a reference model, shared by all runs."""
-        return self.output / "losses"
+    prepared = Inside("output", "data")
+    """Folders of prepared data, shared by all runs."""
+    losses = Inside("output", "losses")
+    """Files with each training row's loss under a reference model, shared by all runs."""
 
     def learned(self, fingerprint: str) -> Path:
         return self.output / "learned" / f"{fingerprint}.json"

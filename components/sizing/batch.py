@@ -1,10 +1,13 @@
-"""From the global batch, which affects what the model learns, to the work of each rank."""
+"""From the global batch, which affects what the model learns, to the work of each rank.
+
+Commands import this module for their help, so it must be quick.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.errors import BadInput
@@ -32,12 +35,16 @@ class BatchPlan:
     @property
     def fields(self) -> Mapping[str, Any]:
         """The configuration fields that the plan sets."""
-        own = self.settings
+        settings = self.settings
+        length = (
+            {"data.sequence_length": settings.sequence_length} if settings.sequence_length else {}
+        )
         return {
-            "compute.strategy": own.strategy_on(self.world_size),
-            "compute.offload": own.offload,
-            "training.gradient_checkpointing": own.gradient_checkpointing,
-            "training.micro_batch_size": own.micro_batch_size,
+            "compute.strategy": settings.strategy_on(self.world_size),
+            "compute.offload": settings.offload,
+            "training.gradient_checkpointing": settings.gradient_checkpointing,
+            "training.micro_batch_size": settings.micro_batch_size,
+            **length,
         }
 
     def limited_to(self, limit: BatchSettings) -> BatchPlan:
@@ -53,6 +60,7 @@ class BatchPlan:
             snapshot=own.snapshot and limit.snapshot,
             strategy=limit.strategy or own.strategy,
             offload=own.offload if limit.offload == "none" else limit.offload,
+            sequence_length=limit.sequence_length or own.sequence_length,
         )
         return BatchPlan(settings, share // micro, self.world_size)
 
@@ -61,12 +69,15 @@ class BatchPlan:
         return replace(self, settings=replace(self.settings, **settings))
 
     def __str__(self) -> str:
-        own = self.settings
-        parts = [f"{own.micro_batch_size} x {self.gradient_accumulation_steps}"]
-        parts += ["activation checkpointing"] if own.gradient_checkpointing else []
-        parts += [] if own.snapshot else ["no snapshot in host memory"]
-        parts += [] if own.strategy == REPLICATED else [own.strategy]
-        parts += [] if own.offload == "none" else [f"offload {own.offload}"]
+        settings = self.settings
+        parts = [f"{settings.micro_batch_size} x {self.gradient_accumulation_steps}"]
+        parts += ["activation checkpointing"] if settings.gradient_checkpointing else []
+        parts += [] if settings.snapshot else ["no snapshot in host memory"]
+        parts += [] if settings.strategy == REPLICATED else [settings.strategy]
+        parts += [] if settings.offload == "none" else [f"offload {settings.offload}"]
+        parts += (
+            [f"at most {settings.sequence_length:,} tokens"] if settings.sequence_length else []
+        )
         return ", ".join(parts)
 
 
@@ -111,12 +122,35 @@ def batch_at(step: int, skipped: Sequence[int]) -> int:
     Args:
         skipped: skipped global batches, ascending.
     """
-    place = step
+    count = step
     for batch in skipped:
-        if batch <= place:
-            place += 1
-    return place
+        if batch <= count:
+            count += 1
+    return count
 
 
 def _largest_divisor(share: int, most: int) -> int:
     return next(size for size in range(most, 0, -1) if share % size == 0)
+
+
+IN_A_NODE: Final = 8
+"""GPUs of a full node."""
+MOST_GPUS: Final = 128
+"""The most GPUs that a plan considers."""
+
+
+def nodes_for(gpus: int) -> tuple[int, int]:
+    """Return the nodes for a number of GPUs, and the GPUs of each; zeros for 0.
+
+    Raises:
+        BadInput: they do not fill nodes of 8.
+    """
+    if gpus <= IN_A_NODE:
+        return (1, gpus) if gpus else (0, 0)
+    if gpus % IN_A_NODE:
+        raise BadInput(
+            f"--gpu-count {gpus}: above {IN_A_NODE}, GPUs are in nodes of {IN_A_NODE}",
+            remedy=f"give a multiple of {IN_A_NODE}, or set compute.nodes and "
+            "compute.nproc_per_node",
+        )
+    return gpus // IN_A_NODE, IN_A_NODE

@@ -1,24 +1,33 @@
-"""Each choice of a plan with a one-sentence reason; user settings are repeated, not evaluated."""
+"""Each choice of a plan with a one-sentence reason, and how a run on a known GPU starts.
+
+User settings are repeated, not evaluated. For a run, the plan chooses only what does not affect
+what the model learns: strategy, offload, activation checkpointing and the micro-batch determine
+what fits and how fast it is. The rest of a plan is for people to decide.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
+from steadytrain.components.memory.model import model_name, model_shape
 from steadytrain.components.memory.states import frozen_decisions, matrix_share
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.fields import Decision, set_by_user
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
+from steadytrain.components.shared.config.strategies import Offload
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration
-from steadytrain.components.sizing.fit import HOST_SPARE, Choice
-from steadytrain.components.sizing.hardware import GIB
+from steadytrain.components.sizing.batch import BatchPlan
+from steadytrain.components.sizing.fit import HOST_SPARE, Choice, at, fitting
+from steadytrain.components.sizing.hardware import GIB, find_gpu
 from steadytrain.components.sizing.length import prepared
-from steadytrain.components.sizing.machine import Workload
+from steadytrain.components.sizing.machine import Machine, Workload
 from steadytrain.components.sizing.recipe import MEDIUM_BATCH, recipe
-from steadytrain.components.sizing.strategy import BILLION
-from steadytrain.components.sizing.time_cost import Span, preemptions
+from steadytrain.components.sizing.strategy import BILLION, TrainingOption, options
+from steadytrain.components.sizing.time_cost import Span, by_table, preemptions
 
 _SIZE_RULE: Final = "rule: strategy by size"
 _SMALL_CARD: Final = "rule for 6 GB cards"
@@ -48,7 +57,7 @@ def _with_batch(job: Workload) -> RunConfig:
 
 def efficiency(job: Workload, choice: Choice) -> list[Decision]:
     """Return the decisions about memory and speed."""
-    found = [
+    result = [
         Decision("compute.strategy", choice.option.strategy, _strategy(job, choice)),
         Decision("compute.offload", choice.option.offload, _offload(job, choice)),
         Decision("model.adapter.kind", choice.option.adapter, _adapter(job, choice)),
@@ -61,7 +70,7 @@ def efficiency(job: Workload, choice: Choice) -> list[Decision]:
         *_batch(job, choice),
         *_pods(job, choice),
     ]
-    return [_as_learned(choice, _as_given(job, decision)) for decision in found]
+    return [_as_learned(choice, _as_given(job, decision)) for decision in result]
 
 
 def _as_given(job: Workload, decision: Decision) -> Decision:
@@ -225,4 +234,112 @@ def _checkpoints(job: Workload, choice: Choice, speed: Span) -> Iterator[Decisio
         "training.save_steps",
         None,
         f"Young's interval: about every {duration(interval)} here (steps: {steps})",
+    )
+
+
+_OPEN: Final[dict[str, dict[str, Any]]] = {
+    "compute": {"strategy": "auto", "offload": "none"},
+    "training": {"gradient_checkpointing": False},
+}
+"""By section: values that count as not set."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run starts, and why: in one sentence, and field by field."""
+
+    batch: BatchPlan
+    reason: str
+    decisions: Sequence[Decision]
+
+
+def planned_start(
+    config: RunConfig, device: str, nodes: int, length: int, host_memory: int | None = None
+) -> Start | None:
+    """Return the plan's choice; None for an unknown device or model, or if nothing fits.
+
+    Args:
+        device: as the driver or a node's label names it.
+        nodes: number of nodes.
+        length: tokens of the longest prepared row; 0 if the data don't say.
+        host_memory: bytes of host memory per node; None if unknown.
+    """
+    try:
+        job = _job(config, device, nodes, length, host_memory)
+        choice = fitting(job, options(job))
+    except BadInput:
+        # Other code reports a bad configuration; here it only means that there is no plan.
+        return None
+    return Start(choice.plan, _reason(job, choice), efficiency(job, choice)) if choice else None
+
+
+def estimated_memory(
+    config: RunConfig, device: str, nodes: int, length: int, plan: BatchPlan
+) -> int | None:
+    """Return the bytes of a rank with a plan, by the formula; None for an unknown device or model.
+
+    Args:
+        device, nodes, length: as for `planned_start`.
+    """
+    memory = estimate(config, device, nodes, length, plan)
+    return memory.memory if memory else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the formula expects of a plan.
+
+    memory: bytes of a rank.
+    tokens_per_second: of all ranks together.
+    """
+
+    memory: int
+    tokens_per_second: Span
+
+
+def estimate(
+    config: RunConfig, device: str, nodes: int, length: int, plan: BatchPlan
+) -> Estimate | None:
+    """Return what the formula expects of a plan; None for an unknown device or model.
+
+    Args:
+        device, nodes, length: as for `planned_start`.
+    """
+    try:
+        job = _job(config, device, nodes, length)
+    except BadInput:
+        return None
+    option = TrainingOption(
+        config.model.adapter.kind,
+        plan.settings.strategy,
+        plan.settings.gradient_checkpointing,
+        config.training.optim,
+        cast(Offload, plan.settings.offload),
+        config.model.adapter.frozen_embeddings,
+        config.model.adapter.frozen_head,
+    )
+    choice = at(job, option, plan.micro_batch_size)
+    return Estimate(choice.memory.total, by_table(job, choice).tokens_per_second)
+
+
+def _job(
+    config: RunConfig, device: str, nodes: int, length: int, host_memory: int | None = None
+) -> Workload:
+    machine = Machine(find_gpu(device), nodes, config.compute.nproc_per_node, host_memory)
+    content = config.model_dump()
+    if length:
+        content["data"]["sequence_length"] = length
+    for section, fields in _OPEN.items():
+        for name, value in fields.items():
+            if content[section][name] == value:
+                del content[section][name]
+    opened = RunConfig.model_validate(content)
+    return Workload(opened, model_name(config), model_shape(config), machine)
+
+
+def _reason(job: Workload, choice: Choice) -> str:
+    memory = choice.memory
+    return (
+        f"micro-batch x accumulation {choice.plan} on {job.machine}: a rank of {job.name} "
+        f"needs {memory.total / 1e9:.1f} of {choice.capacity / 1e9:g} GB by the plan's formula"
     )

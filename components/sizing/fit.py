@@ -110,9 +110,9 @@ def choose(job: Workload, candidates: Sequence[TrainingOption]) -> Choice:
             doesn't have.
     """
     best = [_best(job, option) for option in candidates]
-    good = (found for found in best if found.fits and _is_good(job, found))
-    fitting = (found for found in best if found.fits)
-    least = min(best, key=lambda found: (not found.fits_gpu, found.shortage))
+    good = (choice for choice in best if choice.fits and _is_good(job, choice))
+    fitting = (choice for choice in best if choice.fits)
+    least = min(best, key=lambda choice: (not choice.fits_gpu, choice.shortage))
     return next(good, None) or next(fitting, None) or least
 
 
@@ -126,12 +126,12 @@ def confirmed(job: Workload, choosing: Callable[[Workload], Choice], measure: Me
     tight, capacity = job, job.machine.gpu.memory
     for _ in range(_TRIES):
         estimated = choosing(tight)
-        found = replace(estimated, memory=measure(estimated), capacity=capacity)
-        if found.fits or not estimated.fits:
+        result = replace(estimated, memory=measure(estimated), capacity=capacity)
+        if result.fits or not estimated.fits:
             break
         # Reduce the memory by the factor that the formula was wrong by.
-        tight = _with_less(tight, estimated.memory.total / found.memory.total)
-    return found
+        tight = _with_less(tight, estimated.memory.total / result.memory.total)
+    return result
 
 
 def _with_less(job: Workload, share: float) -> Workload:
@@ -146,8 +146,8 @@ def fitting(job: Workload, candidates: Sequence[TrainingOption]) -> Choice | Non
     Raises:
         BadInput: as for `choose`.
     """
-    found = choose(job, candidates) if candidates else None
-    return found if found and found.fits else None
+    choice = choose(job, candidates) if candidates else None
+    return choice if choice and choice.fits else None
 
 
 _METHODS: Final[Mapping[str, Sequence[Adapter]]] = {
@@ -224,8 +224,8 @@ def at(
 def _best(job: Workload, option: TrainingOption) -> Choice:
     """Return the choice with the largest micro-batch that fits, or with the smallest one."""
     sizes = list(_micro_batches(job))
-    found = (at(job, option, size) for size in sizes)
-    return next((choice for choice in found if choice.fits), None) or at(job, option, sizes[-1])
+    choices = (at(job, option, size) for size in sizes)
+    return next((choice for choice in choices if choice.fits), None) or at(job, option, sizes[-1])
 
 
 def _micro_batches(job: Workload) -> Iterable[int]:

@@ -21,9 +21,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.config.document import find_unfit, parse, read
+from steadytrain.components.shared.effects import Section
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import size
-from steadytrain.components.shared.section import Section
 
 CPU = "cpu"
 _CPUINFO = Path("/proc/cpuinfo")
@@ -33,6 +33,9 @@ _SUSTAINED = 0.3
 _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
 """Processor flags, as Linux names them."""
 _QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+
+_PART: Final = re.compile(r"(?P<gpu>.+?)[-_ ](?:mig[-_ ])?(?P<profile>\d+g\.\d+gb)")
+"""The name of a MIG device, as people, its driver and node labels write it."""
 
 GIB: Final = 2**30
 TFLOPS_OF_A_UNIT: Final = 312 / 5
@@ -53,6 +56,9 @@ class Gpu(Prices):
 
     best_for: "" for a machine's own CPU.
     cuda: False for a machine's own CPU.
+    mig: profiles of MIG devices that it can be divided into.
+    profile: that of a MIG device; "" for a complete GPU.
+    offered_as: the resource name on the nodes of a cluster; "" if there is none to look at.
     """
 
     name: str
@@ -64,6 +70,45 @@ class Gpu(Prices):
     bf16: bool
     cuda: bool = True
     best_for: str = ""
+    mig: tuple[str, ...] = ()
+    profile: str = ""
+    offered_as: str = ""
+
+    def part(self, profile: str) -> Gpu:
+        """Return a MIG device of this GPU, whose price is unknown.
+
+        Raises:
+            BadInput: it has no such profile.
+        """
+        if profile not in self.mig:
+            raise BadInput(
+                f"{self.name} with the MIG profile {profile}: the plan's table has no such device",
+                remedy=f"one of {', '.join(self.mig)}"
+                if self.mig
+                else f"leave the profile out, or set --gpu to one of {', '.join(_divisible())}",
+            )
+        slices, memory_gb = _slices(profile)
+        share = slices / max(_slices(each)[0] for each in self.mig)
+        return Gpu(
+            name=f"{self.name}-MIG-{profile}",
+            memory_gb=memory_gb,
+            speed=self.speed * share,
+            half_tflops=self.half_tflops * share,
+            fp32_tflops=self.fp32_tflops * share,
+            bf16=self.bf16,
+            best_for=f"sharing one {self.name} between programs",
+            profile=profile,
+        )
+
+    @property
+    def resource(self) -> str:
+        """The name under which NVIDIA's device plugin offers it on Kubernetes.
+
+        Of MIG devices, it is that of its `mixed` strategy, unless nodes say otherwise.
+        """
+        if self.offered_as:
+            return self.offered_as
+        return f"nvidia.com/mig-{self.profile}" if self.profile else "nvidia.com/gpu"
 
     @property
     def kind(self) -> str:
@@ -105,20 +150,29 @@ _PRICES: Final = TypeAdapter(dict[str, Prices])
 @functools.cache
 def all_gpus() -> tuple[Gpu, ...]:
     """Return steadytrain's table of GPUs, the smallest memory first."""
-    place = resources.files("steadytrain.components.sizing") / "gpus.yaml"
-    table = _TABLE.validate_python(yaml.safe_load(place.read_text(encoding="utf-8")))
+    path = resources.files("steadytrain.components.sizing") / "gpus.yaml"
+    table = _TABLE.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
     return tuple(sorted(table, key=lambda gpu: gpu.memory_gb))
 
 
 @functools.cache
 def price_lists() -> tuple[PriceList, ...]:
     """Return the list prices of providers."""
-    place = resources.files("steadytrain.components.sizing") / "prices.yaml"
-    return _LISTS.validate_python(yaml.safe_load(place.read_text(encoding="utf-8")))
+    path = resources.files("steadytrain.components.sizing") / "prices.yaml"
+    return _LISTS.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-def priced_by(provider: str) -> tuple[tuple[Gpu, ...], str]:
+_OLD: Final = 180
+"""Days after which prices are doubted."""
+
+
+def priced_by(provider: str, today: datetime.date | None = None) -> tuple[tuple[Gpu, ...], str]:
     """Return the table with the prices of a provider only, and where they are from.
+
+    That says if some are old.
+
+    Args:
+        today: None means this day.
 
     Raises:
         BadInput: there are no prices of that provider.
@@ -130,12 +184,18 @@ def priced_by(provider: str) -> tuple[tuple[Gpu, ...], str]:
             f"--provider {provider}: the price table does not have it",
             remedy=f"one of {known}, or --prices FILE with your own",
         )
-    found: dict[str, Prices] = {name: price for each in lists for name, price in each.gpus.items()}
+    prices: dict[str, Prices] = {name: price for each in lists for name, price in each.gpus.items()}
     days = sorted(each.checked for each in lists)
     since = f"{days[0]} to {days[-1]}" if days[0] < days[-1] else f"{days[0]}"
     sources = "; ".join(dict.fromkeys(each.source for each in lists))
-    table = tuple(gpu.model_copy(update=_both(found.get(gpu.name, Prices()))) for gpu in all_gpus())
-    return table, f"{provider}'s list prices as published, checked {since} ({sources})"
+    table = tuple(
+        gpu.model_copy(update=_both(prices.get(gpu.name, Prices()))) for gpu in all_gpus()
+    )
+    origin = f"{provider}'s list prices as published, checked {since} ({sources})"
+    age = ((today or datetime.datetime.now(datetime.UTC).date()) - days[0]).days
+    if age > _OLD:
+        origin += f"; some are {age} days old: check them, and give your own with --prices"
+    return table, origin
 
 
 def _both(price: Prices) -> dict[str, float | None]:
@@ -148,13 +208,17 @@ def _both(price: Prices) -> dict[str, float | None]:
 def find_gpu(name: str, gpus: Sequence[Gpu] | None = None) -> Gpu:
     """Find a GPU by name, as people or its driver write it ("NVIDIA H100 80GB HBM3").
 
+    A MIG device has the GPU's name, and its profile: A100-80-MIG-1g.10gb.
+
     Raises:
         BadInput: no GPU has that name.
     """
     known = all_gpus() if gpus is None else gpus
-    found = known_gpu(name, known)
-    if found is not None:
-        return found
+    result = known_gpu(name, known)
+    if result is not None:
+        return result
+    if part := _PART.fullmatch(name.lower()):
+        return find_gpu(part["gpu"], known).part(part["profile"])
     raise BadInput(
         f"GPU {name!r}: the plan's table has no GPU of that name",
         remedy=f"one of {', '.join(gpu.name for gpu in known)}",
@@ -184,19 +248,19 @@ def kind_of(name: str, memory_gb: float = 0) -> Gpu:
         return named
     family = named.name.partition("-")[0] if named else ""
     same = [gpu for gpu in table if not family or gpu.name.partition("-")[0] == family]
-    found = [gpu for gpu in same if gpu.memory_gb == memory_gb]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(f"{gpu.name} ({gpu.memory_gb:g} GB)" for gpu in found or same)
-    amount = "several" if found else "no"
+    gpus = [gpu for gpu in same if gpu.memory_gb == memory_gb]
+    if len(gpus) == 1:
+        return gpus[0]
+    known = ", ".join(f"{gpu.name} ({gpu.memory_gb:g} GB)" for gpu in gpus or same)
+    amount = "several" if gpus else "no"
     raise BadInput(
         f"{name or 'a GPU'} with {memory_gb:g} GB: the plan's table has {amount} such GPU"
-        + ("s" if found else ""),
+        + ("s" if gpus else ""),
         remedy=f"name one of {known}",
     )
 
 
-def priced(prices: Path, gpus: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
+def priced(prices: Path) -> tuple[Gpu, ...]:
     """Return the table with prices only from a file; prices that it leaves out are unknown.
 
     Args:
@@ -205,18 +269,23 @@ def priced(prices: Path, gpus: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
     Raises:
         BadInput: the file can't be read, names a GPU that is not in the table, or one twice.
     """
-    known = all_gpus() if gpus is None else tuple(gpus)
-    found, names = dict[str, Prices](), dict[str, str]()
-    for name, value in _read_prices(prices).items():
-        gpu = find_gpu(name, known).name
-        if gpu in found:
+    known, what = all_gpus(), f"--prices {prices}"
+    given, names = dict[str, Prices](), dict[str, str]()
+    text = read(prices, what, "give a YAML file of prices")
+    for name, value in _read_prices(text, what).items():
+        try:
+            gpu = find_gpu(name, known).name
+        except BadInput as error:
+            message = f"{what}: {_line(text, name)}{error.message}"
+            raise BadInput(message, remedy=error.remedy) from error
+        if gpu in given:
             raise BadInput(
-                f"--prices {prices}: {names[gpu]} and {name} are the same GPU, {gpu}",
+                f"{what}: {_line(text, name)}{names[gpu]} and {name} are the same GPU, {gpu}",
                 remedy="give one price for it",
             )
-        found[gpu], names[gpu] = value, name
+        given[gpu], names[gpu] = value, name
     unknown = Prices()
-    return tuple(gpu.model_copy(update=found.get(gpu.name, unknown).model_dump()) for gpu in known)
+    return tuple(gpu.model_copy(update=given.get(gpu.name, unknown).model_dump()) for gpu in known)
 
 
 def smallest_gpu(needed: int) -> Gpu | None:
@@ -239,13 +308,29 @@ def advice(needed: int) -> str:
     )
 
 
+def _slices(profile: str) -> tuple[int, int]:
+    """Return how many slices a MIG profile has, and its memory in GB."""
+    slices, memory = profile.removesuffix("gb").split("g.")
+    return int(slices), int(memory)
+
+
+def _divisible() -> list[str]:
+    return [gpu.name for gpu in all_gpus() if gpu.mig]
+
+
 def _plain(name: str) -> str:
     return re.sub(r"^nvidia|[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
 
 
-def _read_prices(path: Path) -> Mapping[str, Prices]:
-    what = f"--prices {path}"
-    content = parse(read(path, what, "give a YAML file of prices"), what)
+def _line(text: str, name: str) -> str:
+    """Return which line of YAML has a key; "" if none has it at its start."""
+    key = re.compile(rf"""\s*(["']?){re.escape(name)}\1\s*:""")
+    lines = enumerate(text.splitlines(), start=1)
+    return next((f"line {number}: " for number, line in lines if key.match(line)), "")
+
+
+def _read_prices(text: str, what: str) -> Mapping[str, Prices]:
+    content = parse(text, what)
     if unfit := next(find_unfit(content), None):
         raise BadInput(f"{what}: {unfit.field}: {unfit.message}", remedy=unfit.remedy)
     try:
@@ -254,7 +339,7 @@ def _read_prices(path: Path) -> Mapping[str, Prices]:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BadInput(
-            f"{what}: {where}: {first['msg']}",
+            f"{what}: {_line(text, str([*first['loc'], ''][0]))}{where}: {first['msg']}",
             remedy="write it as `H100: {usd_per_hour: 8.00, spot_usd_per_hour: 3.20}`, one GPU "
             "per line",
         ) from error
@@ -265,10 +350,10 @@ def device_name(compute: ComputeConfig) -> str:
     if compute.device == CPU or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return CPU
     try:
-        found = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True)
+        query = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return CPU
-    return found.stdout.partition("\n")[0].strip() or CPU
+    return query.stdout.partition("\n")[0].strip() or CPU
 
 
 def this_cpu(config: RunConfig) -> Gpu:

@@ -29,7 +29,7 @@ class Learned(Record):
     @model_validator(mode="before")
     @classmethod
     def _nest(cls, content: Any) -> Any:
-        """Read what earlier versions wrote: the settings beside the schema version."""
+        """Read what earlier versions wrote: settings next to the schema version."""
         if not isinstance(content, dict) or "limit" in content:
             return content
         limit = {"strategy": "", **content}

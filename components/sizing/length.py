@@ -204,6 +204,22 @@ def prepared(config: RunConfig) -> DataRecord | None:
     return DataRecord.load(path) if path.is_file() else None
 
 
+def must_be_prepared(config: RunConfig) -> DataRecord:
+    """Return the prepared data of a run.
+
+    Raises:
+        BadInput: there are none yet, or their record has another version.
+    """
+    data = prepared(config)
+    if data is None:
+        raise BadInput(
+            f"a plan for data.task {config.data.task} needs the prepared data, which determine "
+            "the model, its memory and its time",
+            remedy="run `steadytrain step preprocess FILE` first",
+        )
+    return data
+
+
 def without_effect(training: TrainingConfig, rows: int | None, steps: int) -> Iterator[str]:
     """Yield a sentence for each setting that does not do what it says in that many steps.
 

@@ -50,8 +50,8 @@ class Hosts:
 
     def with_gpus(self, gpu: str, per_node: int) -> list[Node]:
         """Return the nodes with that many GPUs of a kind each, the most memory first."""
-        found = [node for node in self.nodes or () if node.gpu == gpu and node.gpus >= per_node]
-        return sorted(found, key=lambda node: -node.memory)
+        nodes = [node for node in self.nodes or () if node.gpu == gpu and node.gpus >= per_node]
+        return sorted(nodes, key=lambda node: -node.memory)
 
     def memory_of(self, gpu: str, nodes: int, per_node: int) -> int | None:
         """Return the host memory in bytes that each of that many nodes has; None if unknown.
@@ -60,8 +60,8 @@ class Hosts:
         """
         if gpu in self.memory:
             return self.memory[gpu]
-        found = self.with_gpus(gpu, per_node)[:nodes]
-        return found[-1].memory if found else None
+        result = self.with_gpus(gpu, per_node)[:nodes]
+        return result[-1].memory if result else None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def recipe(
         given: whether the user has set a field.
     """
     usual = TrainingConfig()
-    found = [
+    decisions = [
         Decision(
             "training.warmup_steps",
             usual.warmup_steps,
@@ -54,10 +54,11 @@ def recipe(
         *_adapters(adapter),
     ]
     rate = Decision(RATE, *_rate(config, adapter, parameters))
-    rate, *rest = (
-        set_by_user(config, item.field) if given(item.field) else item for item in (rate, *found)
+    rate, *others = (
+        set_by_user(config, item.field) if given(item.field) else item
+        for item in (rate, *decisions)
     )
-    return [scaled(config.training, rate), *rest]
+    return [scaled(config.training, rate), *others]
 
 
 def scaled(training: TrainingConfig, rate: Decision) -> Decision:

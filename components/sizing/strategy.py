@@ -100,11 +100,11 @@ def offloading_options(job: Workload) -> list[TrainingOption]:
     )
     kinds: tuple[Adapter, ...] = ("none",) if whole else ("lora", "none")
     strategy, native = _sharding(job)[-1], job.config.compute.prefer == "native"
-    found: list[TrainingOption] = []
+    result: list[TrainingOption] = []
     if whole and not native:
-        found.append(TrainingOption("none", "zero2", True, DEFAULT, "optimizer"))
-    found += [TrainingOption(kind, strategy, True, DEFAULT, "all") for kind in kinds]
-    return [option for option in found if option.is_possible(job)]
+        result.append(TrainingOption("none", "zero2", True, DEFAULT, "optimizer"))
+    result += [TrainingOption(kind, strategy, True, DEFAULT, "all") for kind in kinds]
+    return [option for option in result if option.is_possible(job)]
 
 
 def unconstrained_options(job: Workload) -> list[TrainingOption]:

@@ -120,13 +120,13 @@ def flops_per_token(shape: Shape, setting: Setting) -> float:
     units += setting.ascents * (2 + again)
     adapters = 6.0 * trained_parameters(shape, setting) if setting.adapter.freezes else 0.0
     teacher = setting.frozen_model.flops if setting.frozen_model else 0.0
-    own = units * forward + setting.passes * adapters
-    own -= (units - 1) * still_layers(shape, setting) * layer
+    flops = units * forward + setting.passes * adapters
+    flops -= (units - 1) * still_layers(shape, setting) * layer
     if not (shape.labels or setting.adapter.freezes):
-        own += setting.ascents * 2.0 * head
+        flops += setting.ascents * 2.0 * head
     passes = setting.passes + setting.ascents
-    own += passes * _on_logits(shape, setting, own / passes)
-    return setting.copies * own + passes * teacher
+    flops += passes * _on_logits(shape, setting, flops / passes)
+    return setting.copies * flops + passes * teacher
 
 
 def _on_logits(shape: Shape, setting: Setting, products: float) -> float:
@@ -232,11 +232,11 @@ def scoring_of(job: Workload, choice: Choice) -> Scoring | None:
         BadInput: the reference model's architecture is unknown, or can't be built here.
     """
     setting = choice.setting
-    found = grader_of(job.config, half=setting.half, length=setting.length)
-    if found is None:
+    model = grader_of(job.config, half=setting.half, length=setting.length)
+    if model is None:
         return None
     rows = max(SCORED_TOKENS, setting.length)
-    return Scoring(found.alone(rows), pass_tokens(job, setting, found))
+    return Scoring(model.alone(rows), pass_tokens(job, setting, model))
 
 
 def pass_tokens(job: Workload, setting: Setting, model: FrozenModel) -> float | None:

@@ -5,6 +5,8 @@ The kinds are inferred from the training side alone. Nothing here imports torch.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import re
 from collections import Counter
@@ -19,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.left_out import readable
-from steadytrain.components.tabular.model import is_missing, level_of, plain_number
+from steadytrain.components.tabular.model import level_of, numbers_of
 
 Kind = Literal["number", "category", "date", "text", "image"]
 Values = Sequence[Any]
@@ -45,6 +47,7 @@ class Column(BaseModel):
     reason: why it is not; "" if it is.
     note: what is odd about its values; "" if nothing is.
     missing: share of the records without a value.
+    infinite: number of infinite values in a column of numbers, which count as missing.
     distinct: number of different values.
     examples: the most frequent ones.
     """
@@ -56,6 +59,7 @@ class Column(BaseModel):
     reason: str = ""
     note: str = ""
     missing: float = 0.0
+    infinite: int = 0
     distinct: int = 0
     examples: list[str] = []
     low: float | None = None
@@ -93,6 +97,7 @@ class Table(BaseModel):
                 f"{len(same):,} columns are not learned from, since each has one value or none: "
                 f"{names} and {len(same) - _SHOWN:,} others"
             )
+        yield from self._infinite()
         grouped = {*same}
         for column in self.columns:
             if column.name in grouped:
@@ -103,6 +108,20 @@ class Table(BaseModel):
             elif column.note:
                 yield f"{name} {column.note}"
         yield from self.unread_elsewhere
+
+    def _infinite(self) -> Iterator[str]:
+        """Yield a sentence about infinite values: one for each column, or for many together."""
+        infinite = [(repr(readable(item.name)), item.infinite) for item in self.columns]
+        infinite = [(name, count) for name, count in infinite if count]
+        if len(infinite) <= _MANY:
+            for name, count in infinite:
+                yield f"the column {name} has {_infinite(count)}"
+        else:
+            shown = ", ".join(f"{name} ({count:,})" for name, count in infinite[:_SHOWN])
+            yield (
+                f"{len(infinite):,} columns have {_infinite(sum(count for _, count in infinite))}: "
+                f"{shown} and {len(infinite) - _SHOWN:,} others"
+            )
 
     def card(self) -> dict[str, Any]:
         """Return the fields of the data card."""
@@ -117,7 +136,13 @@ class Table(BaseModel):
             if kind not in ("number", "date"):
                 continue
             values = [record.get(name) for record in records]
-            wrong = [value for value in values if not is_missing(value) and not _is(value, kind)]
+            wrong = [values[index] for index in _others(values, kind)]
+            if kind == "number":
+                infinite = sum(map(_is_infinite, wrong))
+                wrong = [value for value in wrong if not _is_infinite(value)]
+                if infinite:
+                    where = f"the column {readable(name)!r} of the {side} side"
+                    yield f"{where} has {_infinite(infinite)}"
             if wrong:
                 yield (
                     f"the column {readable(name)!r} of the {side} side has {len(wrong):,} values "
@@ -152,20 +177,21 @@ def inferred(
         allowed: columns to learn from although they identify a record or give the target away.
         text: the column that is text in any case, if there is one of that name; others may be, too.
     """
-    found = [
+    result = [
         _column(name, values, target, allowed=name in allowed, text=text)
         for name, values in sorted(columns.items())
     ]
-    return Table(target=target.name, columns=found)
+    return Table(target=target.name, columns=result)
 
 
 def _column(
     name: str, values: Values, target: Target, *, allowed: bool, text: str | None
 ) -> Column:
-    rows = np.array([not is_missing(value) for value in values], dtype=bool)
-    present = [value for value, there in zip(values, rows, strict=True) if there]
-    # Of each value, NaN if it is not a number. It is parsed once, for tables with many rows.
-    numbers = np.array([plain_number(value) for value in present], dtype=np.float64)
+    # Of each value, NaN if it is not a number. It is parsed once, for tables with many values.
+    numbers, missing = numbers_of(values)
+    rows = ~missing
+    present = [*itertools.compress(values, rows)] if missing.any() else values
+    numbers = numbers[rows]
     counts = Counter(map(str, present))
     kind, reason, note = _kind(name, present, numbers, counts, allowed=allowed, text=text)
     if kind and not allowed:
@@ -174,20 +200,25 @@ def _column(
             _leak(clues, kind, truth[rows], numbers=target.numbers)
             for truth in (target.values if len(present) >= max(FEW, 0.5 * len(values)) else ())
         )
-        if found := next(filter(None, evidence), ""):
-            kind, reason = None, f"{found}; {_ALLOW}"
-    finite = numbers[~np.isnan(numbers)] if kind == "number" else np.zeros(0)
+        if result := next(filter(None, evidence), ""):
+            kind, reason = None, f"{result}; {_ALLOW}"
+    number, nan = kind == "number", np.isnan(numbers)
+    finite = numbers[~nan & number]
+    others = [present[index] for index in np.flatnonzero(nan & number).tolist()]
     return Column(
         name=name,
         kind=kind,
         reason=reason,
         note=note,
         missing=round(1 - len(present) / max(1, len(values)), 6),
+        infinite=sum(map(_is_infinite, others)),
         distinct=len(counts),
         examples=[
             f"{value[:40]} ({count})"
-            for value, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        ][:_SHOWN],
+            for value, count in heapq.nsmallest(
+                _SHOWN, counts.items(), key=lambda item: (-item[1], item[0])
+            )
+        ],
         low=float(finite.min()) if len(finite) else None,
         high=float(finite.max()) if len(finite) else None,
     )
@@ -205,16 +236,20 @@ def _kind(
     """Return the kind of a column, or None and why it is not learned from, and what is odd."""
     if not present:
         return None, "every value is missing", ""
-    if any(isinstance(value, list | dict) for value in present):
+    odd = np.flatnonzero(np.isnan(numbers)).tolist()
+    if any(isinstance(present[index], list | dict) for index in odd):
         return None, "it has lists or mappings", ""
     if len(counts) == 1:
         return None, f"every value is {next(iter(counts))[:40]!r}", ""
     if name == text:
         return "text", "", ""
     different = len(counts) == len(present) >= FEW
-    other = [present[place] for place in np.flatnonzero(np.isnan(numbers)).tolist()]
+    other = [present[index] for index in odd if not _is_infinite(present[index])]
+    finite = numbers[~np.isnan(numbers)]
+    if not other and not len(finite):
+        return None, "every value is infinite", ""
     if not other:
-        if different and not allowed and _numbers_records(name, numbers):
+        if different and not allowed and _numbers_records(name, finite):
             return None, f"it numbers the records; {_ALLOW}", ""
         return "number", "", ""
     return _other_kind(present, counts, other, different=different and not allowed)
@@ -233,7 +268,7 @@ def _other_kind(
         odd = f"has {len(other):,} values that are not numbers, such as {str(other[0])[:40]!r}"
     if len(other) <= _STRAY * len(present) and len(counts) > FEW:
         return "number", "", f"{odd}; they count as missing"
-    undated = [value for value in present if not _is(value, "date")]
+    undated = [value for value in present if not _is_date(value)]
     if not undated:
         return "date", "", ""
     if len(undated) < len(present) / 2:
@@ -248,11 +283,31 @@ def _other_kind(
     return "category", "", odd and f"{odd}; all its values are learned as categories"
 
 
-def _is(value: Any, kind: Kind) -> bool:
-    """Return whether a value is a number or a date."""
-    if kind == "date":
-        return isinstance(value, str) and is_date(value)
-    return not math.isnan(plain_number(value))
+def _others(values: Values, kind: Kind) -> list[int]:
+    """Return the places of values that are there and are not of a kind: numbers or dates."""
+    numbers, missing = numbers_of(values)
+    if kind == "number":
+        result: list[int] = np.flatnonzero(np.isnan(numbers) & ~missing).tolist()
+        return result
+    return [index for index in np.flatnonzero(~missing).tolist() if not _is_date(values[index])]
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, str) and is_date(value)
+
+
+def _is_infinite(value: Any) -> bool:
+    """Return whether a value is an infinite number, also as text: inf, -Infinity or 1e400."""
+    try:
+        return not isinstance(value, bool) and math.isinf(float(value))
+    except (TypeError, ValueError):
+        return False
+    except OverflowError:
+        return True
+
+
+def _infinite(count: int) -> str:
+    return f"{count:,} infinite {'value' if count == 1 else 'values'}; they count as missing"
 
 
 def _numbers_records(name: str, numbers: NDArray[np.float64]) -> bool:
@@ -302,12 +357,12 @@ def _one_to_one(values: Sequence[str], truth: NDArray[Any]) -> str:
 
 
 def _intervals(numbers: NDArray[np.float64], truth: NDArray[Any]) -> str:
-    """Return whether each class has an interval of numbers of its own."""
+    """Return whether the classes have disjoint intervals of numbers."""
     order = np.argsort(numbers, kind="stable")
     sorted_truth, sorted_numbers = truth[order], numbers[order]
     changes = np.flatnonzero(sorted_truth[1:] != sorted_truth[:-1])
     classes = len(np.unique(truth))
-    apart = (sorted_numbers[changes] < sorted_numbers[changes + 1]).all()
-    if len(changes) == classes - 1 and apart:
+    separate = (sorted_numbers[changes] < sorted_numbers[changes + 1]).all()
+    if len(changes) == classes - 1 and separate:
         return f"its numbers separate the {classes} classes of the target without an error"
     return ""

@@ -1,4 +1,7 @@
-"""Read the records of a table. Nothing here imports torch."""
+"""Read the records of a table, and learn how its texts become numbers. Nothing here imports torch.
+
+Texts become numbers by TF-IDF and then a truncated SVD of scikit-learn.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,18 @@ from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.shared.records import Side
 from steadytrain.components.tabular.columns import FEW, Table, Target, inferred
-from steadytrain.components.tabular.model import plain_number
-from steadytrain.components.tasks.encoding.base import Content, EncodedRecord, EncodedRow, Fitted
+from steadytrain.components.tabular.model import (
+    TEXT_PARTS,
+    Text,
+    is_missing,
+    level_of,
+    plain_number,
+)
+from steadytrain.components.tasks.encoding.base import Content, Fitted
 from steadytrain.components.tasks.encoding.fields import Defect, class_of, number_of
 from steadytrain.components.tasks.encoding.labeled_text import (
     ClassIndex,
+    LabeledRows,
     LabelIndices,
     classes_in,
     each_once,
@@ -32,7 +42,6 @@ from steadytrain.components.tasks.encoding.labeled_text import (
     trained_indices,
     written_labels,
 )
-from steadytrain.components.tasks.encoding.labeled_text import Target as LabelTarget
 
 FEATURES: Final = "features"
 """Column of rows and of test records: the record without its target, as JSON."""
@@ -56,22 +65,22 @@ class TableEncoder:
 
     @property
     def target(self) -> str:
-        target = self.data.target
-        if target is None:
+        if not self.data.targets:
             raise BadInput(
                 f"data.target is missing: data.task {self.data.task} predicts a column",
                 remedy="name the column to predict, such as --set data.target=price",
             )
-        return target
+        return ", ".join(self.data.targets)
 
     def columns(self) -> Sequence[Sequence[str]]:
         weight = self.data.columns.weight
-        return [[self.target, *self.data.features, *([weight] if weight else [])]]
+        targets = self.data.targets or [self.target]
+        return [[*targets, *self.data.features, *([weight] if weight else [])]]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         label = self.label_of(row)
         columns = self.data.columns
-        others = self.target, columns.group, columns.slice, columns.weight
+        others = *self.data.targets, columns.group, columns.slice, columns.weight
         names = self.data.features or [name for name in row if name not in others]
         values = {name: plain_value(name, row.get(name)) for name in names}
         prompt = text = json.dumps(values, sort_keys=True, ensure_ascii=False)
@@ -117,23 +126,23 @@ class TableEncoder:
         names.pop(self.data.columns.weight or "", None)
         columns = {name: [record.get(name) for record in records] for name in names}
         target = Target(self.target, self.truths(labels), numbers=not self.labeled)
-        found = inferred(columns, target, allowed=self.data.allow_leaks)
+        description = inferred(columns, target, allowed=self.data.allow_leaks)
         if unknown := sorted({*self.data.allow_leaks} - names.keys()):
             raise DataError(
                 f"data.allow_leaks names {unknown[0]!r}, and the data have no such column",
                 remedy=f"leave it out; the columns are {', '.join(sorted(names))[:500]}",
             )
-        if not found.features:
+        if not description.features:
             raise DataError(
-                "no column can be learned from: " + "; ".join(found.remarks()),
+                "no column can be learned from: " + "; ".join(description.remarks()),
                 remedy="give more columns, or check data.target and data.features",
             )
         unread = [
             remark
             for side in ("validation", "test")
-            for remark in found.unread([*chain.from_iterable(map(parsed, sides[side]))], side)
+            for remark in description.unread([*chain.from_iterable(map(parsed, sides[side]))], side)
         ]
-        return found.model_copy(update={"unread_elsewhere": unread})
+        return description.model_copy(update={"unread_elsewhere": unread})
 
 
 class ClassTableEncoder(TableEncoder):
@@ -152,8 +161,8 @@ class ClassTableEncoder(TableEncoder):
     def targets_of(self, labels: Any) -> Any:
         return labels
 
-    def row_encoder(self, fitted: Fitted) -> TableRows:
-        return TableRows(ClassIndex(trained_indices(fitted)))
+    def row_encoder(self, fitted: Fitted) -> LabeledRows:
+        return LabeledRows(ClassIndex(trained_indices(fitted)), _values)
 
 
 class LabelSetTableEncoder(TableEncoder):
@@ -166,7 +175,11 @@ class LabelSetTableEncoder(TableEncoder):
         return each_once(super().read(row))
 
     def label_of(self, row: Mapping[str, Any]) -> str:
-        return written_labels(row, self.target, self.data)
+        if not isinstance(self.data.target, list):
+            return written_labels(row, self.target, self.data)
+        return json.dumps(
+            sorted(name for name in self.data.target if _has(row, name)), ensure_ascii=False
+        )
 
     def classes_in(self, label: str) -> Sequence[str]:
         return classes_in(label)
@@ -174,13 +187,13 @@ class LabelSetTableEncoder(TableEncoder):
     def targets_of(self, labels: Any) -> Any:
         return sets_of(labels)
 
-    def row_encoder(self, fitted: Fitted) -> TableRows:
-        return TableRows(LabelIndices(trained_indices(fitted)))
+    def row_encoder(self, fitted: Fitted) -> LabeledRows:
+        return LabeledRows(LabelIndices(trained_indices(fitted)), _values)
 
     def truths(self, labels: Sequence[Any]) -> list[NDArray[Any]]:
-        present = range(1 + max((max(own, default=-1) for own in labels), default=-1))
-        flags = [np.array([label in own for own in labels]) for label in present]
-        return [own for own in flags if min(own.sum(), (~own).sum()) >= FEW]
+        present = range(1 + max((max(row, default=-1) for row in labels), default=-1))
+        flags = [np.array([label in row for row in labels]) for label in present]
+        return [row for row in flags if min(row.sum(), (~row).sum()) >= FEW]
 
 
 class NumberTableEncoder(TableEncoder):
@@ -195,29 +208,29 @@ class NumberTableEncoder(TableEncoder):
     def targets_of(self, labels: Any) -> Any:
         return labels.cast(pa.float64())
 
-    def row_encoder(self, fitted: Fitted) -> TableRows:
+    def row_encoder(self, fitted: Fitted) -> LabeledRows:
         del fitted
-        return TableRows(number_target)
+        return LabeledRows(number_target, _values)
 
 
-@dataclass(frozen=True)
-class TableRows:
-    """Encodes records.
+def _has(row: Mapping[str, Any], column: str) -> bool:
+    """Return whether a record has the label that a column stands for.
 
-    target_of: returns the value of the column `label`.
+    Raises:
+        Defect: the column has neither 0 nor 1, nor a truth value.
     """
+    value = row.get(column)
+    if is_missing(value):
+        raise Defect("missing_field", f"{column[:80]} is absent or null; no label is 0")
+    text = level_of(value).strip()
+    result = float(text == "true") if text in ("false", "true") else plain_number(value)
+    if result not in (0, 1):
+        raise Defect("not_a_class", f"{column[:80]} is {value!r:.80}, neither 0 nor 1")
+    return result == 1
 
-    target_of: LabelTarget
 
-    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
-        return [self._encoded(record) for record in records]
-
-    def _encoded(self, record: Content) -> EncodedRecord | Defect:
-        target = self.target_of(record)
-        if isinstance(target, Defect):
-            return target
-        row = EncodedRow({FEATURES: record.text, "label": target}, tokens=1, targets=1)
-        return EncodedRecord(1, [row])
+def _values(record: Content) -> dict[str, Any]:
+    return {FEATURES: record.text}
 
 
 def parsed(rows: Any) -> list[Mapping[str, Any]]:
@@ -231,10 +244,10 @@ def _weight(name: str, value: Any) -> float:
     Raises:
         Defect: it is not a number above 0.
     """
-    found = plain_number(value)
-    if not found > 0:
+    result = plain_number(value)
+    if not result > 0:
         raise Defect("wrong_type", f"{name[:80]} is {str(value)[:40]!r}, not a number above 0")
-    return found
+    return result
 
 
 def plain_value(name: str, value: Any) -> Any:
@@ -244,7 +257,8 @@ def plain_value(name: str, value: Any) -> Any:
         Defect: JSON has none like it.
     """
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        # Infinite numbers stay what they are, so that they are counted.
+        return None if math.isnan(value) else value
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Decimal):
@@ -254,3 +268,42 @@ def plain_value(name: str, value: Any) -> Any:
     if isinstance(value, list | dict):
         return value
     raise Defect("wrong_type", f"{name[:80]} is {type(value).__name__}, which no column holds")
+
+
+_WORDS: Final = 5000
+"""The most frequent words of a column that count."""
+
+
+def fit_texts(kinds: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> Mapping[str, Text]:
+    """Return what was learned from the texts of records, by column.
+
+    Args:
+        kinds: of the columns.
+    """
+    return {
+        name: _fitted([record.get(name) for record in records])
+        for name, kind in kinds.items()
+        if kind == "text"
+    }
+
+
+def _fitted(values: Sequence[Any]) -> Text:
+    # Scikit-learn takes a second to import.
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts = [str(value) for value in values if not is_missing(value)]
+    vectorizer = TfidfVectorizer(max_features=_WORDS, min_df=2)
+    try:
+        matrix = vectorizer.fit_transform(texts)
+    except ValueError:  # no word is in two of them
+        return Text([], np.zeros(0), np.zeros((TEXT_PARTS, 0)))
+    components = np.zeros((TEXT_PARTS, matrix.shape[1]))
+    # Of a matrix, there are fewer directions than rows and columns.
+    count = min(TEXT_PARTS, min(matrix.shape) - 1)
+    if count > 0:
+        # If all texts are the same, there is no variance to explain.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            components[:count] = TruncatedSVD(count, random_state=0).fit(matrix).components_
+    words = vectorizer.get_feature_names_out().tolist()
+    return Text(words, vectorizer.idf_, components.astype(np.float32))

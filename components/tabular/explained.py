@@ -1,4 +1,7 @@
-"""What a model of a table predicts when a column changes, for records that it did not learn from.
+"""What a model of a table predicts when a column changes, and what it costs.
+
+Predictions are for records that it did not learn from. Its costs are time for a record, memory, and
+size.
 
 Breiman 2001, "Random Forests" (permutation importance); Friedman 2001, "Greedy Function
 Approximation" (partial dependence). What is kept are the predictions for each record: an ensemble
@@ -7,14 +10,17 @@ mixes and calibrates those of its members.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from steadytrain.components.shared.artifact import Artifact, timed
 from steadytrain.components.shared.records import Record
 from steadytrain.components.tabular.encoder import parsed
-from steadytrain.components.tabular.model import Preparation, TableModel
+from steadytrain.components.tabular.model import Preparation, TableModel, load
 
 _COLUMNS: Final = 40
 _PREDICTED: Final = 4000
@@ -94,7 +100,7 @@ def _places(preparation: Preparation, name: str) -> list[int]:
         preparation.places[name],
         [*preparation.places.values(), len(preparation.columns)],
     )
-    return list(range(first, min(place for place in after if place > first)))
+    return list(range(first, min(index for index in after if index > first)))
 
 
 def _predicted(model: TableModel, matrix: Any) -> Any:
@@ -106,21 +112,38 @@ def _predicted(model: TableModel, matrix: Any) -> Any:
 def _dependence(model: TableModel, matrix: Any, name: str) -> Grid:
     preparation = model.preparation
     fewer = _FOR_GRID * _MANY // max(_MANY, len(model.labels))
-    place, some = preparation.places[name], matrix[: max(_FEWEST_FOR_GRID, fewer)]
+    index, some = preparation.places[name], matrix[: max(_FEWEST_FOR_GRID, fewer)]
     if preparation.kinds[name] == "category":
         at: Any = preparation.levels[name][:_GRID]
         grid = np.arange(len(at), dtype=np.float64)
     else:
-        present = matrix[:, place][~np.isnan(matrix[:, place])]
+        present = matrix[:, index][~np.isnan(matrix[:, index])]
         ends = np.linspace(0.02, 0.98, _GRID)
         grid = np.unique(np.quantile(present, ends)) if len(present) else np.zeros(0)
         at = _rounded(grid)
     changed = np.repeat(some[None], len(grid), axis=0)
-    changed[:, :, place] = grid[:, None]
-    found = _predicted(model, changed.reshape(-1, matrix.shape[1]))
-    each = found.reshape(len(grid), len(some), found.shape[1])
+    changed[:, :, index] = grid[:, None]
+    predictions = _predicted(model, changed.reshape(-1, matrix.shape[1]))
+    each = predictions.reshape(len(grid), len(some), predictions.shape[1])
     return Grid(at=at, values=[[_rounded(row) for row in rows] for rows in each])
 
 
 def _rounded(values: Any) -> list[float]:
     return [float(f"{value:.6g}") for value in np.asarray(values).tolist()]
+
+
+_RECORDS: Final = 50
+
+
+def measured(folder: Path, records: pa.Table) -> Artifact:
+    """Measure an exported model.
+
+    Args:
+        records: of a held-out side; the first ones are predicted one by one.
+    """
+
+    def opened() -> Callable[[Any], object]:
+        model = load(folder)
+        return lambda row: model.outputs([row], strict=False)
+
+    return timed(folder, opened, parsed(records.slice(0, _RECORDS)))

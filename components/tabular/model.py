@@ -33,6 +33,8 @@ _MOST = 1e300
 """The largest number. Sums of larger ones are infinite."""
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
 _LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
+_NUMBERS = re.compile(r"(?:[+-]?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\n)+")
+"""Numbers in their usual form, one in each line."""
 _EPOCH = datetime(1970, 1, 1)
 _DATE_PARTS = ("day", "month", "weekday", "hour")
 TEXT_PARTS = 20
@@ -48,7 +50,8 @@ def is_missing(value: Any) -> bool:
         return True
     if isinstance(value, str):
         return value.strip().casefold() in MISSING
-    return _is_number(value) and math.isnan(value)
+    # Whole numbers may be too large for math.isnan.
+    return _is_number(value) and bool(value != value)
 
 
 def plain_number(value: Any) -> float:
@@ -62,10 +65,33 @@ def plain_number(value: Any) -> float:
     elif not _is_number(value):
         return math.nan
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
         return math.nan
-    return found if abs(found) <= _MOST else math.nan
+    return number if abs(number) <= _MOST else math.nan
+
+
+def numbers_of(values: Sequence[Any]) -> tuple[Any, Any]:
+    """Return `plain_number` and `is_missing` of each value: two arrays of shape (values,)."""
+    # A column of one type is converted at once. Value by value, wide tables take minutes.
+    types = {*map(type, values)}
+    if types <= {float, int, type(None)}:
+        try:
+            numbers = np.array(values, dtype=np.float64)
+        except OverflowError:
+            pass
+        else:
+            missing = np.isnan(numbers)
+            numbers[np.abs(numbers) > _MOST] = math.nan
+            return numbers, missing
+    elif types == {str}:
+        lines = "\n".join([*values, ""])
+        if lines.count("\n") == len(values) and _NUMBERS.fullmatch(lines):
+            numbers = np.array([*map(float, values)], dtype=np.float64)
+            numbers[np.abs(numbers) > _MOST] = math.nan
+            return numbers, np.zeros(len(values), dtype=bool)
+    numbers = np.array([plain_number(value) for value in values], dtype=np.float64)
+    return numbers, np.array([is_missing(value) for value in values], dtype=bool)
 
 
 def _is_number(value: Any) -> bool:
@@ -83,15 +109,15 @@ class Text:
 
     def __init__(self, words: Sequence[str], idf: Any, components: Any) -> None:
         self.words, self.idf, self.components = list(words), idf, components
-        self._places = {word: place for place, word in enumerate(self.words)}
+        self._places = {word: index for index, word in enumerate(self.words)}
 
     def numbers(self, text: str) -> Any:
         """Return the numbers of a text: (numbers,). They are 0 if it has no word that counts."""
         counts: dict[int, int] = {}
         for word in _WORD.findall(text.lower()):
-            place = self._places.get(word)
-            if place is not None:
-                counts[place] = counts.get(place, 0) + 1
+            index = self._places.get(word)
+            if index is not None:
+                counts[index] = counts.get(index, 0) + 1
         if not counts:
             return np.zeros(len(self.components))
         places = list(counts)
@@ -121,8 +147,8 @@ class Preparation:
         """Write the arrays, and return the rest as JSON has it."""
         if self.texts:
             arrays: dict[str, Any] = {}
-            for place, text in enumerate(self.texts.values()):
-                arrays |= {f"idf{place}": text.idf, f"components{place}": text.components}
+            for index, text in enumerate(self.texts.values()):
+                arrays |= {f"idf{index}": text.idf, f"components{index}": text.components}
             np.savez(folder / TEXTS, **arrays)
         words = {name: text.words for name, text in self.texts.items()}
         return {"kinds": self.kinds, "levels": self.levels, "words": words}
@@ -134,8 +160,8 @@ class Preparation:
         # Models of earlier versions read no text.
         if words := content.get("words"):
             with np.load(folder / TEXTS) as stored:
-                for place, name in enumerate(words):
-                    parts = stored[f"idf{place}"], stored[f"components{place}"]
+                for index, name in enumerate(words):
+                    parts = stored[f"idf{index}"], stored[f"components{index}"]
                     texts[name] = Text(words[name], *parts)
         return cls(content["kinds"], content["levels"], texts)
 
@@ -163,24 +189,25 @@ class Preparation:
     @property
     def categories(self) -> list[int]:
         """The places of the matrix's columns that hold categories."""
-        return [self.places[name] for name, kind in self.kinds.items() if kind == "category"]
+        places = self.places
+        return [places[name] for name, kind in self.kinds.items() if kind == "category"]
 
     @property
     def places(self) -> dict[str, int]:
         """The first of the matrix's columns for each column of the records."""
-        found, place = dict[str, int](), 0
+        result, index = dict[str, int](), 0
         for name, kind in self.kinds.items():
-            found[name] = place
-            place += len(_PARTS.get(kind, (None,)))
-        return found
+            result[name] = index
+            index += len(_PARTS.get(kind, (None,)))
+        return result
 
     def xgboost_matrix(self, matrix: Any, threads: int | None = None) -> Any:
         """Return the matrix as an xgboost.DMatrix."""
         import xgboost
 
         types = ["q"] * len(self.columns)
-        for place in self.categories:
-            types[place] = "c"
+        for index in self.categories:
+            types[index] = "c"
         return xgboost.DMatrix(
             in_single(matrix), feature_types=types, enable_categorical=True, nthread=threads
         )
@@ -190,8 +217,8 @@ class Preparation:
         import pandas as pd
 
         frame = pd.DataFrame(matrix)
-        for place in self.categories:
-            frame[place] = frame[place].fillna(-1).astype(np.int64)
+        for index in self.categories:
+            frame[index] = frame[index].fillna(-1).astype(np.int64)
         return frame
 
     def matrix(self, records: Sequence[Mapping[str, Any]], *, strict: bool = True) -> Any:
@@ -216,16 +243,19 @@ class Preparation:
         if strict and records and not any(name in record for record in records):
             raise ValueError(f"the records have no column {name!r}; the model learned from it")
         values = [record.get(name) for record in records]
+        if kind == "number":
+            numbers, missing = numbers_of(values)
+            return self._right(name, kind, values, numbers.reshape(-1, 1), missing, strict=strict)
         missing = [is_missing(value) for value in values]
         if kind == "category":
-            places = {level: place for place, level in enumerate(self.levels[name])}
+            places = {level: index for index, level in enumerate(self.levels[name])}
             pairs = zip(values, missing, strict=True)
-            found = [
+            codes = [
                 math.nan if none else places.get(level_of(value), math.nan) for value, none in pairs
             ]
             if strict:
-                self._check_unseen(name, values, found)
-            return np.array(found, dtype=np.float64).reshape(-1, 1)
+                self._check_unseen(name, values, codes)
+            return np.array(codes, dtype=np.float64).reshape(-1, 1)
         if kind == "text":
             none = np.full(TEXT_PARTS, math.nan)
             rows = [
@@ -233,11 +263,15 @@ class Preparation:
                 for value, empty in zip(values, missing, strict=True)
             ]
             return np.array(rows, dtype=np.float64).reshape(len(values), TEXT_PARTS)
-        if kind == "number":
-            plain = np.array([plain_number(value) for value in values]).reshape(-1, 1)
-        else:
-            parts = [date_parts(value) for value in values]
-            plain = np.array(parts).reshape(len(values), len(_DATE_PARTS))
+        parts = np.array([date_parts(value) for value in values])
+        plain = parts.reshape(len(values), len(_DATE_PARTS))
+        return self._right(name, kind, values, plain, missing, strict=strict)
+
+    @staticmethod
+    def _right(
+        name: str, kind: str, values: Sequence[Any], plain: Any, missing: Any, *, strict: bool
+    ) -> Any:
+        """Return a part of the matrix. Raise ValueError for a value of another kind."""
         wrong = np.flatnonzero(np.isnan(plain[:, 0]) & ~np.array(missing, dtype=bool))
         if strict and len(wrong):
             raise ValueError(
@@ -258,17 +292,27 @@ class Preparation:
             if _LEADING_ZERO.match(level) and _NUMBER.fullmatch(level)
         }
         numbers = any(not math.isnan(plain_number(level)) for level in levels)
-        for place, value in enumerate(values):
-            if isinstance(value, str) or is_missing(value) or not math.isnan(found[place]):
+        for index, value in enumerate(values):
+            if isinstance(value, str) or is_missing(value) or not math.isnan(found[index]):
                 continue
             if numbers and _is_number(value) and value not in codes:
                 continue
             example = [codes[value]] if _is_number(value) and value in codes else levels
             raise ValueError(
-                f"column {name!r} of record {place} is {str(value)[:80]!r} of the type "
+                f"column {name!r} of record {index} is {str(value)[:80]!r} of the type "
                 f"{type(value).__name__}, and the model learned from texts"
                 + (f" such as {example[0][:40]!r}" if example else "")
             )
+
+    def unseen(self, records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Return how many values, by column, are categories that training did not see."""
+        counts = dict[str, int]()
+        for name, levels in self.levels.items():
+            seen, values = set(levels), [record.get(name) for record in records]
+            count = sum(not is_missing(value) and level_of(value) not in seen for value in values)
+            if count:
+                counts[name] = count
+        return counts
 
     def one_hot(self, matrix: Any, width: int = 100) -> Any:
         """Return the matrix with a column of 0 and 1 for each category, for linear models.
@@ -278,9 +322,9 @@ class Preparation:
         """
         parts = []
         categories = {*self.categories}
-        for place, name in enumerate(self.columns):
-            column = matrix[:, place]
-            if place not in categories:
+        for index, name in enumerate(self.columns):
+            column = matrix[:, index]
+            if index not in categories:
                 parts.append(column.reshape(-1, 1))
                 continue
             count = min(len(self.levels[name]), width)
@@ -337,11 +381,11 @@ def isotonic_chances(chances: Any, curves: Sequence[Sequence[Sequence[float]]]) 
         second = np.interp(chances[..., 1], at, values)
         return np.stack([1 - second, second], axis=-1)
     each = [np.interp(chances[..., n], at, values) for n, (at, values) in enumerate(curves)]
-    found = np.stack(each, axis=-1)
-    total = found.sum(axis=-1, keepdims=True)
+    result = np.stack(each, axis=-1)
+    total = result.sum(axis=-1, keepdims=True)
     # As there, all classes are as likely where none is.
-    even = np.full_like(found, 1 / len(curves))
-    return np.divide(found, total, out=even, where=total > 0)
+    even = np.full_like(result, 1 / len(curves))
+    return np.divide(result, total, out=even, where=total > 0)
 
 
 def odds_of(raw: Any) -> Any:
@@ -372,7 +416,8 @@ class TableModel:
         them; of two classes or of sets, once for the second class or all labels. Empty if the
         temperature counts.
     decision: of each class, what its probability is multiplied with before the largest one is the
-        prediction; empty if the likeliest class is.
+        prediction; empty if the likeliest class is. Of sets, the probability from which each label
+        is predicted; empty for a half.
     """
 
     kind = "constant"
@@ -400,21 +445,23 @@ class TableModel:
     def log_chances(self, raw: Any) -> Any:
         """Return the log-probabilities of raw outputs: (rows, classes), in nats."""
         if self.sets:
-            found = -np.logaddexp(0, -raw / self.temperature)
+            result = -np.logaddexp(0, -raw / self.temperature)
             if not self.isotonic:
-                return found
+                return result
             ((at, values),) = self.isotonic
-            return np.log(np.maximum(np.interp(np.exp(found), at, values), _LEAST))
-        found = log_probabilities(raw)
+            return np.log(np.maximum(np.interp(np.exp(result), at, values), _LEAST))
+        result = log_probabilities(raw)
         if self.isotonic:
-            return np.log(np.maximum(isotonic_chances(np.exp(found), self.isotonic), _LEAST))
-        return found if self.temperature == 1 else log_probabilities(found / self.temperature)
+            return np.log(np.maximum(isotonic_chances(np.exp(result), self.isotonic), _LEAST))
+        return result if self.temperature == 1 else log_probabilities(result / self.temperature)
 
     def decided(self, outputs: Any) -> Any:
-        """Return the place of each predicted class: (records,).
+        """Return the index of each predicted class: (records,).
 
         Of sets of labels, return whether each label is predicted: (records, labels).
         """
+        if self.sets and self.decision:
+            return np.exp(outputs) >= np.array(self.decision)
         if self.sets:
             return outputs >= math.log(0.5)
         return (outputs + np.log(self.decision or [1.0])).argmax(axis=1)
@@ -424,6 +471,10 @@ class TableModel:
         """The names of what is predicted."""
         return ["prediction", *(f"probability_{label}" for label in self.labels)]
 
+    def unseen(self, records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Return what `Preparation.unseen` does."""
+        return self.preparation.unseen(records)
+
     def rows(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return, for each record, its `prediction`, and `probability_CLASS` for each class.
 
@@ -432,12 +483,12 @@ class TableModel:
         Raises:
             ValueError: a column is absent, or has a value of another kind than in training.
         """
-        found = self.outputs(records)
+        outputs = self.outputs(records)
         if not self.labels:
-            return [{"prediction": float(number)} for number in found]
+            return [{"prediction": float(number)} for number in outputs]
         return [
             dict(zip(self.names, [self._named(places), *row.tolist()], strict=True))
-            for places, row in zip(self.decided(found), np.exp(found), strict=True)
+            for places, row in zip(self.decided(outputs), np.exp(outputs), strict=True)
         ]
 
     def _named(self, places: Any) -> Any:
@@ -564,19 +615,19 @@ class NeighborsModel(StandardizedModel):
     def _mean(self, rows: Any, nearest: Any, votes: Any) -> Any:
         weights = np.ones(nearest.shape)
         if self.close:
-            apart = np.linalg.norm(rows[:, None, :] - self.inputs[nearest], axis=2)
+            distances = np.linalg.norm(rows[:, None, :] - self.inputs[nearest], axis=2)
             # As in scikit-learn: equal records alone count, if there are any.
-            equal = apart == 0
+            equal = distances == 0
             weights = np.where(
-                equal.any(axis=1, keepdims=True), equal, 1 / np.where(equal, 1, apart)
+                equal.any(axis=1, keepdims=True), equal, 1 / np.where(equal, 1, distances)
             )
         weights /= weights.sum(axis=1, keepdims=True)
         mean = (weights[:, :, None] * votes[nearest]).sum(axis=1)
         return np.log(mean * self.count + np.exp(self.base)) if self.labels else mean
 
     def arrays(self) -> Mapping[str, Any]:
-        own = {"inputs": self.inputs, "targets": self.targets}
-        return {**super().arrays(), **own, "count": self.count, "close": self.close}
+        arrays = {"inputs": self.inputs, "targets": self.targets}
+        return {**super().arrays(), **arrays, "count": self.count, "close": self.close}
 
 
 def in_single(matrix: Any) -> Any:
@@ -592,7 +643,7 @@ class Trees:
     missing_left: whether records without a value go left.
     value: of each leaf: (nodes,) for one output, or (nodes, outputs).
     roots: the first node of each tree.
-    bitset: of each node, the place of its categories in `bitsets`, or -1 if it splits numbers.
+    bitset: of each node, the index of its categories in `bitsets`, or -1 if it splits numbers.
     bitsets: (splits, 8) in 32 bits; the categories of bits that are set go left.
     single: whether values are compared in 32 bits.
     """
@@ -631,11 +682,11 @@ class Trees:
         size = max(1, _VALUES // (len(self.arrays["roots"]) * wide))
         parts = [np.zeros((0, outputs))]
         for start in range(0, len(matrix), size):
-            found = value[self.leaves(matrix[start : start + size])]
+            leaves = value[self.leaves(matrix[start : start + size])]
             if value.ndim == 1:
                 # Trees of all outputs take turns.
-                found = found.reshape(len(found), -1, outputs)
-            parts.append(found.sum(axis=1))
+                leaves = leaves.reshape(len(leaves), -1, outputs)
+            parts.append(leaves.sum(axis=1))
         return np.concatenate(parts)
 
 
@@ -679,10 +730,10 @@ class ForestModel(TreesModel):
     kind = "forest"
 
     def raw(self, matrix: Any) -> Any:
-        found = self.trees.sums(matrix, len(self.base))
+        sums = self.trees.sums(matrix, len(self.base))
         if self.labels:
-            return np.log(found + np.exp(self.base))
-        return found / len(self.trees.arrays["roots"])
+            return np.log(sums + np.exp(self.base))
+        return sums / len(self.trees.arrays["roots"])
 
 
 class NetworkInputs:
@@ -697,24 +748,24 @@ class NetworkInputs:
         self.preparation, self.arrays = preparation, dict(arrays)
         names = preparation.columns
         self.counts = [
-            min(len(preparation.levels[names[place]]), CATEGORIES)
-            for place in preparation.categories
+            min(len(preparation.levels[names[index]]), CATEGORIES)
+            for index in preparation.categories
         ]
 
     def read(self, matrix: Any) -> tuple[Any, Any]:
         """Return numbers in 32 bits, with whether they are missing; and places of categories."""
         categories, ends = self.preparation.categories, self.arrays["ends"]
         numbers = [np.zeros((len(matrix), 0))]
-        others = [place for place in range(matrix.shape[1]) if place not in {*categories}]
-        for turn, place in enumerate(others):
-            column, part = matrix[:, place], slice(ends[turn], ends[turn + 1])
+        others = [index for index in range(matrix.shape[1]) if index not in {*categories}]
+        for turn, index in enumerate(others):
+            column, part = matrix[:, index], slice(ends[turn], ends[turn + 1])
             missing = np.isnan(column)
             points, scores = self.arrays["points"][part], self.arrays["scores"][part]
-            found = np.interp(column, points, scores) if len(points) else np.zeros(len(column))
-            numbers += [np.where(missing, 0, found).reshape(-1, 1), missing.reshape(-1, 1)]
+            quantiles = np.interp(column, points, scores) if len(points) else np.zeros(len(column))
+            numbers += [np.where(missing, 0, quantiles).reshape(-1, 1), missing.reshape(-1, 1)]
         places = np.zeros((len(matrix), len(categories)), np.int64)
-        for turn, (place, count) in enumerate(zip(categories, self.counts, strict=True)):
-            column = matrix[:, place]
+        for turn, (index, count) in enumerate(zip(categories, self.counts, strict=True)):
+            column = matrix[:, index]
             places[:, turn] = np.where(np.isnan(column) | (column >= count), count, column)
         return np.concatenate(numbers, axis=1).astype(np.float32), places
 
@@ -742,15 +793,15 @@ class NetworkModel(ArraysModel):
         outputs = weights["head"].shape[2]
         parts = [np.zeros((0, outputs))]
         for start in range(0, len(matrix), size):
-            found = self._members(matrix[start : start + size]).astype(np.float64)
+            chances = self._members(matrix[start : start + size]).astype(np.float64)
             if self.sets:
-                parts.append(log_odds(np.exp(-np.logaddexp(0, -found)).mean(axis=0)))
+                parts.append(log_odds(np.exp(-np.logaddexp(0, -chances)).mean(axis=0)))
             elif self.labels:
-                found = np.exp(found - found.max(axis=2, keepdims=True))
-                found /= found.sum(axis=2, keepdims=True)
-                parts.append(np.log(found.mean(axis=0) + 1e-12))
+                chances = np.exp(chances - chances.max(axis=2, keepdims=True))
+                chances /= chances.sum(axis=2, keepdims=True)
+                parts.append(np.log(chances.mean(axis=0) + 1e-12))
             else:
-                parts.append(found.mean(axis=0) * self.base[1] + self.base[0])
+                parts.append(chances.mean(axis=0) * self.base[1] + self.base[0])
         return np.concatenate(parts)
 
     def _members(self, matrix: Any) -> Any:
@@ -758,7 +809,7 @@ class NetworkModel(ArraysModel):
         weights = self.weights
         numbers, places = self.inputs.read(matrix)
         embedded = [
-            weights[f"embedding{place}"][places[:, place]] for place in range(places.shape[1])
+            weights[f"embedding{index}"][places[:, index]] for index in range(places.shape[1])
         ]
         hidden, layer = np.concatenate([numbers, *embedded], axis=1)[None], 0
         while f"weight{layer}" in weights:
@@ -789,8 +840,8 @@ class BoostedModel(TableModel):
     def raw(self, matrix: Any) -> Any:
         if not len(matrix):
             return np.zeros((0, len(self.base)))
-        found = np.asarray(self.predicted(matrix), np.float64)
-        return found.reshape(len(matrix), -1) + self.base
+        result = np.asarray(self.predicted(matrix), np.float64)
+        return result.reshape(len(matrix), -1) + self.base
 
 
 class LightGBMModel(BoostedModel):
@@ -858,14 +909,14 @@ class CatBoostModel(BoostedModel):
 
 def save_members(members: Sequence[TableModel], folder: Path) -> None:
     """Save each member in a folder of its own."""
-    for place, member in enumerate(members):
-        (folder / f"member-{place}").mkdir()
-        member.save(folder / f"member-{place}")
+    for index, member in enumerate(members):
+        (folder / f"member-{index}").mkdir()
+        member.save(folder / f"member-{index}")
 
 
 def load_members(folder: Path, count: int) -> list[TableModel]:
     """Load what `save_members` saved."""
-    return [load(folder / f"member-{place}") for place in range(count)]
+    return [load(folder / f"member-{index}") for index in range(count)]
 
 
 class EnsembleModel(TableModel):
@@ -885,13 +936,13 @@ class EnsembleModel(TableModel):
         )
 
     def raw(self, matrix: Any) -> Any:
-        found = [member.raw(matrix) for member in self.members]
+        raws = [member.raw(matrix) for member in self.members]
         if not self.labels:
-            return np.tensordot(self.base, np.stack(found), 1)
+            return np.tensordot(self.base, np.stack(raws), 1)
         chances = np.stack(
             [
                 np.exp(member.log_chances(raw))
-                for member, raw in zip(self.members, found, strict=True)
+                for member, raw in zip(self.members, raws, strict=True)
             ]
         )
         mixed = np.tensordot(self.base, chances, 1)

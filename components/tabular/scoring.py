@@ -20,12 +20,12 @@ from steadytrain.components.tasks.scoring.classification import (
     score_class_frequencies,
 )
 from steadytrain.components.tasks.scoring.multi_label import (
-    HALF,
     label_flags,
     label_scores,
     score_label_frequencies,
 )
-from steadytrain.components.tasks.scoring.regression import RegressionScorer
+from steadytrain.components.tasks.scoring.thresholds import HALF
+from steadytrain.components.tasks.scoring.whole_texts import RegressionScorer
 from steadytrain.components.tasks.served import ServedPackager
 
 _EXAMPLES: Final = 3
@@ -42,25 +42,26 @@ class TableClassScorer:
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         truth = label_indices(records, self.data.labels)
-        found = _outputs(components, records)
-        return class_scores(records, truth, found, components["model"].decided(found))
+        outputs = _outputs(components, records)
+        return class_scores(records, truth, outputs, components["model"].decided(outputs))
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         return score_class_frequencies(self.data, records)
 
 
 class TableLabelsScorer:
-    """Scores predicted sets of labels: a label is predicted from the probability of a half on."""
+    """Scores predicted sets of labels: each is predicted from the model's threshold on."""
 
     def __init__(self, config: RunConfig, data: DataRecord) -> None:
         self.config, self.data = config, data
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
-        truth, found = label_flags(records, self.data.labels), _outputs(components, records)
-        halves = np.full(len(self.data.labels), HALF)
-        predicted = components["model"].decided(found)
-        odds = found - np.log(-np.expm1(np.minimum(found, _SURE)))
-        return label_scores(records, truth, odds, predicted, halves)
+        truth, outputs = label_flags(records, self.data.labels), _outputs(components, records)
+        model = components["model"]
+        thresholds = np.array(model.decision or [HALF] * len(self.data.labels))
+        predicted = model.decided(outputs)
+        odds = outputs - np.log(-np.expm1(np.minimum(outputs, _SURE)))
+        return label_scores(records, truth, odds, predicted, thresholds)
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         return score_label_frequencies(self.data, records, self.config.gate.metric)
@@ -70,8 +71,8 @@ class TableNumberScorer(RegressionScorer):
     """Scores predicted numbers."""
 
     def score(self, components: Components, records: pa.Table) -> pa.Table:
-        found = _outputs(components, records)
-        return self._table(records, records.column("label").to_numpy(), found, found)
+        outputs = _outputs(components, records)
+        return self._table(records, records.column("label").to_numpy(), outputs, outputs)
 
 
 def _outputs(components: Components, records: pa.Table) -> Any:
@@ -110,11 +111,12 @@ class TablePackager(ServedPackager):
         from mlflow.types.schema import AnyType, Array
 
         model: TableModel = self.load_exported(folder)["model"]
+        examples = parsed(records.slice(0, _EXAMPLES))
         example = pd.DataFrame(
             {
                 name: [
                     plain_number(record.get(name)) if kind == "number" else record.get(name)
-                    for record in parsed(records.slice(0, _EXAMPLES))
+                    for record in examples
                 ]
                 for name, kind in model.preparation.kinds.items()
             }

@@ -108,7 +108,7 @@ class TrainingTask(Protocol):
     def cost(self, row: Row) -> int:
         """Return the number of tokens (or other work units) in a row, the unit of throughput."""
 
-    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+    def draw(self, row: Row, position: int, *, training: bool) -> Row:
         """Return what is learned from a row, if that is random, such as which tokens are masked.
 
         Optional; a thread calls it, as it does `collate`. What it returns must depend on its
@@ -116,8 +116,8 @@ class TrainingTask(Protocol):
         micro-batch, and on other ranks.
 
         Args:
-            place: of the row in the endless stream of training rows, which is new in each epoch; on
-                the validation side, the row's index.
+            position: of the row in the endless stream of training rows, which is new in each epoch;
+                on the validation side, the row's index.
         """
 
     def collate(self, rows: Sequence[Row]) -> Batch:
@@ -200,7 +200,7 @@ class Scorer(Protocol):
             (list<float64>, classes). Regression, whose loss is relative to the variance of the
             training side, adds `target`, `predicted`, `squared_error` and `absolute_error`
             (float64), and forecasts `scaled_error`, `symmetric_error` and `pinball` as well, and
-            the ends of the interval (`low`, `high`) and the `place` of the time.
+            the ends of the interval (`low`, `high`) and the `ordinal` of the time.
             Metrics get any other column of numbers too.
         """
 
@@ -312,8 +312,8 @@ class Task:
 
 
 def _declared(part: Callable[..., Any], config: RunConfig) -> Sequence[str] | None:
-    found = part.metrics if isinstance(part, Late) else None
-    return found(config) if found else None
+    declared = part.metrics if isinstance(part, Late) else None
+    return declared(config) if declared else None
 
 
 @dataclass(frozen=True)
@@ -362,14 +362,14 @@ def load_task(name: str) -> Task:
     Raises:
         BadInput: it cannot be imported, or it is not a task.
     """
-    found = _imported(name) if ":" in name else plugins.load(plugins.TASKS, name)
-    if isinstance(found, Task):
-        return found
-    base = getattr(found, "task", "")
-    if isinstance(found, type) and base in plugins.names(plugins.TASKS):
-        return replace(load_task(base), training=found)
+    result = _imported(name) if ":" in name else plugins.load(plugins.TASKS, name)
+    if isinstance(result, Task):
+        return result
+    base = getattr(result, "task", "")
+    if isinstance(result, type) and base in plugins.names(plugins.TASKS):
+        return replace(load_task(base), training=result)
     raise BadInput(
-        f"data.task = {name!r} is not a task but {found!r}",
+        f"data.task = {name!r} is not a task but {result!r}",
         remedy=f"name a steadytrain.components.tasks.base.Task, {_known()}",
     )
 
@@ -396,15 +396,15 @@ class OpenTask:
 
     @cached_property
     def training(self) -> TrainingTask:
-        found = self._task.training(self.config, self.data)
-        if hasattr(found, "loss"):
+        result = self._task.training(self.config, self.data)
+        if hasattr(result, "loss"):
             # Its old name. The training would use the loss of the base class instead.
             raise BadInput(
                 f"data.task = {self.config.data.task!r}: the method `loss` of "
-                f"{type(found).__name__} is not called",
+                f"{type(result).__name__} is not called",
                 remedy="rename it to `compute_loss`",
             )
-        return found
+        return result
 
     @cached_property
     def scorer(self) -> Scorer:

@@ -137,7 +137,7 @@ UNPAIRED_PREFERENCE: Final = replace(
 MASKED_LM: Final = Task(
     encoder=MaskedTextEncoder,
     training=late(f"{_TASKS}.masked_lm:MaskedLanguageModel", metrics=_language_metrics),
-    scorer=late(f"{_TASKS}.scoring.masked:MaskedScorer", metrics=_only_loss),
+    scorer=late(f"{_TASKS}.scoring.language:MaskedScorer", metrics=_only_loss),
     packager=late(f"{_TASKS}.masked_lm:MaskedLanguageModelPackager"),
     objectives=frozenset({"masking", "adversarial"}),
     grades=True,
@@ -179,7 +179,7 @@ SEQUENCE_CLASSIFICATION: Final = Task(
 SEQUENCE_REGRESSION: Final = Task(
     encoder=NumberedTextEncoder,
     training=late(f"{_TASKS}.sequence_regression:SequenceRegression", metrics=_number_metrics),
-    scorer=late(f"{_TASKS}.scoring.regression:RegressionScorer", metrics=_tested_number_metrics),
+    scorer=late(f"{_TASKS}.scoring.whole_texts:RegressionScorer", metrics=_tested_number_metrics),
     packager=late(f"{_TASKS}.sequence_regression:RegressionPackager"),
     objectives=frozenset({"adversarial", "augmentation"}),
     robustness=True,

@@ -30,9 +30,10 @@ from steadytrain.components.tasks.documents import (
 from steadytrain.components.tasks.encoding.plain_text import corruption_of
 from steadytrain.components.tasks.fused_head import (
     Contrast,
+    LossRequest,
+    StatesRequest,
     likelihoods_of,
-    request_loss,
-    request_states,
+    requested,
 )
 from steadytrain.components.tasks.model_fields import ROUTER_COEFFICIENTS, ROUTER_ON
 from steadytrain.components.tasks.models import build, load_frozen
@@ -285,7 +286,7 @@ def token_answers(
 
     If the model's head is fused, no logits of a complete micro-batch are computed.
     """
-    with request_states() as request:
+    with requested(StatesRequest()) as request:
         output = token_output(model, batch, states=states)
     if request.hidden is not None:
         return output, request.logits
@@ -317,17 +318,19 @@ def next_token_loss(
     """
     comparison = teaching.comparison if teaching else None
     with (
-        request_loss(batch["targets"], smoothing, teaching, contrast, criterion) as request,
+        requested(
+            LossRequest(batch["targets"], smoothing, teaching, contrast, criterion)
+        ) as request,
         comparing(comparison, (batch["targets"] != IGNORED).float()),
     ):
         output = token_output(model, batch, states=comparison is not None)
     # The model's wrappers attached their backward work to this output, not to `request.loss`.
-    found: torch.Tensor = output.logits
+    loss: torch.Tensor = output.logits
     if request.loss is None:
-        found = _loss_of_logits(found, batch, smoothing, teaching, criterion)
+        loss = _loss_of_logits(loss, batch, smoothing, teaching, criterion)
     if router is not None:
-        found = found + router * router_loss(output)
-    return found if comparison is None else found + comparison.loss(output)
+        loss = loss + router * router_loss(output)
+    return loss if comparison is None else loss + comparison.loss(output)
 
 
 def _loss_of_logits(
@@ -341,8 +344,8 @@ def _loss_of_logits(
     if teaching is not None:
         kept = (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
         some = replace(teaching, logits=lambda rows: teaching.logits(kept[rows]))
-        found = logits.flatten(0, 1).float()[kept]
-        return taught_loss(found, batch["targets"].flatten()[kept], some, smoothing)
+        result = logits.flatten(0, 1).float()[kept]
+        return taught_loss(result, batch["targets"].flatten()[kept], some, smoothing)
     if criterion is not None:
         kept = (batch["targets"].flatten() != IGNORED).nonzero().squeeze(1)
         kept = in_pairs(kept) if criterion.r_drop else kept
@@ -366,14 +369,14 @@ class Denoising(SupervisedFineTuning):
     def corruption(self) -> SpanCorruption:
         return corruption_of(self.tokenizer, self.config.training.denoising)
 
-    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+    def draw(self, row: Row, position: int, *, training: bool) -> Row:
         # Validation hides the same spans for every seed of training.
-        seed = (1, self.config.training.seed, place) if training else (0, place)
-        found = self.corruption.apply(row["input_ids"], self.data.sequence_length, *seed)
+        seed = (1, self.config.training.seed, position) if training else (0, position)
+        corrupted = self.corruption.apply(row["input_ids"], self.data.sequence_length, *seed)
         return {
-            "input_ids": found.input_ids,
-            "targets": found.targets,
-            "lengths": [len(found.input_ids)],
+            "input_ids": corrupted.input_ids,
+            "targets": corrupted.targets,
+            "lengths": [len(corrupted.input_ids)],
         }
 
 
@@ -386,8 +389,8 @@ def router_coefficient(model: Any) -> float:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not getattr(base.config.get_text_config(), ROUTER_ON, False):
         return 0.0
-    found = (getattr(base, name, None) for name in ROUTER_COEFFICIENTS)
-    coefficient = float(next((value for value in found if value is not None), 0.0))
+    coefficients = (getattr(base, name, None) for name in ROUTER_COEFFICIENTS)
+    coefficient = float(next((value for value in coefficients if value is not None), 0.0))
     if coefficient:
         ids = torch.zeros((1, 4), dtype=torch.int64, device=next(model.parameters()).device)
         with eval_mode(model):
@@ -405,11 +408,11 @@ def router_loss(output: Any) -> torch.Tensor:
     Raises:
         BadInput: it has returned none.
     """
-    found = getattr(output, "aux_loss", None)
-    if not isinstance(found, torch.Tensor):
+    result = getattr(output, "aux_loss", None)
+    if not isinstance(result, torch.Tensor):
         raise BadInput(
             f"the model's configuration has {ROUTER_ON}: true, and the model returns no router "
             "loss",
             remedy="set it to false in the model's configuration",
         )
-    return found
+    return result

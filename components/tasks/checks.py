@@ -12,16 +12,16 @@ from operator import attrgetter
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
-from steadytrain.components.shared.config.document import assign, shortened
-from steadytrain.components.shared.config.model import FusionConfig
-from steadytrain.components.shared.config.space import samples
-from steadytrain.components.shared.config.task_names import (
+from steadytrain.components.shared.config.data_sections import (
     IMAGES,
     MULTI_LABEL,
     MULTIMODAL,
     SERIES,
     TABLES,
 )
+from steadytrain.components.shared.config.document import assign, shortened
+from steadytrain.components.shared.config.model import FusionConfig
+from steadytrain.components.shared.config.space import samples
 from steadytrain.components.shared.config.training import BALANCED
 from steadytrain.components.shared.errors import ConfigError, Problem
 from steadytrain.components.shared.plugins import METRICS, TRAINERS, is_ours
@@ -58,7 +58,7 @@ def check_task(config: RunConfig) -> None:
         BadInput: the task cannot be imported.
         ConfigError: with every such setting.
     """
-    found = [
+    problems = [
         *_framework(config),
         *_objectives(config),
         *_feedback(config),
@@ -69,8 +69,8 @@ def check_task(config: RunConfig) -> None:
         *_evaluation(config),
         *_gate(config),
     ]
-    if found:
-        raise ConfigError(found)
+    if problems:
+        raise ConfigError(problems)
 
 
 def _objectives(config: RunConfig) -> Iterator[Problem]:
@@ -84,6 +84,7 @@ def _objectives(config: RunConfig) -> Iterator[Problem]:
                 f"the loss of data.task {task} does not include it",
                 "leave it out, or use a task that does",
             )
+    yield from config.training.mixup.task_problems(task, images=task in IMAGES)
     if task not in _FROM_SCRATCH and load_task(task).contrasts:
         yield from config.training.batch_contrastive.task_problems(task)
 
@@ -174,6 +175,21 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         name = config.data.task
         packed = open_encoder(config.data).packed
         yield from training.curriculum.task_problems(name, load_task(name), packed=packed)
+    yield from _shortening(config)
+
+
+def _shortening(config: RunConfig) -> Iterator[Problem]:
+    """Yield why sequences cannot be shortened when memory runs out."""
+    least, length = config.recovery.min_sequence_length, config.data.sequence_length
+    if least is None:
+        return
+    field = "recovery.min_sequence_length"
+    if not open_encoder(config.data).packed:
+        why = f"data.task {config.data.task} has no packed sequences to shorten"
+        yield Problem(field, str(least), why, "leave it out")
+    elif least >= length:
+        why = f"data.sequence_length is {length}, so no sequence could get shorter"
+        yield Problem(field, str(least), why, f"set it to {length // 2} or less")
 
 
 def _tokens(config: RunConfig) -> Iterator[Problem]:
@@ -207,12 +223,12 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             "name a model that has been trained, best on the preferred answers",
         )
     # For another framework, model.config has fields of its own.
-    own = model.framework == type(model).model_fields["framework"].default
-    for found in ineffective_fields(model.config, task, given=True) if own else ():
-        name = f"model.config.{found.name}"
-        yield Problem(name, repr(found.value), found.why, found.remedy)
+    default = model.framework == type(model).model_fields["framework"].default
+    for field in ineffective_fields(model.config, task, given=True) if default else ():
+        name = f"model.config.{field.name}"
+        yield Problem(name, repr(field.value), field.why, field.remedy)
     yield from _fusion(config)
-    if own and model.config and task in _FROM_SCRATCH:
+    if default and model.config and task in _FROM_SCRATCH:
         wrong = [*unknown_fields(model.config)]
         yield from wrong or _in_studies(config)
     bits = model.adapter.frozen_head
@@ -233,17 +249,17 @@ def _fusion(config: RunConfig) -> Iterator[Problem]:
         why, remedy = f"data.task {task} does not read it", "leave it out"
         yield Problem("model.fusion", repr(fusion.model_dump(exclude_unset=True)), why, remedy)
     elif fusion.image and task in MULTIMODAL:
-        for found in unknown_fields(fusion.image):
-            field = found.field.replace("model.config", "model.fusion.image")
-            yield Problem(field, found.value, found.message, found.remedy)
+        for result in unknown_fields(fusion.image):
+            field = result.field.replace("model.config", "model.fusion.image")
+            yield Problem(field, result.value, result.message, result.remedy)
 
 
 def _studied(config: RunConfig) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield what studies give the model: the section, the place in it, and the values."""
+    """Yield what studies give the model: the section, the path in it, and the values."""
     for name, dimension in config.tune.space.items():
         if f"{name}.".startswith(_MODEL):
-            for place, value in samples(name, dimension):
-                yield "tune.space", f".{name}{place}", {name: value}
+            for path, value in samples(name, dimension):
+                yield "tune.space", f".{name}{path}", {name: value}
     for field, variants in (
         ("ablation.changes", config.ablation.changes),
         ("cross_validation.compare", config.cross_validation.compare),
@@ -260,18 +276,18 @@ def _in_studies(config: RunConfig) -> Iterator[Problem]:
     A value may depend on others: so it is refused only if no corner of the space has room for it.
     """
     unknown = set[str]()
-    for where, place, values in _studied(config):
-        found = [*unknown_fields(_architecture(config, values))]
-        for item in found:
+    for where, path, values in _studied(config):
+        fields = [*unknown_fields(_architecture(config, values))]
+        for item in fields:
             if f"{where}.{item.field}" not in unknown:
                 yield Problem(f"{where}.{item.field}", item.value, item.message, item.remedy)
             unknown.add(f"{where}.{item.field}")
-        why = "" if found else refusal(_architecture(config, values))
+        why = "" if fields else refusal(_architecture(config, values))
         if why and all(refusal(_architecture(config, {**it, **values})) for it in _corners(config)):
             name = values if len(values) > 1 else next(iter(values.values()))
             model = config.model.config["model_type"]
             yield Problem(
-                f"{where}{place}",
+                f"{where}{path}",
                 repr(name),
                 f"a {model} model refuses it: {why}",
                 "change it, or the fields that the message names",

@@ -76,11 +76,11 @@ class Criterion:
         if mixed is not None:
             others = self._on_targets(logits, mixed.targets)
             losses = mixed.shares * losses + (1 - mixed.shares) * others
-        found = losses.sum()
+        result = losses.sum()
         if not self.r_drop:
-            return found
+            return result
         first, second = (logits[start::2].log_softmax(1) for start in (0, 1))
-        return self.of_both_passes(found, diverging(first, second).sum())
+        return self.of_both_passes(result, diverging(first, second).sum())
 
     def of_both_passes(self, losses: torch.Tensor, divergence: torch.Tensor) -> torch.Tensor:
         """Return the loss of examples that pass the model twice.
@@ -124,13 +124,13 @@ class Criterion:
         # An even number, so that no pair is torn apart.
         size = comparison_rows(logits.shape[1]) // 2 * 2
         for start in range(0, logits.shape[0], size):
-            place = slice(start, start + size)
+            rows = slice(start, start + size)
             with torch.enable_grad():
-                block = logits[place].detach().float().requires_grad_()
-                found = self(block, targets[place])
-            (gradient,) = torch.autograd.grad(found, block)
-            loss += found.detach()
-            logits[place] = gradient.to(logits.dtype)
+                block = logits[rows].detach().float().requires_grad_()
+                result = self(block, targets[rows])
+            (gradient,) = torch.autograd.grad(result, block)
+            loss += result.detach()
+            logits[rows] = gradient.to(logits.dtype)
         return loss
 
 
@@ -149,8 +149,8 @@ def class_sums(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
         "correct": len(right),
     }
     # Each class's hits, and how often it is true or predicted, for F1.
-    for name, found in (("hits", right), ("seen", torch.cat([targets, predicted]))):
-        counts = torch.bincount(found, minlength=logits.shape[-1]).tolist()
+    for name, result in (("hits", right), ("seen", torch.cat([targets, predicted]))):
+        counts = torch.bincount(result, minlength=logits.shape[-1]).tolist()
         sums |= {f"{name}_{index}": count for index, count in enumerate(counts)}
     return sums
 

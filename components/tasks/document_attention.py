@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from steadytrain.components.tasks.quantized import product_type
+from steadytrain.components.tasks.loaded_weights import product_type
 
 _SHORT: Final = 256
 """Longest documents, in tokens, for which the CPU kernel's backward runs in 32 bits.
@@ -51,8 +51,33 @@ class Documents:
         dropout: float = 0.0,
         window: int | None = None,
     ) -> torch.Tensor:
-        """Call the function `attend` for these documents."""
-        return attend(query, key, value, self, scale=scale, dropout=dropout, window=window)
+        """Return causal attention within each document.
+
+        Args:
+            query: (1, heads, tokens, width).
+            key, value: same shape, or with fewer heads, each shared by equally many query heads.
+            window: number of tokens that each token sees, including itself. None means all before
+                it.
+
+        Returns:
+            (1, tokens, heads, width of value), in autocast's dtype if autocast is on.
+
+        Raises:
+            ValueError: the row does not match these documents.
+        """
+        if query.shape[0] != 1 or query.shape[2] != sum(self.lengths):
+            raise ValueError(
+                f"{tuple(query.shape)} is not the shape of {sum(self.lengths)} tokens in a row"
+            )
+        device, dtype = query.device.type, product_type(query.device, query.dtype)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        fused = not dropout and query.shape[-1] == value.shape[-1]
+        if fused and device == "cpu":
+            result: torch.Tensor = _Attention.apply(query, key, value, self, scale, window)
+            return result
+        if fused and device == "cuda" and _has_kernel(query):
+            return _of_varying_length(query, key, value, self, scale, window)
+        return _one_by_one(query, key, value, self, scale, dropout, window)
 
     def parts(self, *items: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
         """Yield, for each document, its part of each item, (1, heads, tokens, width)."""
@@ -64,44 +89,6 @@ class Documents:
             ends = list(accumulate(self.lengths, initial=0))
             self._ends = torch.tensor(ends, dtype=torch.int32, device=device)
         return self._ends
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    documents: Documents,
-    *,
-    scale: float,
-    dropout: float = 0.0,
-    window: int | None = None,
-) -> torch.Tensor:
-    """Return causal attention within each document.
-
-    Args:
-        query: (1, heads, tokens, width).
-        key, value: same shape, or with fewer heads, each shared by equally many query heads.
-        window: number of tokens that each token sees, including itself. None means all before it.
-
-    Returns:
-        (1, tokens, heads, width of value), in autocast's dtype if autocast is on.
-
-    Raises:
-        ValueError: the row does not match these documents.
-    """
-    if query.shape[0] != 1 or query.shape[2] != sum(documents.lengths):
-        raise ValueError(
-            f"{tuple(query.shape)} is not the shape of {sum(documents.lengths)} tokens in a row"
-        )
-    device, dtype = query.device.type, product_type(query.device, query.dtype)
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    fused = not dropout and query.shape[-1] == value.shape[-1]
-    if fused and device == "cpu":
-        found: torch.Tensor = _Attention.apply(query, key, value, documents, scale, window)
-        return found
-    if fused and device == "cuda" and _has_kernel(query):
-        return _of_varying_length(query, key, value, documents, scale, window)
-    return _one_by_one(query, key, value, documents, scale, dropout, window)
 
 
 class _Attention(torch.autograd.Function):
@@ -120,10 +107,11 @@ class _Attention(torch.autograd.Function):
         _, heads, tokens, width = query.shape
         result = query.new_empty(1, tokens, heads, width)
         sums = []
-        for place, *own in documents.parts(result.transpose(1, 2), query, key, value):
-            given = (_repeated(item, heads) for item in own)
-            found, summed = _forward(*given, scale=scale, **_seen(place.shape[2], window, query))
-            place.copy_(found)
+        for output, *inputs in documents.parts(result.transpose(1, 2), query, key, value):
+            repeated = (_repeated(item, heads) for item in inputs)
+            seen = _seen(output.shape[2], window, query)
+            attended, summed = _forward(*repeated, scale=scale, **seen)
+            output.copy_(attended)
             sums.append(summed)
         ctx.save_for_backward(query, key, value, result, *sums)
         ctx.documents, ctx.scale, ctx.window = documents, scale, window
@@ -134,17 +122,18 @@ class _Attention(torch.autograd.Function):
         query, key, value, result, *sums = ctx.saved_tensors
         heads = query.shape[1]
         gradients = [torch.empty_like(item) for item in (query, key, value)]
-        given = (outputs[0].transpose(1, 2), query, key, value, result.transpose(1, 2))
-        parts = zip(ctx.documents.parts(*gradients), ctx.documents.parts(*given), sums, strict=True)
-        for places, own, summed in parts:
-            length = own[0].shape[2]
-            own = [_repeated(item, heads) for item in own]
+        saved = (outputs[0].transpose(1, 2), query, key, value, result.transpose(1, 2))
+        parts = zip(ctx.documents.parts(*gradients), ctx.documents.parts(*saved), sums, strict=True)
+        for slots, inputs, summed in parts:
+            length = inputs[0].shape[2]
+            inputs = [_repeated(item, heads) for item in inputs]
             if length <= _SHORT:
-                own = [item.float() for item in own]
-            seen = _seen(length, ctx.window, own[0])
-            found = _backward(*own, summed, scale=ctx.scale, **seen)
-            for place, part in zip(places, found, strict=True):
-                place.copy_(_added_up(part, place.shape[1]))
+                inputs = [item.float() for item in inputs]
+            seen = _seen(length, ctx.window, inputs[0])
+            for slot, part in zip(
+                slots, _backward(*inputs, summed, scale=ctx.scale, **seen), strict=True
+            ):
+                slot.copy_(_added_up(part, slot.shape[1]))
         return (*gradients, None, None, None)
 
 
@@ -184,7 +173,7 @@ def _one_by_one(
     window: int | None,
 ) -> torch.Tensor:
     """Use PyTorch's own attention: with dropout, or if no other kernel is available."""
-    found = []
+    results = []
     for own_query, own_key, own_value in documents.parts(query, key, value):
         length = own_query.shape[2]
         banded = window is not None and length > window
@@ -198,8 +187,8 @@ def _one_by_one(
             scale=scale,
             enable_gqa=key.shape[1] != query.shape[1],
         )
-        found.append(result.transpose(1, 2))
-    return torch.cat(found, 1)
+        results.append(result.transpose(1, 2))
+    return torch.cat(results, 1)
 
 
 def _has_kernel(query: torch.Tensor) -> bool:

@@ -173,10 +173,10 @@ def _attention(
     if documents is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **given
         )
-        return found
+        return attended
     for name in ("softcap", "s_aux", "position_bias", "cache"):
         if given.get(name) is not None:
             raise ValueError(f"its attention has {name!r}")

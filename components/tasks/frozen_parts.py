@@ -16,8 +16,12 @@ from torch.nn import functional
 from steadytrain.components.shared.chunks import check_head_width
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.tasks.loaded_weights import new_modules
-from steadytrain.components.tasks.quantized import Bits, QuantizedMatrix, product_type
+from steadytrain.components.tasks.loaded_weights import (
+    Bits,
+    QuantizedMatrix,
+    new_modules,
+    product_type,
+)
 from steadytrain.components.techniques.modules import Auxiliary
 
 
@@ -48,14 +52,14 @@ class _Product(torch.autograd.Function):
         ctx: Any, hidden: torch.Tensor, matrix: QuantizedMatrix, dtype: torch.dtype
     ) -> torch.Tensor:
         ctx.matrix, ctx.like = matrix, (hidden.shape, hidden.dtype)
-        found = matrix.product(hidden.flatten(0, -2).to(dtype))
-        return found.view(*hidden.shape[:-1], -1)
+        product = matrix.product(hidden.flatten(0, -2).to(dtype))
+        return product.view(*hidden.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         shape, dtype = ctx.like
-        found = ctx.matrix.transposed_product(outputs[0].flatten(0, -2))
-        return found.view(shape).to(dtype), None, None
+        product = ctx.matrix.transposed_product(outputs[0].flatten(0, -2))
+        return product.view(shape).to(dtype), None, None
 
 
 # A frozen embedding table in host memory.
@@ -126,8 +130,10 @@ def _part(model: Any, getter: str) -> Any:
 
 def parameter_count(model: torch.nn.Module) -> int:
     """Return the number of values in the full model, whatever their bits and wherever they are."""
-    apart = [part for part in model.modules() if isinstance(part, QuantizedMatrix | HostEmbedding)]
-    packed = {id(item) for part in apart for item in part.parameters()}
+    packed_modules = [
+        part for part in model.modules() if isinstance(part, QuantizedMatrix | HostEmbedding)
+    ]
+    packed = {id(item) for part in packed_modules for item in part.parameters()}
     packed |= {
         id(item)
         for part in model.modules()
@@ -140,7 +146,7 @@ def parameter_count(model: torch.nn.Module) -> int:
         for item in model.parameters()
         if id(item) not in packed
     ]
-    shapes += [part.shape for part in apart]
+    shapes += [part.shape for part in packed_modules]
     return sum(map(math.prod, shapes))
 
 

@@ -1,4 +1,10 @@
-"""A language model's head that computes the loss itself, and how callers request it."""
+"""A language model's head that computes the loss itself, and how callers request it.
+
+A loss of whole documents' log-likelihoods needs no logits of a full micro-batch. What a token's
+gradient is multiplied by depends on all tokens of its document, so the head runs twice over the
+chunks: first for the likelihoods, then for the gradients. Both happen in the forward pass, where
+FSDP and ZeRO-3 have gathered the head's weights.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +12,23 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch.nn import functional
 
+from steadytrain.components.shared.chunks import chunk_rows, comparison_rows
 from steadytrain.components.tasks.criterion import Criterion
 from steadytrain.components.tasks.frozen_parts import FrozenHead
-from steadytrain.components.tasks.fused_likelihood import (
-    Comparison,
-    likelihood_loss,
-    likelihoods,
-    summed_by_document,
+from steadytrain.components.tasks.fused_loss import (
+    ForwardGradients,
+    LossAndGradients,
+    add_gradients,
+    head_logits,
+    rows_with_target,
+    summed_loss,
 )
-from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.tasks.loaded_weights import QuantizedMatrix, product_type
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.contrastive_tokens import ContrastiveConfig
 from steadytrain.components.techniques.contrastive_tokens.loss import Span, similarity_loss
@@ -53,6 +61,7 @@ class Contrast:
     settings: ContrastiveConfig
 
 
+@dataclass(eq=False)
 class LossRequest:
     """A request for a loss.
 
@@ -63,17 +72,12 @@ class LossRequest:
     loss: the head's answer. None means that the model has no such head.
     """
 
-    def __init__(
-        self,
-        targets: torch.Tensor,
-        smoothing: float,
-        teaching: Teaching | None = None,
-        contrast: Contrast | None = None,
-        criterion: Criterion | None = None,
-    ) -> None:
-        self.targets, self.smoothing = targets, smoothing
-        self.teaching, self.contrast, self.criterion = teaching, contrast, criterion
-        self.loss: torch.Tensor | None = None
+    targets: torch.Tensor
+    smoothing: float = 0.0
+    teaching: Teaching | None = None
+    contrast: Contrast | None = None
+    criterion: Criterion | None = None
+    loss: torch.Tensor | None = None
 
     def answer(
         self,
@@ -90,19 +94,19 @@ class LossRequest:
         return self.loss
 
 
+@dataclass(eq=False)
 class LikelihoodRequest:
     """A request for the log-likelihood of each document, or for a loss that compares them.
 
     targets: (rows, length), int64. counts: number of targets of each document.
     comparison: returns the loss; None asks for the likelihoods themselves.
-    found: the head's answer. None means that the model has no such head.
+    result: the head's answer. None means that the model has no such head.
     """
 
-    def __init__(
-        self, targets: torch.Tensor, counts: Sequence[int], comparison: Comparison | None
-    ) -> None:
-        self.targets, self.counts, self.comparison = targets, counts, comparison
-        self.found: torch.Tensor | None = None
+    targets: torch.Tensor
+    counts: Sequence[int]
+    comparison: Comparison | None
+    result: torch.Tensor | None = None
 
     def answer(
         self,
@@ -110,12 +114,12 @@ class LikelihoodRequest:
         weight: torch.Tensor | QuantizedMatrix,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        given = (hidden, weight, bias, self.targets, self.counts)
+        inputs = (hidden, weight, bias, self.targets, self.counts)
         if self.comparison is None:
-            self.found = likelihoods(*given)
+            self.result = likelihoods(*inputs)
         else:
-            self.found = likelihood_loss(*given, self.comparison)
-        return self.found
+            self.result = likelihood_loss(*inputs, self.comparison)
+        return self.result
 
 
 class StatesRequest:
@@ -147,46 +151,16 @@ class StatesRequest:
             return torch.nn.functional.linear(hidden, self.weight, self.bias)
 
 
+Request = TypeVar("Request", bound=HeadRequest)
 _request: ContextVar[HeadRequest | None] = ContextVar("_request", default=None)
 
 
 @contextlib.contextmanager
-def request_loss(
-    targets: torch.Tensor,
-    smoothing: float = 0.0,
-    teaching: Teaching | None = None,
-    contrast: Contrast | None = None,
-    criterion: Criterion | None = None,
-) -> Iterator[LossRequest]:
-    """Within this context, a fused head returns the summed loss instead of logits."""
-    request = LossRequest(targets, smoothing, teaching, contrast, criterion)
-    with _requested(request):
-        yield request
-
-
-@contextlib.contextmanager
-def request_likelihoods(
-    targets: torch.Tensor, counts: Sequence[int], comparison: Comparison | None = None
-) -> Iterator[LikelihoodRequest]:
-    """Within this context, a fused head returns likelihoods, or their loss, instead of logits."""
-    request = LikelihoodRequest(targets, counts, comparison)
-    with _requested(request):
-        yield request
-
-
-@contextlib.contextmanager
-def request_states() -> Iterator[StatesRequest]:
-    """Within this context, a fused head returns its input instead of logits."""
-    request = StatesRequest()
-    with _requested(request):
-        yield request
-
-
-@contextlib.contextmanager
-def _requested(request: HeadRequest) -> Iterator[None]:
+def requested(request: Request) -> Iterator[Request]:
+    """Within this context, a fused head returns what the request asks for instead of logits."""
     token = _request.set(request)
     try:
-        yield
+        yield request
     finally:
         _request.reset(token)
 
@@ -255,13 +229,13 @@ def _refusal(model: torch.nn.Module) -> str:
     device = next(model.parameters()).device
     ids = torch.zeros((1, 4), dtype=torch.int64, device=device)
     try:
-        with eval_mode(model), request_loss(ids) as request:
-            given = model(input_ids=ids, use_cache=False).logits
+        with eval_mode(model), requested(LossRequest(ids)) as request:
+            output = model(input_ids=ids, use_cache=False).logits
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return f"the model uses its head's output for more than logits ({error})"
     if request.loss is None:
         return "the model does not call its head"
-    return "" if given is request.loss else "the model changes its head's output"
+    return "" if output is request.loss else "the model changes its head's output"
 
 
 def likelihoods_of(
@@ -279,14 +253,169 @@ def likelihoods_of(
         targets: (rows, length), int64.
         counts: number of targets of each part, in the order of the tokens.
     """
-    with request_likelihoods(targets, counts, comparison) as request:
+    with requested(LikelihoodRequest(targets, counts, comparison)) as request:
         logits = forward()
-    if request.found is not None:
-        # The model's wrappers attached their backward work to this output, not to `request.found`.
-        return request.found if comparison is None else logits
+    if request.result is not None:
+        # The model's wrappers attached their backward work to this output, not to `request.result`.
+        return request.result if comparison is None else logits
     targets = targets.flatten()
     kept = (targets != IGNORED).nonzero().squeeze(1)
     chosen = logits.flatten(0, 1)[kept].float()
     nats = -functional.cross_entropy(chosen, targets[kept], reduction="none")
     sums = summed_by_document(nats, counts)
     return sums if comparison is None else comparison(sums).float()
+
+
+Comparison = Callable[[torch.Tensor], torch.Tensor]
+"""Returns a loss, a scalar, from the log-likelihood of each document, (documents,) in float64."""
+
+
+def likelihood_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor | QuantizedMatrix,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    counts: Sequence[int],
+    comparison: Comparison,
+) -> torch.Tensor:
+    """Return the loss that a comparison of documents gives.
+
+    Args:
+        hidden, weight, bias, targets: as for `fused_loss.summed_loss`.
+        counts: number of targets of each document, in the order of the rows.
+
+    Returns:
+        A scalar, float32, differentiable once.
+    """
+    if not torch.is_grad_enabled():
+        return comparison(likelihoods(hidden, weight, bias, targets, counts)).float()
+    loss: torch.Tensor = _LikelihoodLoss.apply(hidden, weight, bias, targets, counts, comparison)
+    return loss
+
+
+def likelihoods(
+    hidden: torch.Tensor,
+    weight: torch.Tensor | QuantizedMatrix,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    counts: Sequence[int],
+) -> torch.Tensor:
+    """Return the log-likelihood of each document's targets, (documents,) in float64, in nats.
+
+    Args: as for `likelihood_loss`. The result is not differentiable.
+    """
+    with torch.no_grad():
+        return summed_by_document(_Rows(hidden, weight, bias, targets).nats(), counts)
+
+
+def summed_by_document(nats: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Return the sums of consecutive values, in float64.
+
+    A sum for each document, because adding by index has no fixed order on a GPU.
+
+    Args:
+        nats: (targets).
+        counts: number of targets of each document.
+    """
+    parts = torch.split(nats, list(counts))
+    return torch.stack([part.sum(dtype=torch.float64) for part in parts])
+
+
+class _LikelihoodLoss(ForwardGradients):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        counts: Sequence[int],
+        comparison: Comparison,
+    ) -> torch.Tensor:
+        rows = _Rows(hidden, weight, bias, targets)
+        with torch.enable_grad():
+            sums = summed_by_document(rows.nats(), counts).requires_grad_()
+            loss = comparison(sums)
+            (slopes,) = torch.autograd.grad(loss, sums)
+        each = torch.cat([slope.expand(count) for slope, count in zip(slopes, counts, strict=True)])
+        gradients = rows.gradients(each.float().unsqueeze(1), ctx.needs_input_grad)
+        ctx.gradients = (gradients.hidden, gradients.weight, gradients.bias)
+        return loss.detach().float()
+
+
+@dataclass
+class _Rows:
+    """The rows that have a target, and the head.
+
+    hidden: (..., width). weight: (vocabulary, width). targets: (...), int64.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor | QuantizedMatrix
+    bias: torch.Tensor | None
+    targets: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.dtype = product_type(self.hidden.device, self.weight.dtype)
+        self.kept = rows_with_target(self.targets.flatten())
+        self.rows = self.hidden.detach().flatten(0, -2).index_select(0, self.kept).to(self.dtype)
+        self.wanted = self.targets.flatten().index_select(0, self.kept).unsqueeze(1)
+        self.head = (
+            self.weight
+            if isinstance(self.weight, QuantizedMatrix)
+            else self.weight.detach().to(self.dtype)
+        )
+
+    def nats(self) -> torch.Tensor:
+        """Return each target's log-likelihood, (rows,) in float32."""
+        logs = torch.empty(len(self.rows), device=self.rows.device)
+        for logits, start in self._chunks():
+            for block, whole in _blocks(logits, start):
+                values = logits[block].float()
+                values -= values.amax(1, keepdim=True)
+                hit = values.gather(1, self.wanted[whole])
+                logs[whole] = (hit - values.exp_().sum(1, keepdim=True).log()).squeeze(1)
+        return logs
+
+    def gradients(self, slopes: torch.Tensor, needed: Sequence[bool]) -> LossAndGradients:
+        """Return the gradients of the sum of slope times log-likelihood.
+
+        Args:
+            slopes: (rows, 1), float32.
+            needed: whether those of the hidden states, the weight and the bias are.
+        """
+        gradients = LossAndGradients.empty(self.rows, self.weight, self.bias, needed)
+        for logits, start in self._chunks():
+            for block, whole in _blocks(logits, start):
+                values = logits[block].float()
+                values -= values.amax(1, keepdim=True)
+                values.exp_()
+                values *= -slopes[whole] / values.sum(1, keepdim=True)
+                values.scatter_add_(1, self.wanted[whole], slopes[whole])
+                if gradients.bias is not None:
+                    gradients.bias += values.sum(0)
+                logits[block] = values
+            add_gradients(
+                gradients, logits, self.rows, self.head, slice(start, start + len(logits))
+            )
+        gradients.finish(self.hidden.flatten(0, -2), self.weight.dtype, self.kept)
+        if gradients.hidden is not None:
+            gradients.hidden = gradients.hidden.view_as(self.hidden)
+        return gradients
+
+    def _chunks(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the logits (rows, vocabulary) of consecutive rows, and the first row's index."""
+        size = chunk_rows(self.weight.shape[0])
+        for start in range(0, len(self.rows), size):
+            logits = head_logits(self.rows[start : start + size], self.head)
+            if self.bias is not None:
+                logits += self.bias.to(self.dtype)
+            yield logits, start
+
+
+def _blocks(logits: torch.Tensor, start: int) -> Iterator[tuple[slice, slice]]:
+    """Yield consecutive rows of a chunk that fit in memory in 32 bits: in the chunk, and in all."""
+    size = comparison_rows(logits.shape[1])
+    for first in range(0, len(logits), size):
+        end = min(first + size, len(logits))
+        yield slice(first, end), slice(start + first, start + end)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from steadytrain.components.shared.chunks import block_rows, chunk_rows, product_rows
 from steadytrain.components.tasks.criterion import Criterion
-from steadytrain.components.tasks.quantized import QuantizedMatrix, product_type
+from steadytrain.components.tasks.loaded_weights import QuantizedMatrix, product_type
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.distillation.loss import Teaching, turn_into_gradient
 from steadytrain.components.techniques.r_drop.passes import in_pairs
@@ -116,14 +116,14 @@ class LossAndGradients:
             rows: those that have a target.
             needed: whether the gradients of the hidden states, the weight and the bias are.
         """
-        found = cls(torch.zeros((), device=rows.device))
+        result = cls(torch.zeros((), device=rows.device))
         if needed[0]:
-            found.hidden = torch.empty_like(rows)
+            result.hidden = torch.empty_like(rows)
         if needed[1] and not isinstance(weight, QuantizedMatrix):
-            found.weight = torch.zeros_like(weight, dtype=torch.float32)
+            result.weight = torch.zeros_like(weight, dtype=torch.float32)
         if needed[2] and bias is not None:
-            found.bias = torch.zeros_like(bias, dtype=torch.float32)
-        return found
+            result.bias = torch.zeros_like(bias, dtype=torch.float32)
+        return result
 
     def finish(self, hidden: torch.Tensor, dtype: torch.dtype, kept: torch.Tensor) -> None:
         """Bring the gradients into the shape of the inputs.
@@ -167,9 +167,9 @@ class _SummedLoss(ForwardGradients):
         criterion: Criterion | None,
     ) -> torch.Tensor:
         options = _Options(dtype, smoothing, teaching, criterion, *ctx.needs_input_grad[:3])
-        found = _pass(hidden, weight, bias, targets, options)
-        ctx.gradients = (found.hidden, found.weight, found.bias)
-        return found.loss
+        sums = _pass(hidden, weight, bias, targets, options)
+        ctx.gradients = (sums.hidden, sums.weight, sums.bias)
+        return sums.loss
 
 
 def _pass(
@@ -191,21 +191,21 @@ def _pass(
     wanted = targets.index_select(0, kept).unsqueeze(1)
     head = weight if isinstance(weight, QuantizedMatrix) else weight.to(dtype)
     needed = (options.for_hidden, options.for_weight, options.for_bias)
-    found = LossAndGradients.empty(rows, weight, bias, needed)
+    result = LossAndGradients.empty(rows, weight, bias, needed)
     size = chunk_rows(weight.shape[0])
     if options.paired:
         size -= size % 2
     for start in _starts(rows, size):
-        place = slice(start, start + size)
-        logits = head_logits(rows[place], head)
+        block = slice(start, start + size)
+        logits = head_logits(rows[block], head)
         if bias is not None:
             logits += bias.to(dtype)
-        errors = _loss_and_errors(logits, wanted[place], kept[place], found, options)
+        errors = _loss_and_errors(logits, wanted[block], kept[block], result, options)
         if options.differentiate:
-            add_gradients(found, errors, rows, head, place)
+            add_gradients(result, errors, rows, head, block)
         del logits, errors
-    found.finish(hidden, weight.dtype, kept)
-    return found
+    result.finish(hidden, weight.dtype, kept)
+    return result
 
 
 def head_logits(rows: torch.Tensor, head: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
@@ -253,8 +253,8 @@ def _loss_and_errors(
         return logits
     size = block_rows(logits.shape[1]) if logits.device.type == "cpu" else logits.shape[0]
     for start in _starts(logits, size):
-        place = slice(start, start + size)
-        _block(logits[place], targets[place], found, options)
+        block = slice(start, start + size)
+        _block(logits[block], targets[block], found, options)
     return logits
 
 
@@ -289,9 +289,12 @@ def _block(
     if options.smoothing:
         values -= sums * (options.smoothing / values.shape[1])
     values.scatter_add_(1, targets, sums * (options.smoothing - 1))
-    if found.bias is not None:
-        found.bias += (values / sums).sum(0)
-    torch.div(values, sums, out=logits)
+    if found.bias is None:
+        torch.div(values, sums, out=logits)
+        return
+    values /= sums
+    found.bias += values.sum(0)
+    logits.copy_(values)
 
 
 def add_gradients(
@@ -299,22 +302,22 @@ def add_gradients(
     errors: torch.Tensor,
     rows: torch.Tensor,
     head: torch.Tensor | QuantizedMatrix,
-    place: slice,
+    block: slice,
 ) -> None:
     """Add a chunk's gradients of the hidden states and the head, from the gradient of its logits.
 
     Args:
         errors: (chunk, vocabulary).
         rows: (rows, width).
-        place: position of the chunk's rows.
+        block: the chunk's rows.
     """
     if found.hidden is not None:
         if isinstance(head, QuantizedMatrix):
-            found.hidden[place] = head.transposed_product(errors)
+            found.hidden[block] = head.transposed_product(errors)
         else:
-            torch.mm(errors, head, out=found.hidden[place])
+            torch.mm(errors, head, out=found.hidden[block])
     if found.weight is not None:
-        _add_product(found.weight, errors.T, rows[place])
+        _add_product(found.weight, errors.T, rows[block])
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -363,8 +366,8 @@ def try_kernel(device: torch.device) -> None:
     wanted = logits.clone().requires_grad_()
     expected = torch.nn.functional.cross_entropy(wanted, targets, reduction="sum")
     (gradient,) = torch.autograd.grad(expected, wanted)
-    found = liger_loss(logits, targets.unsqueeze(1), 0.0, differentiate=True)
-    for mine, theirs in ((found, expected.detach()), (logits, gradient)):
+    tried = liger_loss(logits, targets.unsqueeze(1), 0.0, differentiate=True)
+    for mine, theirs in ((tried, expected.detach()), (logits, gradient)):
         if not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5):
             off = float((mine - theirs).abs().max())
             raise RuntimeError(f"its result differs from PyTorch's by {off:.2g}")

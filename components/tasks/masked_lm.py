@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from steadytrain.components.tasks.base import Batch, LossSum, Row
-from steadytrain.components.tasks.fused_head import likelihoods_of, request_loss
+from steadytrain.components.tasks.fused_head import LossRequest, likelihoods_of, requested
 from steadytrain.components.tasks.models import build
 from steadytrain.components.tasks.packaging import TransformersPackager
 from steadytrain.components.tasks.text import TextTraining
@@ -41,9 +41,9 @@ class MaskedLanguageModel(TextTraining):
     def masking(self) -> Masking:
         return Masking.by(self.tokenizer, self.config.training.masking.probability)
 
-    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+    def draw(self, row: Row, position: int, *, training: bool) -> Row:
         # Validation masks are the same for every seed of training.
-        seed = (1, self.config.training.seed, place) if training else (0, place)
+        seed = (1, self.config.training.seed, position) if training else (0, position)
         ids, targets = self.masking.apply(row["input_ids"], *seed)
         return {"input_ids": ids, "targets": targets}
 
@@ -102,12 +102,12 @@ def masked_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 def masked_loss(model: torch.nn.Module, batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     """Return the summed cross-entropy of a micro-batch's masked tokens, in nats."""
     targets = batch["targets"]
-    with request_loss(targets, smoothing) as request:
+    with requested(LossRequest(targets, smoothing)) as request:
         logits = masked_logits(model, batch)
     if request.loss is not None:
         # The model's wrappers attached their backward work to this output, not to `request.loss`.
-        found: torch.Tensor = logits
-        return found
+        result: torch.Tensor = logits
+        return result
     return functional.cross_entropy(
         logits.flatten(0, 1).float(),
         targets.flatten(),

@@ -238,11 +238,11 @@ def _router(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[In
 
 def _classes(fields: Mapping[str, Any], task: str, *, given: bool) -> Iterator[Ineffective]:
     kind = fields.get("problem_type")
-    own = "regression" if task == _NUMBERS else _CLASSES.get(task)
-    if kind not in (None, own) and (given or task in _CLASSES):
+    problem_type = "regression" if task == _NUMBERS else _CLASSES.get(task)
+    if kind not in (None, problem_type) and (given or task in _CLASSES):
         why = (
-            f"data.task {task} trains on {_LABELS[own]} of each record"
-            if own in _LABELS
+            f"data.task {task} trains on {_LABELS[problem_type]} of each record"
+            if problem_type in _LABELS
             else f"data.task {task} has no classes"
         )
         yield Ineffective("problem_type", kind, why)
@@ -268,13 +268,14 @@ def splits_of(model: Any) -> list[str]:
     Raises:
         BadInput: the field has an invalid value.
     """
-    found = getattr(getattr(model, "config", None), FIELD, [])
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    result = getattr(getattr(model, "config", None), FIELD, [])
+    if not isinstance(result, list) or not all(isinstance(item, str) for item in result):
         raise BadInput(
-            f"model.base: {FIELD} in its config.json is {str(found)[:80]!r}, not a list of digests",
+            f"model.base: {FIELD} in its config.json is {str(result)[:80]!r}, not a list of "
+            "digests",
             remedy="restore that field: steadytrain wrote it when it trained the model",
         )
-    return found
+    return result
 
 
 def add_split(model: Any, split: str) -> None:

@@ -91,10 +91,12 @@ def _places(module: Any, name: str, kept: list[Any], device: Device) -> Places:
     if not any(inner is part for inner in module.modules() for part in kept):
         return {name: device}
     before = f"{name}." if name else ""
-    found: Places = {f"{before}{own}": device for own, _ in module.named_parameters(recurse=False)}
+    result: Places = {
+        f"{before}{parameter}": device for parameter, _ in module.named_parameters(recurse=False)
+    }
     for inner, child in module.named_children():
-        found |= _places(child, f"{before}{inner}", kept, device)
-    return found
+        result |= _places(child, f"{before}{inner}", kept, device)
+    return result
 
 
 def leave_on_the_host(model: Any, device: Device) -> None:
@@ -199,20 +201,20 @@ def load_frozen(
         BadInput: the model cannot be used with this data.
     """
     folder = resolve_model(str(address), config)
-    own = address == config.model.base
-    if has_code(folder) and not own:
+    is_base = address == config.model.base
+    if has_code(folder) and not is_base:
         raise BadInput(
             f"{field} = {address!r}: it comes with code, which runs for model.base only",
             remedy="use a model that Transformers has built in",
         )
-    code = own and may_run_code(folder, config)
+    code = is_base and may_run_code(folder, config)
     how = {"dtype": dtype or _forward_type(config), "trust_remote_code": code}
     with foreign(
         f"{field}: {folder} cannot be loaded",
         "give a folder that Transformers' from_pretrained reads",
     ):
         model = _loaded(auto, folder, tokenizer, {}, how, field)
-        if own and config.model.added_tokens:
+        if is_base and config.model.added_tokens:
             add_tokens(model, tokenizer, config.model.added_tokens)
         _check_vocabulary(model, tokenizer, field)
         _check_length(model, data.sequence_length, field)
@@ -311,7 +313,7 @@ def _quantized(
     how: Mapping[str, Any],
     adapter: AdapterConfig,
 ) -> torch.nn.Module:
-    """Load the model in 4 bits, on the device except for the parts that belong in host memory."""
+    """Load the model in 4 or 8 bits, on the device but for the parts that belong in host memory."""
     from bitsandbytes.nn.modules import Linear4bit
 
     device, run_code = how["device_map"][""], how["trust_remote_code"]
@@ -333,9 +335,9 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     """Return the settings for loading a base model's weights.
 
     Frozen weights need no more bits than they are computed with. 4 bits follow QLoRA (Dettmers et
-    al. 2023): NF4 or FP4 with quantized scales, on this rank's GPU or the CPU. What QLoRA doesn't
-    quantize (embeddings, head, norms) has the precision of the forward pass; on a GPU, it is in 16
-    bits.
+    al. 2023): NF4 or FP4 with quantized scales; 8 bits follow LLM.int8() (Dettmers et al. 2022).
+    They are on this rank's GPU or the CPU. What isn't quantized (embeddings, head, norms) has the
+    precision of the forward pass; on a GPU, it is in 16 bits.
     """
     kind = config.model.adapter.kind
     if kind == "none":
@@ -349,7 +351,8 @@ def _precision(config: RunConfig) -> dict[str, Any]:
     from transformers import BitsAndBytesConfig
 
     quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
+        load_in_4bit=config.model.adapter.quantization != "int8",
+        load_in_8bit=config.model.adapter.quantization == "int8",
         bnb_4bit_quant_type=config.model.adapter.quantization,
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=computed,
@@ -366,15 +369,15 @@ def _forward_type(config: RunConfig) -> torch.dtype:
 
 
 def _check_tokenizer(folder: Path, tokenizer: Any, field: str) -> None:
-    """If the model has a tokenizer, check that its tokens have the same ids as in the data."""
+    """Check that the tokens of the model's tokenizer, if any, have the same ids as in the data."""
     if not (folder / "tokenizer_config.json").is_file():
         return
-    own = load_tokenizer(folder, field).get_vocab()
+    vocabulary = load_tokenizer(folder, field).get_vocab()
     used = tokenizer.get_vocab()
-    wrong = [token for token, index in own.items() if used.get(token) != index]
+    wrong = [token for token, index in vocabulary.items() if used.get(token) != index]
     if wrong:
         raise BadInput(
-            f"{field}: {len(wrong)} of the {len(own)} tokens of {folder} have another id in "
+            f"{field}: {len(wrong)} of the {len(vocabulary)} tokens of {folder} have another id in "
             f"the data's tokenizer, such as {wrong[0]!r}",
             remedy="leave model.tokenizer out, so that the base model's own is used"
             if field == "model.base"

@@ -12,18 +12,17 @@ import pyarrow as pa
 import torch
 
 from steadytrain.components.shared.arrow_files import open_batches
-from steadytrain.components.shared.config.task_names import MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import MULTI_LABEL
 from steadytrain.components.tasks.base import Batch, Components, LossSum, Row
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.packaging import ADAPTERS, MODEL_CONFIG
 from steadytrain.components.tasks.scoring.multi_label import (
     FIELD,
-    HALF,
-    best_thresholds,
     fixed_labels,
     label_losses,
     without_thresholds,
 )
+from steadytrain.components.tasks.scoring.thresholds import HALF, best_thresholds
 from steadytrain.components.tasks.sequence_classification import (
     ClassifierPackager,
     SequenceClassification,
@@ -112,8 +111,8 @@ class MultiLabelPackager(ClassifierPackager):
         self, folder: Path, *, name: str, records: pa.Table, metadata: dict[str, str]
     ) -> str:
         content = json.loads(_config_file(folder).read_text(encoding="utf-8"))
-        found = {label: content.get(FIELD, {}).get(label, HALF) for label in self.data.labels}
-        noted = {**metadata, "thresholds": json.dumps(found)}
+        thresholds = {label: content.get(FIELD, {}).get(label, HALF) for label in self.data.labels}
+        noted = {**metadata, "thresholds": json.dumps(thresholds)}
         return super().log_model(folder, name=name, records=records, metadata=noted)
 
     def _best(self, model: torch.nn.Module) -> dict[str, float]:
@@ -133,8 +132,8 @@ class MultiLabelPackager(ClassifierPackager):
                     probabilities += batched(answers, rows, size, training.cost)
                     truth.append(training.collate(rows)["targets"].numpy() > 0)
         shared = self.config.training.label_thresholds == "shared"
-        found = best_thresholds(np.concatenate(truth), np.stack(probabilities), shared=shared)
-        return dict(zip(self.data.labels, found, strict=True))
+        thresholds = best_thresholds(np.concatenate(truth), np.stack(probabilities), shared=shared)
+        return dict(zip(self.data.labels, thresholds, strict=True))
 
 
 def _config_file(folder: Path) -> Path:

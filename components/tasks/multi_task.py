@@ -28,7 +28,7 @@ from steadytrain.components.tasks.sequence_classification import (
     SequenceClassification,
 )
 from steadytrain.components.tasks.text import class_head, head_logits, head_output
-from steadytrain.components.techniques.multi_task.uncertainty import (
+from steadytrain.components.techniques.multi_task.weights import (
     attach_uncertainty,
     uncertain_loss,
 )
@@ -56,7 +56,7 @@ class MultiTaskClassification(SequenceClassification):
 
     @cached_property
     def weights(self) -> torch.Tensor:
-        """By which the loss of each part's rows is multiplied, (parts), float32."""
+        """The factor on the loss of each part's rows, (parts), float32."""
         given = self.config.training.multi_task.loss_weights
         return torch.tensor([given.get(part, 1.0) for part in self.parts])
 
@@ -79,8 +79,8 @@ class MultiTaskClassification(SequenceClassification):
         losses = self.criterion.scaled(losses, logits, targets)
         if self.criterion.r_drop:
             logs, both = part_log_probabilities(logits).chunk(2), losses.chunk(2)
-            apart = diverging(*logs).sum(1)
-            losses = self.criterion.of_both_passes(both[0] + both[1], apart)
+            divergence = diverging(*logs).sum(1)
+            losses = self.criterion.of_both_passes(both[0] + both[1], divergence)
             targets = batch["targets"].chunk(2)[0]
         if self.learns_weights:
             return LossSum(uncertain_loss(losses, owners[targets], given.loss))
@@ -121,7 +121,7 @@ class MultiTaskClassification(SequenceClassification):
         With uncertainty, also the weight of each part's loss.
         A part without rows on the validation side is left out of the mean.
         """
-        found = {
+        metrics = {
             f"{part}_{metric}": sums.get(f"{part}_{summed}", 0) / max(rows, 1)
             for part in self.parts
             for rows in [sums.get(f"{part}_weight", 0)]
@@ -129,7 +129,7 @@ class MultiTaskClassification(SequenceClassification):
         }
         seen = [part for part in self.parts if sums.get(f"{part}_weight", 0)]
         means = {
-            metric: sum(found[f"{part}_{metric}"] for part in seen) / max(len(seen), 1)
+            metric: sum(metrics[f"{part}_{metric}"] for part in seen) / max(len(seen), 1)
             for metric in ("loss", "accuracy")
         }
         learned = {
@@ -137,7 +137,7 @@ class MultiTaskClassification(SequenceClassification):
             for part in self.parts
             if self.learns_weights
         }
-        return means | found | learned
+        return means | metrics | learned
 
 
 class MultiTaskPackager(ClassifierPackager):
@@ -154,8 +154,8 @@ def mask_others(logits: torch.Tensor, targets: torch.Tensor, owners: torch.Tenso
         targets: (rows), the class of each row.
         owners: (classes), the part of each class.
     """
-    own = owners == owners[targets][:, None]
-    return logits.masked_fill(~own, -torch.inf)
+    same_task = owners == owners[targets][:, None]
+    return logits.masked_fill(~same_task, -torch.inf)
 
 
 def smoothed_losses(
@@ -227,12 +227,12 @@ def extract_part(source: Path, part: str, target: Path) -> list[str]:
             if have_parts(labels)
             else "give a model of data.task multi_task; the classes of this one have no parts",
         )
-    own = [labels[index].partition("/")[2] for index in rows]
+    labels_of_part = [labels[index].partition("/")[2] for index in rows]
     _keep(model, rows)
-    model.config.id2label = dict(enumerate(own))
-    model.config.label2id = {label: index for index, label in enumerate(own)}
+    model.config.id2label = dict(enumerate(labels_of_part))
+    model.config.label2id = {label: index for index, label in enumerate(labels_of_part)}
     _write(model, tokenizer, _followed(target))
-    return own
+    return labels_of_part
 
 
 def _followed(path: Path) -> Path:
@@ -247,8 +247,8 @@ def _keep(model: Any, rows: list[int]) -> None:
         head.in_features, len(rows), bias=head.bias is not None, dtype=head.weight.dtype
     )
     with torch.no_grad():
-        for own, all_rows in zip(fewer.parameters(), head.parameters(), strict=True):
-            own.copy_(all_rows[rows])
+        for fewer_rows, all_rows in zip(fewer.parameters(), head.parameters(), strict=True):
+            fewer_rows.copy_(all_rows[rows])
     model.set_submodule(name, fewer)
 
 

@@ -77,8 +77,8 @@ class TransformersPackager:
 
     def _dtype(self, default: torch.dtype) -> torch.dtype:
         given = self.config.model.export_dtype
-        found: torch.dtype = getattr(torch, given) if given else default
-        return found
+        result: torch.dtype = getattr(torch, given) if given else default
+        return result
 
     def _tokenizer(self) -> Any:
         """Return the tokenizer with the padding token that training used."""
@@ -106,17 +106,17 @@ class TransformersPackager:
             BadInput: the adapters were trained on a different base model than the configured one.
         """
         # An absolute path is not a repository name, so MLflow looks for no model card on a hub.
-        place = folder.absolute()
-        if (place / ADAPTERS).is_file():
+        path = folder.absolute()
+        if (path / ADAPTERS).is_file():
             from peft import PeftModel
 
-            check_base(place, self.config)
+            check_base(path, self.config)
             base = self.training(_plain(self.config), self.data).build_model()
-            adapted = PeftModel.from_pretrained(base, place)
+            adapted = PeftModel.from_pretrained(base, path)
             model = adapted.merge_and_unload()
         else:
-            model = self._load_model(place)
-        return {"model": model, "tokenizer": load_tokenizer(place)}
+            model = self._load_model(path)
+        return {"model": model, "tokenizer": load_tokenizer(path)}
 
     def load_base(self) -> Components:
         """Load model.base in float32, to score it as it was before training.
@@ -210,10 +210,10 @@ def save_model(model: Any, folder: Path, dtype: torch.dtype) -> None:
         if not tensor.is_floating_point() or any(part in name for part in kept):
             return tensor
         # Tied weights stay one tensor.
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if place not in cast:
-            cast[place] = tensor.to(dtype)
-        return cast[place]
+        memory = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if memory not in cast:
+            cast[memory] = tensor.to(dtype)
+        return cast[memory]
 
     weights = {name: stored(name, item) for name, item in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
@@ -334,7 +334,7 @@ def _signature(task: str, example: Any, scored: int) -> Any:
     )
     if scored:
         each = Object([Property("label", DataType.string), Property("score", DataType.double)])
-        outputs = [ColSpec(each, str(place)) for place in range(scored)]
+        outputs = [ColSpec(each, str(index)) for index in range(scored)]
     names = list(example) if isinstance(example, dict) else [None]
     inputs = Schema([ColSpec("string", name) for name in names])
     return ModelSignature(inputs=inputs, outputs=Schema(outputs))

@@ -24,8 +24,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import MEASURED, Batch, LossSum, Row
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning, token_logits
 from steadytrain.components.tasks.documents import attend_by_document
-from steadytrain.components.tasks.fused_head import likelihoods_of
-from steadytrain.components.tasks.fused_likelihood import Comparison
+from steadytrain.components.tasks.fused_head import Comparison, likelihoods_of
 from steadytrain.components.tasks.models import load_frozen
 from steadytrain.components.techniques.mixup.mixing import PARTNER
 from steadytrain.components.techniques.modules import eval_mode
@@ -91,9 +90,9 @@ class PreferenceTraining(SupervisedFineTuning):
 
     @torch.no_grad()
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        found = document_likelihoods(model, batch)
+        likelihoods = document_likelihoods(model, batch)
         reference = self._reference_likelihoods(model, batch)
-        margins = reward_margins(found, reference, self.config.training.dpo.beta)
+        margins = reward_margins(likelihoods, reference, self.config.training.dpo.beta)
         return {
             "loss": dpo_loss(margins).sum().item(),
             "weight": len(margins),
@@ -186,12 +185,12 @@ class UnpairedPreferenceTraining(PreferenceTraining):
             if name.startswith(_MISMATCHED)
         }
         with eval_mode(model):
-            found = document_likelihoods(model, others)
-        return (found - self._reference_likelihoods(model, others)).sum()
+            likelihoods = document_likelihoods(model, others)
+        return (likelihoods - self._reference_likelihoods(model, others)).sum()
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
-        own, kto = _own(batch), self.config.training.kto
-        reference = self._reference_likelihoods(model, own)
+        answers, kto = _own(batch), self.config.training.kto
+        reference = self._reference_likelihoods(model, answers)
         # The divergence itself is never negative, only its estimate.
         point = batch[MEASURED].clamp(min=0)
 
@@ -199,13 +198,13 @@ class UnpairedPreferenceTraining(PreferenceTraining):
             margins = kto_margins(found - reference - point, batch["desirable"], kto)
             return kto_loss(margins, batch["desirable"], kto).sum()
 
-        return LossSum(document_likelihoods(model, own, comparison))
+        return LossSum(document_likelihoods(model, answers, comparison))
 
     @torch.no_grad()
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
         """Return sums with 0 as the reference point, so that each record counts alone."""
-        own, kto = _own(batch), self.config.training.kto
-        gained = document_likelihoods(model, own) - self._reference_likelihoods(model, own)
+        answers, kto = _own(batch), self.config.training.kto
+        gained = document_likelihoods(model, answers) - self._reference_likelihoods(model, answers)
         margins = kto_margins(gained, batch["desirable"], kto)
         return {
             "loss": kto_loss(margins, batch["desirable"], kto).sum().item(),
@@ -225,8 +224,8 @@ def mismatched(row: Row, other: Row, limit: int) -> Row:
         name: np.concatenate((np.asarray(row[name])[: ends[0]], np.asarray(other[name])[ends[1] :]))
         for name in ("input_ids", "targets")
     }
-    found = {name: values[:limit] for name, values in joined.items()}
-    return {**found, "lengths": [len(found["input_ids"])]}
+    columns = {name: values[:limit] for name, values in joined.items()}
+    return {**columns, "lengths": [len(columns["input_ids"])]}
 
 
 def _own(batch: Batch) -> Batch:

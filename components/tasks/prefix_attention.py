@@ -98,7 +98,7 @@ class _Row:
     def shared(self, sequence: Sequence[int]) -> int:
         """Return the length of the common prefix with the last sequence."""
         pairs = zip(self._last, sequence, strict=False)
-        differing = (place for place, (one, other) in enumerate(pairs) if one != other)
+        differing = (index for index, (one, other) in enumerate(pairs) if one != other)
         return next(differing, min(len(self._last), len(sequence)))
 
     def add(self, index: int, sequence: Sequence[int], shared: int) -> None:
@@ -120,8 +120,8 @@ class _Row:
         return TreeRow(tokens, depths, ends, self.members, self.places)
 
     def _close(self, shared: int) -> None:
-        for place in self._path[shared:]:
-            self.ends[place] = len(self.tokens)
+        for index in self._path[shared:]:
+            self.ends[index] = len(self.tokens)
 
 
 def calls(ends: Tokens, apart: int = _APART) -> list[Call]:
@@ -131,9 +131,9 @@ def calls(ends: Tokens, apart: int = _APART) -> list[Call]:
         apart: subtrees below one token attend in one call if they have at most this many tokens
             together. Otherwise each subtree gets its own call.
     """
-    found: list[Call] = []
-    _plan(ends.tolist(), 0, len(ends), (), apart, found)
-    return found
+    result: list[Call] = []
+    _plan(ends.tolist(), 0, len(ends), (), apart, result)
+    return result
 
 
 def _plan(
@@ -221,7 +221,7 @@ class Tree:
             key, value = (item.repeat_interleave(times, 1) for item in (key, value))
         result = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         for call, mask in zip(self._calls, self._masks_of(window, query.dtype), strict=True):
-            found = functional.scaled_dot_product_attention(
+            attended = functional.scaled_dot_product_attention(
                 query[:, :, call.start : call.stop],
                 _part(key, call),
                 _part(value, call),
@@ -229,7 +229,7 @@ class Tree:
                 is_causal=mask is None,
                 scale=scale,
             )
-            result[:, call.start : call.stop] = found.transpose(1, 2)
+            result[:, call.start : call.stop] = attended.transpose(1, 2)
         return result
 
     def _masks_of(self, window: int | None, dtype: torch.dtype) -> list[torch.Tensor | None]:
@@ -245,17 +245,17 @@ class Tree:
 
         The shape is (own tokens, tokens before and own tokens). None means causal.
         """
-        own = torch.arange(call.start, call.stop, device=self._ends.device)
+        queries = torch.arange(call.start, call.stop, device=self._ends.device)
         # If nothing forks within the call, all its tokens are above its last one.
         straight = bool((self._ends[call.start : call.stop] >= call.stop).all())
         if not call.before and window is None and straight:
             return None
-        before = [torch.arange(*span, device=own.device) for span in call.before]
-        seen = torch.cat([*before, own])
-        hidden = (seen > own[:, None]) | (self._ends[seen] <= own[:, None])
+        before = [torch.arange(*span, device=queries.device) for span in call.before]
+        seen = torch.cat([*before, queries])
+        hidden = (seen > queries[:, None]) | (self._ends[seen] <= queries[:, None])
         if window is not None:
-            hidden |= self._depths[own][:, None] - self._depths[seen] >= window
-        return torch.zeros(hidden.shape, dtype=dtype, device=own.device).masked_fill_(
+            hidden |= self._depths[queries][:, None] - self._depths[seen] >= window
+        return torch.zeros(hidden.shape, dtype=dtype, device=queries.device).masked_fill_(
             hidden, -torch.inf
         )
 
@@ -296,9 +296,9 @@ def _refusal(model: Any, sequences: list[list[int]], alone: list[torch.Tensor]) 
     if why := unlike(tree):
         return why
     for member, places in zip(row.members, row.places, strict=True):
-        own = alone[member]
-        differing = (together[torch.from_numpy(places).to(own.device)] - own).abs().max()
-        if differing > (1e-4 if own.dtype == torch.float32 else 3e-2) * own.abs().max():
+        expected = alone[member]
+        differing = (together[torch.from_numpy(places).to(expected.device)] - expected).abs().max()
+        if differing > (1e-4 if expected.dtype == torch.float32 else 3e-2) * expected.abs().max():
             return "its layers mix continuations that share a prefix"
     return ""
 

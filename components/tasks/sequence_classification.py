@@ -87,8 +87,8 @@ class SequenceClassification(TextHead):
     def ready(self, model: Any) -> Sequence[str]:
         settings = self.config.training.distillation
         if settings.on and not settings.stored:
-            found = self.load_reference(str(settings.teacher), FIELD)
-            self.teacher = Teacher(found, settings, comparing_part(model))
+            reference = self.load_reference(str(settings.teacher), FIELD)
+            self.teacher = Teacher(reference, settings, comparing_part(model))
         if self.criterion.r_drop:
             check_drops(model, R_DROP, self.criterion.r_drop)
         if self.config.training.mixup.on:

@@ -45,8 +45,8 @@ class Scale:
     unit: float = 1.0
 
     def targets(self, numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        found: npt.NDArray[np.float64] = (np.asarray(numbers, np.float64) - self.shift) / self.unit
-        return found
+        result: npt.NDArray[np.float64] = (np.asarray(numbers, np.float64) - self.shift) / self.unit
+        return result
 
 
 def standardize(model: Any, data: DataRecord, *, trained: bool) -> Scale | None:
@@ -148,9 +148,9 @@ class SequenceRegression(TextHead):
             return model
         new = has_new_head(model)
         trained = self.config.model.base is not None and not new
-        found = standardize(model, self.data, trained=trained)
-        self.scale = found or Scale()
-        if found is None:
+        scaling = standardize(model, self.data, trained=trained)
+        self.scale = scaling or Scale()
+        if scaling is None:
             self.head_remark = (
                 "the model has no linear head, so it learns the numbers as they are: if the loss "
                 "does not fall, divide them, so that they are about as large as 1"
@@ -158,7 +158,7 @@ class SequenceRegression(TextHead):
         elif new and resized_weights(model):
             self.head_remark = "the head is new, because that of model.base has several outputs"
         elif trained:
-            self.head_remark = far_off(model, found)
+            self.head_remark = far_off(model, scaling)
         return model
 
     def ready(self, model: torch.nn.Module) -> Sequence[str]:
@@ -186,8 +186,8 @@ class SequenceRegression(TextHead):
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         targets = self.scale.targets([row["label"] for row in rows])
-        found = {"targets": torch.from_numpy(targets).float()}
-        return padded_inputs(rows, self.pad_token_id) | found
+        result = {"targets": torch.from_numpy(targets).float()}
+        return padded_inputs(rows, self.pad_token_id) | result
 
     def row_losses(
         self, model: torch.nn.Module, batch: Batch, counts: Sequence[int]
@@ -214,8 +214,8 @@ class SequenceRegression(TextHead):
             "predicted_squared": predicted.square(),
             "product": targets * predicted,
         }
-        found = {name: values.sum().item() for name, values in sums.items()}
-        return {**found, "weight": len(targets)}
+        metrics = {name: values.sum().item() for name, values in sums.items()}
+        return {**metrics, "weight": len(targets)}
 
     def validation_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the loss, which is of targets, and metrics of the numbers themselves.
@@ -250,6 +250,6 @@ class RegressionPackager(TransformersPackager):
             super().export(model, folder)
 
     def load_exported(self, folder: Path) -> Components:
-        found = super().load_exported(folder)
-        leave_in_units_of_data(found["model"])
-        return found
+        result = super().load_exported(folder)
+        leave_in_units_of_data(result["model"])
+        return result

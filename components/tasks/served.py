@@ -35,8 +35,8 @@ class ServedPackager:
         import mlflow
 
         with tempfile.TemporaryDirectory() as scratch:
-            place = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
-            return self.load_exported(Path(place) / "artifacts" / _ARTIFACT)
+            folder = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
+            return self.load_exported(Path(folder) / "artifacts" / _ARTIFACT)
 
     def check_labels(self, labels: Sequence[str]) -> None:
         """Raise BadInput if a model's classes are not those of the data."""

@@ -30,8 +30,8 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         del context, params
         plain = model_input.astype(object).where(model_input.notna(), None)
         # MLflow leaves neither columns nor rows of an array; no model takes a record without any.
-        found = self.model.rows(plain.to_dict("records") if len(plain.columns) else [{}])
-        return pd.DataFrame(found, columns=None if found else self.model.names)
+        records = self.model.rows(plain.to_dict("records") if len(plain.columns) else [{}])
+        return pd.DataFrame(records, columns=None if records else self.model.names)
 
 
 mlflow.models.set_model(Served())

@@ -102,10 +102,10 @@ def drops(model: torch.nn.Module) -> bool:
 
 
 def _drops(module: torch.nn.Module) -> bool:
-    """Return whether it is a dropout layer, or attention with a share of dropout of its own."""
+    """Return whether a module is a dropout layer, or attention with its own share of dropout."""
     share: Any = module.p if isinstance(module, torch.nn.Dropout) else 0.0
-    own: Any = getattr(module, "attention_dropout", 0.0)
-    return share > 0 or (isinstance(own, float) and own > 0)
+    dropout: Any = getattr(module, "attention_dropout", 0.0)
+    return share > 0 or (isinstance(dropout, float) and dropout > 0)
 
 
 class TextHead(TextTraining):
@@ -146,16 +146,16 @@ class TextHead(TextTraining):
 
     def load_reference(self, address: str, field: str) -> torch.nn.Module:
         model = super().load_reference(address, field)
-        # With another padding token than the batches, decoders would read a padded place.
+        # With another padding token than the batches, decoders would read padding.
         model.config.pad_token_id = self.pad_token_id  # type: ignore[union-attr]
         return model
 
-    def draw(self, row: Row, place: int, *, training: bool) -> Row:
-        """Return the row with the tokens of an augmented text, which depends on the place alone."""
+    def draw(self, row: Row, position: int, *, training: bool) -> Row:
+        """Return the row with the tokens of an augmented text, which its position decides."""
         config = self.config.training
         if not (training and config.augmentation.on):
             return row
-        random = generator_of(config.seed, f"augmentation {place}")
+        random = generator_of(config.seed, f"augmentation {position}")
         text = augmented(row[TEXT], config.augmentation, random)
         ids = self._tokens(text) if text != row[TEXT] else ()
         return {**row, "input_ids": ids} if len(ids) else row
@@ -216,27 +216,27 @@ def class_head(model: Any) -> tuple[str, torch.nn.Linear]:
             f"the model has several heads: {', '.join(heads)}", remedy="use a model with one"
         )
     inner = f"{model.base_model_prefix}."
-    found = [
+    result = [
         (name, layer)
         for name, layer in model.named_modules()
         if type(layer) is torch.nn.Linear
         and layer.out_features == model.config.num_labels
         and (not name.startswith(inner) or in_inner_head(model, name))
     ]
-    if not found:
+    if not result:
         raise BadInput(
             f"{type(model).__name__} has no linear layer for its {model.config.num_labels} labels",
             remedy="use a classifier of Transformers with a linear head",
         )
-    return found[-1]
+    return result[-1]
 
 
 def class_names(folder: Path) -> list[str]:
     """Return the classes that a model's config.json names, in the order of its logits."""
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    found = content.get("id2label")
-    if isinstance(found, Mapping):
-        return [str(found[key]) for key in sorted(found, key=int)]
+    labels = content.get("id2label")
+    if isinstance(labels, Mapping):
+        return [str(labels[key]) for key in sorted(labels, key=int)]
     if isinstance(names := content.get("label_names"), list):
         return [str(name) for name in names]  # As timm's models name them.
     # Transformers' own names, which it does not write for two classes.

@@ -66,12 +66,12 @@ class TextEmbedding(TextTraining):
         """The special tokens, sorted."""
         return tuple(sorted(self.tokenizer.all_special_ids))
 
-    def draw(self, row: Row, place: int, *, training: bool) -> Row:
+    def draw(self, row: Row, position: int, *, training: bool) -> Row:
         """Return a pair. A single text is paired with itself, and in validation with its half.
 
         Two passes of one text differ only by dropout, which validation does not have.
         """
-        del place
+        del position
         if len(row["lengths"]) == 2:
             return row
         ids = np.asarray(row["input_ids"])
@@ -97,10 +97,10 @@ class TextEmbedding(TextTraining):
         return LossSum(losses.sum())
 
     def validate(self, model: torch.nn.Module, batch: Batch) -> dict[str, float]:
-        found = in_batch(model, batch)
-        ranks = found.ranks()
+        losses = in_batch(model, batch)
+        ranks = losses.ranks()
         return {
-            "loss": found.losses(self.config.training.batch_contrastive.temperature).sum().item(),
+            "loss": losses.losses(self.config.training.batch_contrastive.temperature).sum().item(),
             "weight": len(ranks),
             "first": (ranks == 1).sum().item(),
             "reciprocal": (1 / ranks).sum().item(),

@@ -60,29 +60,29 @@ class RowOrder:
 
     def take(self, position: int, count: int) -> list[int]:
         """Return the indices of `count` rows of the stream, starting at `position`."""
-        return [self._at(place) for place in range(position, position + count)]
+        return [self._at(index) for index in range(position, position + count)]
 
-    def _at(self, place: int) -> int:
-        epoch, offset = divmod(place, self.rows)
+    def _at(self, position: int) -> int:
+        epoch, offset = divmod(position, self.rows)
         if epoch != self._epoch:
             self._epoch, self._permutation = epoch, self._permute(epoch)
         return int(self._permutation[offset])
 
     def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
         random = np.random.default_rng([self.seed, epoch])
-        found = self._rows_of(epoch, random)
+        result = self._rows_of(epoch, random)
         if self.lengths is None:
-            return found
+            return result
         # The rows before these complete the previous epoch's last batch.
         first = -epoch * self.rows % self.batch
-        rest = found[first:]
-        pools = np.arange(len(rest)) // (self.batch * GROUPED_BATCHES)
-        rest = rest[np.lexsort((-self.lengths[rest], pools))]
-        whole = len(rest) // self.batch
-        batches = rest[: whole * self.batch].reshape(whole, self.batch)
+        remaining = result[first:]
+        pools = np.arange(len(remaining)) // (self.batch * GROUPED_BATCHES)
+        remaining = remaining[np.lexsort((-self.lengths[remaining], pools))]
+        whole = len(remaining) // self.batch
+        batches = remaining[: whole * self.batch].reshape(whole, self.batch)
         # The incomplete last batch stays last; the next epoch completes it.
-        tail = rest[whole * self.batch :]
-        return np.concatenate([found[:first], random.permutation(batches).ravel(), tail])
+        tail = remaining[whole * self.batch :]
+        return np.concatenate([result[:first], random.permutation(batches).ravel(), tail])
 
     def _rows_of(self, epoch: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return the rows of an epoch, in random order."""
@@ -98,17 +98,18 @@ _STREAM: Final = 0x6D69780A
 class Mixture:
     """The order of several data sets: they take turns, each as often as its share says.
 
-    Each block of BLOCK places holds a fixed number of rows of every part, in an order that depends
-    on the seed and on the number of the block alone. So a resumed run finds any place without the
-    ones before it, and the shares are exact in every block. Each part goes through its rows in
-    epochs of its own, so that none is seen twice before all are seen once.
+    Each block of BLOCK positions holds a fixed number of rows of every part, in an order that
+    depends on the seed and on the number of the block alone. So a resumed run finds any position
+    without the ones before it, and the shares are exact in every block. Each part goes through its
+    rows in epochs of its own, so that none is seen twice before all are seen once.
 
     Args:
         parts: (rows,), the index of each row's part.
         shares: (parts,), how often each is drawn; they add up to 1.
         seed: equal seeds draw equal rows.
-        even: spread each part's places evenly in a block, as `spread` does, instead of at random.
-            Then the shares of any run of places, such as a global batch, are nearly exact too.
+        even: spread each part's positions evenly in a block, as `spread` does, instead of at
+            random. Then the shares of any run of positions, such as a global batch, are nearly
+            exact too.
     """
 
     def __init__(
@@ -127,22 +128,22 @@ class Mixture:
         self._counts = largest_remainder(shares, BLOCK)
         self._spread = spread(self._counts) if even else None
         self._number = -1
-        self._parts = self._places = np.empty(0, dtype=np.int64)
+        self._parts = self._positions = np.empty(0, dtype=np.int64)
 
     def take(self, position: int, count: int) -> Sequence[int]:
         """Return the indices of `count` rows of the stream, starting at `position`."""
-        return [self._at(place) for place in range(position, position + count)]
+        return [self._at(index) for index in range(position, position + count)]
 
-    def _at(self, place: int) -> int:
-        number, offset = divmod(place, BLOCK)
+    def _at(self, position: int) -> int:
+        number, offset = divmod(position, BLOCK)
         if number != self._number:
             self._draw(number)
         part = self._parts[offset]
-        (row,) = self._orders[part].take(int(self._places[offset]), 1)
+        (row,) = self._orders[part].take(int(self._positions[offset]), 1)
         return int(self._rows[part][row])
 
     def _draw(self, number: int) -> None:
-        """Draw a block: the part of each place, and the place in the part's own stream."""
+        """Draw a block: the part of each position, and the position in the part's own stream."""
         self._number = number
         if self._spread is None:
             random = np.random.default_rng([self.seed, _STREAM, number])
@@ -150,9 +151,9 @@ class Mixture:
             self._parts = random.permutation(drawn)
         else:
             self._parts = self._spread
-        self._places = np.empty(BLOCK, dtype=np.int64)
+        self._positions = np.empty(BLOCK, dtype=np.int64)
         for part, count in enumerate(self._counts):
-            self._places[self._parts == part] = number * count + np.arange(count)
+            self._positions[self._parts == part] = number * count + np.arange(count)
 
 
 def largest_remainder(shares: npt.NDArray[np.float64], total: int) -> npt.NDArray[np.int64]:
@@ -165,12 +166,12 @@ def largest_remainder(shares: npt.NDArray[np.float64], total: int) -> npt.NDArra
 
 
 def spread(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the part of each place of a block in which each part's places are evenly spread.
+    """Return the part of each position of a block in which each part's positions are evenly spread.
 
     Occurrence j of a part with count c belongs at (j + 0.5) / c of the block.
 
     Args:
-        counts: (parts,), places of each.
+        counts: (parts,), positions of each.
     """
     moments = [(np.arange(count) + 0.5) / max(1, count) for count in counts]
     parts = np.repeat(np.arange(len(counts)), counts)

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol
 
-from steadytrain.components.shared.section import Section, at_odds
+from steadytrain.components.shared.effects import Section, at_odds
 
 PYTORCH_ONLY: Final = "only the loop of pytorch reads it"
 """Why a technique excludes another framework."""
@@ -38,9 +38,9 @@ class Rule:
 def technique_rules() -> Iterator[Rule]:
     """Yield the RULES of each technique, which is each package next to this file."""
     package = __name__.rpartition(".")[0]
-    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if found.ispkg:
-            yield from getattr(import_module(f"{package}.{found.name}"), "RULES", ())
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.ispkg:
+            yield from getattr(import_module(f"{package}.{module.name}"), "RULES", ())
 
 
 class Recipe(Protocol):

@@ -32,6 +32,7 @@ def train(
     task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
 ) -> None:
     """Train the model. Resume from the newest checkpoint if there is one."""
-    from steadytrain.components.train import artifacts
+    arguments = locals()
+    from steadytrain.components.train.step import kfp_train
 
-    artifacts.train(resolved=resolved, data=data, model=model, result=result, task=task)
+    kfp_train(**arguments)

@@ -1,16 +1,20 @@
 """Failure classification: one class per failure, determined from what the ranks left behind.
 
+The errors that training raises are here too, because their names decide the class.
+
 A plugin that fails is named while it runs (`naming`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,6 +24,58 @@ from steadytrain.components.shared.events.types import Cause
 from steadytrain.components.shared.foreign import DEVICE_TEXTS, NOT_MAPPED
 from steadytrain.components.shared.output_log import Output
 from steadytrain.components.train.attempt import RankError, names_of
+
+
+class Diverged(SteadytrainError):
+    """The loss or gradient norm is not finite, or the loss spiked far above the recent losses.
+
+    limit: the highest loss that would still be normal, if the loss spiked; None otherwise.
+    """
+
+    def __init__(
+        self, step: int, loss: float, grad_norm: float, *, limit: float | None = None
+    ) -> None:
+        spiked = "" if limit is None else f" (a spike: above {limit:.4g})"
+        super().__init__(
+            f"training diverged at step {step}: loss {loss}{spiked}, gradient norm {grad_norm}",
+            remedy="lower training.learning_rate, lengthen training.warmup_steps, or look for "
+            "defective records",
+        )
+        self.step, self.loss = step, loss
+
+
+class NonFiniteState(Diverged):
+    """A weight or an optimizer value is not finite, although loss and gradients were.
+
+    step: the step after which it was found.
+    """
+
+    def __init__(self, step: int, tensor: str) -> None:
+        SteadytrainError.__init__(
+            self,
+            f"training diverged at step {step}: {tensor} contains a value that is not finite, "
+            "and it was not saved",
+            remedy="lower training.learning_rate, or look for defective records",
+        )
+        self.step, self.loss, self.tensor = step, math.nan, tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.step, self.tensor)
+
+
+class CannotRecompute(SteadytrainError):
+    """Memory is too small, and the model does not support activation checkpointing."""
+
+
+class CompiledCodeDamaged(SteadytrainError):
+    """Code that an earlier attempt compiled is damaged."""
+
+    def __init__(self, folder: Path, error: BaseException) -> None:
+        super().__init__(
+            f"{folder}: compiled code of an earlier attempt is damaged and was removed: "
+            f"{type(error).__name__}: {error}",
+            remedy="start the run again; it compiles the code again",
+        )
 
 
 class FailureClass(StrEnum):
@@ -321,12 +377,12 @@ class _Suspect:
 
     @property
     def rung(self) -> int:
-        found = self.failure.failure_class
+        failure_class = self.failure.failure_class
         if self.kind in _STATED:
             return 0
-        if self.kind in _ALSO_A_CONSEQUENCE or found is FailureClass.UNKNOWN:
+        if self.kind in _ALSO_A_CONSEQUENCE or failure_class is FailureClass.UNKNOWN:
             return 2
-        return 3 if found in _ECHOES and self.kind not in _CAUSES else 1
+        return 3 if failure_class in _ECHOES and self.kind not in _CAUSES else 1
 
 
 def _reported(error: RankError) -> _Suspect:
@@ -406,12 +462,12 @@ def _uncaught(rank: int, output: Output) -> Failure:
     After its own exception, a rank may also print that it lost the connection to the others.
     """
     name = output.error.partition(":")[0].rpartition(".")[2]
-    own, later = _class_of((name,), output.traceback), class_of_text(output.after)
-    if later and (own is None or later not in _ECHOES):
+    by_name, later = _class_of((name,), output.traceback), class_of_text(output.after)
+    if later and (by_name is None or later not in _ECHOES):
         line = next(line for line in output.after.splitlines() if class_of_text(line) is later)
         return _failure(later, rank, line.strip())
-    found = _failure(own or FailureClass.UNKNOWN, rank, output.error)
-    return replace(found, traceback=redact(output.traceback))
+    failure = _failure(by_name or FailureClass.UNKNOWN, rank, output.error)
+    return replace(failure, traceback=redact(output.traceback))
 
 
 def _last_words(output: Output) -> FailureClass | None:

@@ -1,7 +1,8 @@
 """The OOM fallbacks: what can be changed when memory runs out, in order.
 
-No fallback changes what the model learns: the global batch, the order of the samples, the
-learning rates and the number of steps stay the same.
+The global batch, the order of the samples, the learning rates and the number of steps stay the
+same. Only the last fallback changes what the model learns, and only where the configuration allows
+it (`recovery.min_sequence_length`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Fallback:
     before: the strategy that it replaces; "" if it works with every strategy.
     requires: what the configuration must support: the strategy that replaces it, "cpu", or a
         smaller micro-batch.
+    effect: what it changes in what the model learns.
     needs_cuda: whether it helps only if the device has memory of its own.
     missing: why it is unavailable; "" if it is available.
     """
@@ -41,14 +43,15 @@ class Fallback:
     requires: str = ""
     needs_cuda: bool = False
     missing: str = ""
+    effect: str = ""
 
     def lower(self, plan: BatchPlan) -> BatchPlan | None:
         """Return the plan one step down; None if the fallback does not apply to it."""
-        own = plan.settings
-        if plan.world_size < self.min_ranks or self.before not in ("", own.strategy):
+        settings = plan.settings
+        if plan.world_size < self.min_ranks or self.before not in ("", settings.strategy):
             return None
-        changed = self.change(own)
-        return None if changed == own else plan.limited_to(changed)
+        changed = self.change(settings)
+        return None if changed == settings else plan.limited_to(changed)
 
 
 def _offloaded(batch: BatchSettings) -> BatchSettings:
@@ -87,20 +90,56 @@ _OFFLOAD: Final = Fallback(
     requires="cpu",
     needs_cuda=True,
 )
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How far sequences may be shortened, in tokens.
+
+    full: of a row as it was prepared.
+    least: `recovery.min_sequence_length`.
+    """
+
+    full: int
+    least: int
+
+    @classmethod
+    def of(cls, full: int, least: int | None) -> Lengths | None:
+        """Return the lengths; None if the configuration allows no shorter ones."""
+        return cls(full, least) if least is not None and least < full else None
+
+    def shorter(self, batch: BatchSettings) -> BatchSettings:
+        """Return settings with half the length, but at least the least."""
+        half = (batch.sequence_length or self.full) // 2
+        return replace(batch, sequence_length=max(self.least, half))
+
+
+def _shorter(lengths: Lengths) -> Fallback:
+    return Fallback(
+        "shorter sequences",
+        lengths.shorter,
+        effect="but longer documents are cut, so the model learns something else",
+    )
+
+
 Conflict = Callable[[str], str]
 """Returns what does not support a feature (`Fallback.requires`), and why; "" if nothing."""
 
 
-def all_fallbacks(strategies: Iterable[str], prefer: str | None = None) -> tuple[Fallback, ...]:
+def all_fallbacks(
+    strategies: Iterable[str], prefer: str | None = None, lengths: Lengths | None = None
+) -> tuple[Fallback, ...]:
     """Return every fallback, in the order in which they are tried.
 
     Args:
         strategies: those that the run has used.
         prefer: the value of `compute.prefer`.
+        lengths: how far sequences may be shortened; None means not at all.
     """
     after = {name: fallback_of(name, prefer) for name in strategies}
     sharding = [_sharding(name, other) for name, other in after.items() if other]
-    return (_IN_PLACE, _SMALLER, _RECOMPUTE, *sharding, _OFFLOAD)
+    shorter = [_shorter(lengths)] if lengths else []
+    return (_IN_PLACE, _SMALLER, _RECOMPUTE, *sharding, _OFFLOAD, *shorter)
 
 
 def fallbacks_for(
@@ -110,18 +149,19 @@ def fallbacks_for(
     *,
     conflict_with: Conflict = lambda _: "",
     prefer: str | None = None,
+    lengths: Lengths | None = None,
 ) -> Sequence[Fallback]:
     """Return the fallbacks that help with what ran out; a CPU's memory is the host's.
 
     Args:
-        strategies, prefer: as for `all_fallbacks`.
+        strategies, prefer, lengths: as for `all_fallbacks`.
     """
     spared = {"device"} if kind is FailureClass.GPU_OOM else {"host"}
     if device == CPU:
         spared.add("device")
     return [
         replace(fallback, missing=_missing(fallback, device, conflict_with))
-        for fallback in all_fallbacks(strategies, prefer)
+        for fallback in all_fallbacks(strategies, prefer, lengths)
         if fallback.memory in spared
     ]
 
@@ -158,20 +198,30 @@ def next_fallback(
 
 
 def expected_fallbacks(
-    plan: BatchPlan, device: str, *, conflict_with: Conflict, prefer: str | None
+    plan: BatchPlan,
+    device: str,
+    *,
+    conflict_with: Conflict,
+    prefer: str | None,
+    lengths: Lengths | None = None,
 ) -> list[str]:
     """Return the names of the fallbacks that a run with a plan has, in order."""
-    found: list[str] = []
+    fallbacks: list[str] = []
     used = [plan.settings.strategy]
     while True:
         known = fallbacks_for(
-            FailureClass.GPU_OOM, device, used, conflict_with=conflict_with, prefer=prefer
+            FailureClass.GPU_OOM,
+            device,
+            used,
+            conflict_with=conflict_with,
+            prefer=prefer,
+            lengths=lengths,
         )
         step = next_fallback(plan, known)
         if step is None:
-            return list(dict.fromkeys(found))
+            return list(dict.fromkeys(fallbacks))
         fallback, plan = step
-        found.append(fallback.name)
+        fallbacks.append(fallback.name)
         used.append(plan.settings.strategy)
 
 
@@ -193,14 +243,15 @@ def lower(
     """
     # No formula covers the host's memory.
     known = estimate if kind is FailureClass.GPU_OOM else lambda _: None
-    found = next_fallback(plan, fallbacks, known)
-    if found is None:
+    result = next_fallback(plan, fallbacks, known)
+    if result is None:
         return None
-    fallback, lowered = found
+    fallback, lowered = result
     return RecoveryDecision(
         "retry_changed",
         f"{kind}: {fallback.name}, micro-batch x accumulation {plan} becomes {lowered}; the global "
-        f"batch stays {plan.global_batch_size}",
+        f"batch stays {plan.global_batch_size}"
+        f"{', ' if fallback.effect else ''}{fallback.effect}",
         batch=lowered.settings,
         fallback=fallback.name,
     )

@@ -247,9 +247,9 @@ def _allocate_8bit(optimizer: Any, parameter: Any) -> None:
     optimizer.check_overrides()
     optimizer.initialized = True
     for number, group in enumerate(optimizer.param_groups):
-        for place, item in enumerate(group["params"]):
+        for index, item in enumerate(group["params"]):
             if item is parameter:
-                optimizer.init_state(group, parameter, number, place)
+                optimizer.init_state(group, parameter, number, index)
 
 
 def _moments_8bit(*, paged: bool) -> tuple[StateTensor, ...]:

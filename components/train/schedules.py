@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from steadytrain.components.shared.config.schedules import ScheduleSettings, ScheduleSpec
-from steadytrain.components.shared.section import whole_steps
+from steadytrain.components.shared.effects import whole_steps
 
 _LAST_RATE: Final = 1e-7
 """Final rate of a polynomial schedule. Its power is 1."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from steadytrain.components.shared import plugins, webhook
-from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.config.run import ALERTS, PROMETHEUS
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.digest import TRAINING_CODE, beside_weights, weights_digest
@@ -21,17 +22,18 @@ from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, Pruned, Stopped, TrainingFailed
 from steadytrain.components.shared.events import Reader
 from steadytrain.components.shared.lm_tasks import check_lm_tasks
-from steadytrain.components.shared.model_source import base_content, grader_content, teacher_content
+from steadytrain.components.shared.model_source import base_content, other_contents
 from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.stage import ReuseStore, stage, step_key
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.tracking.notes import warn
-from steadytrain.components.shared.tracking.parallel import run_in_parallel
+from steadytrain.components.shared.tracking.pull_sink import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.agent.fork_server import ForkServer
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.launcher import launcher_for
+from steadytrain.components.train.launch.own_pod import with_task
 from steadytrain.components.train.recovery.history import History
 from steadytrain.components.train.recovery.ledger import Ledger
 from steadytrain.components.train.recovery.outcome import Outcome, check_callback, replay
@@ -43,6 +45,9 @@ from steadytrain.components.train.recovery.takeover import (
     strategy_code,
 )
 from steadytrain.components.train.transformers_script import of_run
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 _PROGRAM = (sys.executable, "-m", "steadytrain.components.train.loop.outline")
 
@@ -64,9 +69,9 @@ def check_groups(config: RunConfig, data: DataRecord) -> None:
     if done.returncode:
         return
     # Libraries may print before it.
-    found = json.loads(done.stdout.splitlines()[-1])
-    if found:
-        raise BadInput(found["message"], remedy=found["remedy"])
+    groups = json.loads(done.stdout.splitlines()[-1])
+    if groups:
+        raise BadInput(groups["message"], remedy=groups["remedy"])
 
 
 CLOSE_SECONDS: Final = 20.0
@@ -206,14 +211,14 @@ def run_stage(
 
 
 def _history(workspace: Workspace) -> History:
-    found, _ = Ledger(workspace).readable()
-    return found
+    result, _ = Ledger(workspace).readable()
+    return result
 
 
 def _write_for_transformers(config: RunConfig, workspace: Workspace, history: History) -> None:
     """Write the run as Transformers' Trainer does it, whether it finished or not."""
-    found = of_run(config, history)
-    for name, text in found.texts().items() if found else ():
+    script = of_run(config, history)
+    for name, text in script.texts().items() if script else ():
         LocalStorage(workspace.transformers).write(name, text.encode())
 
 
@@ -258,8 +263,17 @@ def _prepared(config: RunConfig) -> DataRecord:
 
 
 def _changed(history: History) -> list[tuple[str, int, float]]:
-    """Return what a person changed while the run trained: the field, when, and the value."""
-    return [(item.field, item.step, item.after) for item in history.adjusted]
+    """Return what changed while the run trained and decides what is learned.
+
+    Each is the field, when, and the value. A person changed it, or memory ran out.
+    """
+    changed = [(item.field, item.step, item.after) for item in history.adjusted]
+    shortened = (
+        ("data.sequence_length", item.attempt, float(item.batch.sequence_length))
+        for item in history.decisions
+        if item.batch is not None and item.batch.sequence_length
+    )
+    return [*changed, *shortened]
 
 
 def _key(
@@ -272,7 +286,8 @@ def _key(
         config.counted(Use.TRAINING),
         plugin_code(config) | strategy_code(config),
         base_content(config),
-        *filter(None, [teacher_content(config), grader_content(config), changed]),
+        *other_contents(config).values(),
+        *([changed] if changed else []),
         code=TRAINING_CODE,
     )
 
@@ -352,3 +367,27 @@ def _failed(outcome: Outcome, workspace: Workspace) -> TrainingFailed:
     return TrainingFailed(
         redact("\n".join(lines)), failure_class=failure.failure_class, remedy=failure.remedy
     )
+
+
+def kfp_train(
+    *,
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    model: dsl.Model,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+) -> None:
+    """Run the step. The model stays in the workspace, and the artifact's metadata points to it."""
+    config = with_task(load(Path(resolved.path)), task)
+    publish(config, run_stage(config, DataRecord.load(Path(data.path))), model, result)
+
+
+def publish(config: RunConfig, record: TrainRecord, model: dsl.Model, result: dsl.Metrics) -> None:
+    """Describe a trained model in KFP artifacts."""
+    shutil.copyfile(Workspace.of(config).record("train"), model.path)
+    model.metadata.update(folder=record.model, weights_digest=record.weights_digest)
+    result.log_metric(f"best_{record.metric}", record.best_score)
+    result.log_metric("best_step", record.best_step)
+    result.log_metric("steps", record.steps)
+    result.log_metric("attempts", record.attempts)
+    result.log_metric("seconds", round(record.seconds, 1))

@@ -17,16 +17,33 @@ from typing import Any, Final
 
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import MULTI_LABEL
 from steadytrain.components.shared.config.fields import Decision, describe, differs
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.techniques import order
 from steadytrain.components.techniques.dropout import FAMILIES, dropout_fields
+from steadytrain.components.techniques.masked_tokens import masking
 from steadytrain.components.train.recovery.history import History
 
 ARGUMENTS: Final = "training_args.json"
 SCRIPT: Final = "train_with_transformers.py"
 _LANGUAGE: Final = ("causal_lm", "supervised_finetuning")
-_TEXTS: Final = "sequence_classification"
+_KINDS: Final = {
+    **dict.fromkeys(_LANGUAGE, "documents"),
+    "masked_lm": "masked",
+    "sequence_classification": "class",
+    MULTI_LABEL: "labels",
+    "sequence_regression": "number",
+}
+"""What a row is, by task."""
+_NO_SCRIPT: Final = {
+    "preference": "TRL's DPOTrainer takes texts, which it tokenizes itself, and no prepared rows",
+    "unpaired_preference": "TRL's KTO pairs each prompt with another answer in an order of its own",
+    "text_embedding": "its loss compares all texts of a global batch, and Trainer sees one "
+    "micro-batch at a time",
+    "denoising": "Trainer has no collator that draws spans as the run does",
+    "multi_task": "Trainer has no model with several heads",
+}
 _FIELDS: Final = (
     *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps"),
     *("weight_decay", "max_grad_norm", "label_smoothing_factor", "optim"),
@@ -42,10 +59,15 @@ _SCHEDULES: Final = (
 _OPTIMIZERS: Final = ("adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit")
 _SCORES: Final = {"loss": False, "accuracy": True, "macro_f1": True}
 """Metrics that the script computes, and whether a higher value is better."""
+_INLINED: Final = {"npt.NDArray[np.int32]": "Any", "npt.NDArray[np.int64]": "Any"} | {
+    "npt.ArrayLike": "Any",
+    "tuple[Tokens, Tokens]": "tuple[Any, Any]",
+}
+"""Types that the script does not import."""
 _BODY: Final = Path(__file__).with_name("with_transformers.py")
 _PLACE: Final = (
-    "from steadytrain.components.techniques.order import RowOrder",
-    "# The source of the row order and the run's values end here.\n",
+    "from steadytrain.components.techniques.masked_tokens.masking import Masking",
+    "# The sources of both and the run's values end here.\n",
 )
 
 
@@ -81,22 +103,27 @@ class TransformersRun:
             changes: what changed while the run trained, a sentence each.
         """
         arguments = dict(_arguments(config, decisions, batch, steps))
-        training, data = config.training, config.data
+        training, data, adapter = config.training, config.data, config.model.adapter
         run = {
             "data": str(Workspace.of(config).record("preprocess")),
             "prepare": "steadytrain step preprocess steadytrain.yaml",
-            "padded": data.task == _TEXTS,
+            "kind": _KINDS.get(data.task),
+            "labels": [data.columns.label] if data.task == "sequence_regression" else None,
+            "masking": training.masking.probability if data.task == "masked_lm" else None,
             "global_batch_size": training.global_batch_size,
             "base": config.model.base,
             "revision": config.model.revision,
             "config": dict(config.model.config),
             "pad_token_id": None,
             "adapter": _adapter(config),
+            "quantization": adapter.quantization if adapter.kind == "qlora" else None,
             "dropout": _dropout(config),
             "patience": training.early_stopping_patience,
             "threshold": training.early_stopping_threshold,
         }
-        return cls(arguments, run, list(_refused(config)), [*changes, *_remarks(config, batch)])
+        refused = list(_refused(config))
+        remarks = [] if refused else list(_remarks(config, batch))
+        return cls(arguments, run, refused, [*changes, *remarks])
 
     def texts(self) -> dict[str, str]:
         """Return the content of each file by its name."""
@@ -107,8 +134,8 @@ class TransformersRun:
             "refused": self.refused,
             "remarks": self.remarks,
         }
-        found = {ARGUMENTS: json.dumps(content, indent=2) + "\n"}
-        return found if self.refused else {**found, SCRIPT: self._script()}
+        files = {ARGUMENTS: json.dumps(content, indent=2) + "\n"}
+        return files if self.refused else {**files, SCRIPT: self._script()}
 
     def _script(self) -> str:
         docstring, _, body = _BODY.read_text(encoding="utf-8").partition('"""\n\n')
@@ -121,12 +148,14 @@ class TransformersRun:
         for name, (value, reason) in self.arguments.items():
             values += [f"    # {reason}", f"    {name!r}: {value!r},"]
         values += ["}"]
-        rows = inspect.getsource(order.RowOrder).replace("npt.NDArray[np.int32]", "Any")
-        rows = rows.replace("npt.NDArray[np.int64]", "Any")
+        taken = "\n\n\n".join(map(inspect.getsource, (order.RowOrder, masking.Masking)))
+        for name, instead in _INLINED.items():
+            taken = taken.replace(name, instead)
         pooled = f"GROUPED_BATCHES = {order.GROUPED_BATCHES}"
         constants = "\n".join((pooled, *values))
-        head = f"{self._header()}\n\n{before.rstrip()}"
-        return "\n\n\n".join((f"{head}\n\n{constants}", rows.strip(), after.strip())) + "\n"
+        ours, _, after = after.partition("\n\n\n")
+        head = f"{self._header()}\n\n{before.rstrip()}\n\n{constants}\n{ours.strip()}"
+        return "\n\n\n".join((head, taken.strip(), after.strip())) + "\n"
 
     def _header(self) -> str:
         lines = [
@@ -225,13 +254,18 @@ def _refused(config: RunConfig) -> Iterator[str]:
     if model.framework != type(model).model_fields["framework"].default:
         yield f"model.framework {model.framework}: Trainer trains PyTorch models of Transformers"
         return
+    if task not in _KINDS:
+        yield f"data.task {task}: {_NO_SCRIPT.get(task, 'the script does not know its rows')}"
     for field, value, known in (
-        ("data.task", task, (*_LANGUAGE, _TEXTS)),
         ("training.optim", training.optim, _OPTIMIZERS),
         ("training.lr_scheduler_type", training.lr_scheduler_type, _SCHEDULES),
         ("training.order", training.order, ("seeded",)),
-        ("training.metric_for_best_model", _metric(config), tuple(_SCORES)),
-        ("model.adapter.kind", model.adapter.kind, ("none", "lora")),
+        (
+            "training.metric_for_best_model",
+            _metric(config),
+            tuple(_SCORES) if _KINDS.get(task) == "class" else ("loss",),
+        ),
+        ("model.adapter.frozen_head", model.adapter.frozen_head, ("as_loaded",)),
     ):
         if value not in known:
             yield f"{field} {value}: the script can do {', '.join(known)}"
@@ -268,13 +302,16 @@ def _remarks(config: RunConfig, batch: BatchSettings) -> Iterator[str]:
     yield f"It saves at each validation; the run saves by training.save_strategy {saves}."
     if training.lr_scaling != "none":
         yield f"training.lr_scaling {training.lr_scaling} is part of the learning rate already."
-    if config.data.task == _TEXTS and config.model.base:
+    if _KINDS[config.data.task] in ("class", "labels") and config.model.base:
         yield (
             "If the base model has a head for the same classes in another order, the run reorders "
             "its rows, and the script does not."
         )
+    if config.data.task == MULTI_LABEL and config.training.label_thresholds != "half":
+        yield "training.label_thresholds: the script fits no thresholds."
     if config.model.adapter.kind != "none":
-        yield "Adapters begin with those of the run on a CPU; frozen weights stay in float32."
+        kept = "as in the run" if config.model.adapter.kind == "qlora" else "in float32"
+        yield f"Adapters begin with those of the run on a CPU; frozen weights are {kept}."
     if training.torch_compile:
         yield "torch_compile compiles the whole model, not layer by layer."
     strategy = batch.strategy
@@ -304,6 +341,8 @@ def of_run(config: RunConfig, history: History) -> TransformersRun | None:
     if history.learning_rate_scale != 1:
         scale = history.learning_rate_scale
         changes.append(f"The run lowered its rates by {scale:g} on the way; the script does not.")
+    if shortened := history.shortened:
+        changes.append(f"The run had {shortened.reason}; the script has full sequences.")
     return TransformersRun.of(
         config,
         [*history.recipe, *split],

@@ -1,7 +1,7 @@
 """The part of every train_with_transformers.py that is the same; nothing imports this module.
 
-transformers_script.py puts the source of RowOrder in the place of its import, and the values of a
-run in the place of RUN and ARGUMENTS. The result needs no steadytrain.
+transformers_script.py puts the sources of RowOrder and Masking in the place of their imports, and
+the values of a run in the place of RUN and ARGUMENTS. The result needs no steadytrain.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     EarlyStoppingCallback,
@@ -30,27 +32,48 @@ from transformers import (
     set_seed,
 )
 
+from steadytrain.components.techniques.masked_tokens.masking import Masking
 from steadytrain.components.techniques.order import RowOrder
 
 RUN: dict[str, Any] = {}
 ARGUMENTS: dict[str, Any] = {}
-# The source of the row order and the run's values end here.
+# The sources of both and the run's values end here.
 
 IGNORED = -100
+PROBLEMS = {
+    "class": "single_label_classification",
+    "labels": "multi_label_classification",
+    "number": "regression",
+}
 
 
+@dataclass
 class Rows:
-    """The rows of prepared data, from memory-mapped Arrow files."""
+    """The rows of prepared data, from memory-mapped Arrow files.
 
-    def __init__(self, folder: Path, shards: Sequence[str]) -> None:
+    masking: what hides tokens, for a masked language model.
+    """
+
+    table: pa.Table
+    masking: Masking | None = None
+
+    @classmethod
+    def of(cls, folder: Path, shards: Sequence[str]) -> Rows:
         files = (pa.ipc.open_file(pa.memory_map(str(folder / name))) for name in shards)
-        self.table = pa.concat_tables([file.read_all() for file in files])
+        return cls(pa.concat_tables([file.read_all() for file in files]))
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: self.table[name][index].as_py() for name in self.table.column_names}
+        return self.drawn(index, 0, index)
+
+    def drawn(self, index: int, *seed: int) -> dict[str, Any]:
+        """Return a row; the tokens of one that is masked depend on the seed."""
+        row = {name: self.table[name][index].as_py() for name in self.table.column_names}
+        if self.masking is not None:
+            row["input_ids"], row["targets"] = self.masking.apply(row["input_ids"], *seed)
+        return row
 
     def lengths(self) -> Any:
         """Return the number of tokens of each row, int32 of shape (rows,)."""
@@ -65,12 +88,12 @@ class InOrder(torch.utils.data.Dataset[dict[str, Any]]):
     """
 
     def __init__(self, rows: Rows, steps: int, micro: int, ranks: int) -> None:
-        lengths = rows.lengths() if RUN["padded"] else None
+        lengths = None if RUN["kind"] == "documents" else rows.lengths()
         batch, own = RUN["global_batch_size"], RUN["global_batch_size"] // ranks
         order = RowOrder(len(rows), ARGUMENTS["seed"], lengths, batch)
-        self.rows, self.places = rows, list[int]()
-        for step in range(steps):
-            taken = order.take(step * batch, batch)
+        self.rows, self.places = rows, list[tuple[int, int]]()
+        for first in range(0, steps * batch, batch):
+            taken = [*enumerate(order.take(first, batch), first)]
             for part in range(0, own, micro):
                 for start in range(part, batch, own):
                     self.places += taken[start : start + micro]
@@ -79,32 +102,55 @@ class InOrder(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.rows[self.places[index]]
+        position, row = self.places[index]
+        return self.rows.drawn(row, 1, ARGUMENTS["seed"], position)
 
 
-def collate_language(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return each document of packed rows as a row of its own, padded on the right.
+def documents_of(row: Mapping[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens of each document of a packed row, and 1 for each that the loss counts.
 
-    A token is a label if the loss counts it. The first one of a document has none before it.
+    The first one of a document has none before it.
     """
-    documents = []
-    for row in rows:
-        start = 0
-        for length in row["lengths"]:
-            ids = row["input_ids"][start : start + length]
-            wanted = [0, *row["targets"][start + 1 : start + length]]
-            labels = [
-                token if target else IGNORED for token, target in zip(ids, wanted, strict=True)
-            ]
-            documents.append((ids, labels))
-            start += length
-    return padded(documents)
+    result, start = [], 0
+    for length in row["lengths"]:
+        end = start + length
+        result.append((row["input_ids"][start:end], [0, *row["targets"][start + 1 : end]]))
+        start = end
+    return result
+
+
+def collate_documents(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return each document of packed rows as a row of its own, padded on the right."""
+    batch = padded([document for row in rows for document in documents_of(row)])
+    counted = batch["labels"] == 1
+    return batch | {"labels": torch.where(counted, batch["input_ids"], IGNORED)}
+
+
+def collate_masked(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return rows with hidden tokens, padded on the right, with those tokens as labels."""
+    return padded([(row["input_ids"], row["targets"]) for row in rows])
 
 
 def collate_texts(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return texts, padded on the right to the longest, with the index of each one's class."""
+    """Return texts, padded on the right to the longest, with what each one has.
+
+    That is the index of its class, 0 or 1 for each label, or its standardized number.
+    """
     batch = padded([(row["input_ids"], row["input_ids"]) for row in rows])
-    return batch | {"labels": torch.tensor([row["label"] for row in rows])}
+    types = "token_type_ids"
+    if any(any(row.get(types, ())) for row in rows):
+        batch[types] = padded([(row[types], row[types]) for row in rows])["labels"].clamp(min=0)
+    targets: Any = [row["label"] for row in rows]
+    if RUN["kind"] == "labels":
+        places = range(len(RUN["labels"]))
+        targets = [[float(place in of_row) for place in places] for of_row in targets]
+    if RUN["kind"] == "number":
+        targets = (np.asarray(targets, np.float64) - RUN["shift"]) / RUN["unit"]
+        return batch | {"labels": torch.from_numpy(targets).float()}
+    return batch | {"labels": torch.tensor(targets)}
+
+
+COLLATORS = {"documents": collate_documents, "masked": collate_masked}
 
 
 def padded(documents: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, torch.Tensor]:
@@ -122,16 +168,18 @@ def padded(documents: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str
     return batch
 
 
-def build_model(tokenizer: Any, labels: Sequence[str]) -> Any:
+def build_model(tokenizer: Any) -> Any:
     """Return the model with the weights that the run begins with, in float32."""
-    auto = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
+    kind, labels = RUN["kind"], RUN["labels"]
+    auto = AutoModelForMaskedLM if kind == "masked" else AutoModelForCausalLM
     settings: dict[str, Any] = {}
-    if labels:
+    if kind in PROBLEMS:
+        auto = AutoModelForSequenceClassification
         settings = {
             "num_labels": len(labels),
             "id2label": dict(enumerate(labels)),
             "label2id": {label: index for index, label in enumerate(labels)},
-            "problem_type": "single_label_classification",
+            "problem_type": PROBLEMS[kind],
             "pad_token_id": RUN["pad_token_id"],
         }
     set_seed(ARGUMENTS["seed"])
@@ -148,14 +196,79 @@ def build_model(tokenizer: Any, labels: Sequence[str]) -> Any:
     if RUN["dropout"]:
         family = AutoConfig.from_pretrained(located(RUN["base"]), **where).model_type
         settings |= RUN["dropout"][family]
-    model = auto.from_pretrained(
+    settings |= quantization()
+    model, loaded = auto.from_pretrained(
         located(RUN["base"]),
-        dtype=torch.float32,
-        ignore_mismatched_sizes=bool(labels),
+        ignore_mismatched_sizes=kind in PROBLEMS,
+        output_loading_info=True,
         **where,
         **settings,
     )
+    RUN["new"] = {*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])}
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # Or a forward pass without gradients would repack the weights for good.
+            layer.support_avx512bf16_for_cpu = False
     return with_adapter(model)
+
+
+def number_head(model: Any) -> tuple[str, torch.nn.Linear]:
+    """Return the name and the layer whose output is the number."""
+    inner = f"{model.base_model_prefix}."
+    heads = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if type(layer) is torch.nn.Linear and layer.out_features == 1
+        if not name.startswith(inner)
+    ]
+    if not heads:
+        raise SystemExit("the model has no linear head for a number, which the script needs")
+    return heads[-1]
+
+
+@torch.no_grad()
+def rescale(head: torch.nn.Linear, shift: float, unit: float) -> None:
+    """Multiply what a head returns by the unit, and add the shift."""
+    head.weight.mul_(unit)
+    if head.bias is not None:
+        head.bias.mul_(unit).add_(shift)
+
+
+def standardize(rows: Rows, model: Any) -> None:
+    """Let the head learn numbers with a mean of 0 and a deviation of 1.
+
+    Without a bias, it cannot hold the mean: its numbers are divided by their root mean square.
+    """
+    numbers = rows.table["label"].to_numpy()
+    name, head = number_head(model)
+    biased = head.bias is not None
+    RUN["shift"] = float(numbers.mean()) if biased else 0.0
+    RUN["unit"] = float(numbers.std() if biased else math.sqrt(np.square(numbers).mean()))
+    if RUN["base"] is not None and f"{name}.weight" not in RUN["new"]:
+        # It returns numbers already.
+        rescale(head, -RUN["shift"] / RUN["unit"], 1 / RUN["unit"])
+
+
+def quantization() -> dict[str, Any]:
+    """Return the settings for loading the base's weights in the bits of the run."""
+    bits = RUN["quantization"]
+    if bits is None:
+        return {"dtype": torch.float32}
+    from transformers import BitsAndBytesConfig
+
+    computed, device = torch.float32, "cpu"
+    if torch.cuda.is_available() and not ARGUMENTS["use_cpu"]:
+        computed, device = torch.bfloat16, f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if ARGUMENTS["bf16"] or ARGUMENTS["fp16"]:
+        computed = torch.bfloat16 if ARGUMENTS["bf16"] else torch.float16
+    how = BitsAndBytesConfig(
+        load_in_4bit=bits != "int8",
+        load_in_8bit=bits == "int8",
+        bnb_4bit_quant_type="nf4" if bits == "int8" else bits,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=computed,
+    )
+    return {"dtype": computed, "quantization_config": how, "device_map": {"": device}}
 
 
 def with_adapter(model: Any) -> Any:
@@ -198,20 +311,30 @@ def summed_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = No
     loss of a classifier by their number.
 
     Args:
-        outputs: of the model, with logits (documents, tokens, vocabulary) or (texts, classes).
+        outputs: of the model, with logits (documents, tokens, vocabulary) or (texts, outputs).
         num_items_in_batch: targets of the step on all ranks; None in validation.
     """
     logits = outputs.logits.float()
-    if logits.ndim == 3:
-        if getattr(outputs, "aux_loss", None) is not None:
-            raise SystemExit("label smoothing of a mixture of experts: the script has no such loss")
-        logits, labels = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-    smoothing = ARGUMENTS["label_smoothing_factor"] if num_items_in_batch is not None else 0.0
-    total = torch.nn.functional.cross_entropy(
-        logits, labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
-    )
+    smoothing = 0.0 if num_items_in_batch is None else ARGUMENTS["label_smoothing_factor"]
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORED).sum()
+    if RUN["kind"] == "number":
+        return (logits[:, 0] - labels).square().sum() / num_items_in_batch
+    if RUN["kind"] == "labels":
+        # The labels of a text share its loss, and each counts as an item.
+        binary = torch.nn.functional.binary_cross_entropy_with_logits
+        return binary(logits, labels, reduction="sum") / num_items_in_batch
+    if RUN["kind"] == "documents":
+        if getattr(outputs, "aux_loss", None) is not None:
+            raise SystemExit("label smoothing of a mixture of experts: the script has no such loss")
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2),
+        labels.flatten(),
+        reduction="sum",
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
+    )
     return total / num_items_in_batch
 
 
@@ -236,9 +359,10 @@ def main() -> None:
     if not Path(given.data).is_file():
         raise SystemExit(f"{given.data} is missing: `{RUN['prepare']}` prepares the data")
     record = json.loads(Path(given.data).read_text())
-    folder, labels = Path(record["folder"]), record["labels"] if RUN["padded"] else []
+    folder, kind = Path(record["folder"]), RUN["kind"]
+    RUN["labels"] = RUN["labels"] or record["labels"]
     train, validation = (
-        Rows(folder, record["sides"][side]["shards"]) for side in ("train", "validation")
+        Rows.of(folder, record["sides"][side]["shards"]) for side in ("train", "validation")
     )
     tokenizer = AutoTokenizer.from_pretrained(folder / record["tokenizer"])
     if RUN["pad_token_id"] is None:
@@ -261,17 +385,26 @@ def main() -> None:
         callbacks.append(EarlyStoppingCallback(RUN["patience"], RUN["threshold"]))
     if not len(validation):
         arguments |= {"eval_strategy": "no", "load_best_model_at_end": False}
+    if kind == "masked":
+        train.masking = validation.masking = Masking.by(tokenizer, RUN["masking"])
+    model = build_model(tokenizer)
+    if kind == "number":
+        standardize(train, model)
+    own_loss = kind != "documents" or ARGUMENTS["label_smoothing_factor"]
     trainer = Trainer(
-        model=build_model(tokenizer, labels),
+        model=model,
         args=TrainingArguments(given.output, **arguments),
         train_dataset=InOrder(train, steps, micro, ranks),
         eval_dataset=validation if len(validation) else None,
-        data_collator=collate_texts if labels else collate_language,
-        compute_loss_func=summed_loss if labels or ARGUMENTS["label_smoothing_factor"] else None,
-        compute_metrics=class_scores if labels else None,
+        data_collator=COLLATORS.get(kind, collate_texts),
+        compute_loss_func=summed_loss if own_loss else None,
+        compute_metrics=class_scores if kind == "class" else None,
         callbacks=callbacks,
     )
     trainer.train()
+    if kind == "number":
+        # The saved model returns the numbers of the data.
+        rescale(number_head(model)[1], RUN["shift"], RUN["unit"])
     trainer.save_model(str(Path(given.output, "model")))
     tokenizer.save_pretrained(str(Path(given.output, "model")))
     trainer.state.save_to_json(str(Path(given.output, "trainer_state.json")))

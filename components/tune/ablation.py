@@ -1,4 +1,17 @@
-"""What an ablation found: the effect of each change, as a report and as lines of text."""
+"""What an ablation found: the effect of each change, as a report and as lines of text.
+
+The confidence intervals and p-values of means and differences hold for all of them together, also
+those of a cross-validation. The intervals are Student's t intervals at the level that Bonferroni's
+inequality gives for several comparisons (Dunn 1961, "Multiple Comparisons Among Means"). The
+p-values of the t tests are adjusted by Holm's step-down method (Holm 1979, "A Simple Sequentially
+Rejective Multiple Test Procedure"). Both hold however the comparisons depend on each other, as they
+do if they share a variant. Holm's method is the stronger one: it may find an effect whose interval
+still contains 0.
+
+The training sets of a cross-validation overlap, so its scores vary together, and their standard
+error is larger than that of independent ones. Nadeau and Bengio (2003, "Inference for the
+Generalization Error") correct for it: variance x (1/n + tested/trained).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +19,19 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from markupsafe import Markup
 
-from steadytrain.components.pages.charts import aligned
+from steadytrain.components.pages.charts import aligned, intervals
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.tune import DESIGNS
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.tune.comparisons import Estimate, Row, chart, estimates, row
 from steadytrain.components.tune.designs import (
     SEED,
     Comparison,
@@ -58,12 +70,12 @@ class Effect:
 def scores_of(study: Study) -> Scores:
     """Return the scores of the finished trials, with every variant."""
     design = Design(study.config)
-    found: dict[Variant, dict[int, float]] = {variant: {} for variant in design.variants}
+    scores: dict[Variant, dict[int, float]] = {variant: {} for variant in design.variants}
     for trial in study.history.trials:
         score = study.history.values(trial)[0]
         if trial.status == "finished" and math.isfinite(score):
-            found[design.variant(trial)][trial.params[SEED]] = score
-    return found
+            scores[design.variant(trial)][trial.params[SEED]] = score
+    return scores
 
 
 def effects_of(study: Study) -> list[Effect]:
@@ -71,10 +83,10 @@ def effects_of(study: Study) -> list[Effect]:
     ablation, scores, sign = study.config.ablation, scores_of(study), signs(study)[0]
     compared = list(comparisons(ablation))
     pairs = [_pairs(scores, item) for item in compared]
-    found = estimates([list(item.values()) for item in pairs], ablation.confidence)
+    effects = estimates([list(item.values()) for item in pairs], ablation.confidence)
     return [
         Effect(comparison, pair, estimate, _better(estimate, sign, 1 - ablation.confidence))
-        for comparison, pair, estimate in zip(compared, pairs, found, strict=True)
+        for comparison, pair, estimate in zip(compared, pairs, effects, strict=True)
     ]
 
 
@@ -88,10 +100,10 @@ def summary(study: Study) -> dict[str, Any]:
         "variants": [
             {
                 "changes": list(variant),
-                "mean": statistics.fmean(found.values()) if found else None,
-                "scores": found,
+                "mean": statistics.fmean(result.values()) if result else None,
+                "scores": result,
             }
-            for variant, found in scores.items()
+            for variant, result in scores.items()
         ],
         "effects": [_as_plain(effect) for effect in effects_of(study)],
         "trials": len(history.trials),
@@ -119,11 +131,11 @@ def _better(estimate: Estimate | None, sign: float, level: float) -> bool | None
 
 
 def _as_plain(effect: Effect) -> dict[str, Any]:
-    found = effect.estimate
+    estimate = effect.estimate
     return {
         "design": effect.comparison.design,
         "change": effect.comparison.change,
-        **(asdict(found) if found else dict.fromkeys(("mean", "low", "high", "p"))),
+        **(asdict(estimate) if estimate else dict.fromkeys(("mean", "low", "high", "p"))),
         "better": effect.better,
         "pairs": effect.pairs,
     }
@@ -163,25 +175,25 @@ def render(study: Study) -> str:
             (
                 variant_name(variant, changes),
                 [
-                    number(fmean(found.values())) if found else "",
-                    *(number(found.get(seed)) for seed in seeds),
+                    number(fmean(scores.values())) if scores else "",
+                    *(number(scores.get(seed)) for seed in seeds),
                 ],
             )
-            for variant, found in scores_of(study).items()
+            for variant, scores in scores_of(study).items()
         ],
     )
 
 
 def _designs(effects: Sequence[Effect]) -> Iterator[tuple[str, str, Markup, list[Row]]]:
     for design in DESIGNS:
-        found = [
+        designs = [
             (effect.comparison.change, effect)
             for effect in effects
             if effect.comparison.design == design
         ]
-        if found:
+        if designs:
             title = design.replace("_", " ").capitalize()
-            yield title, _EXPLAINED[design], chart(title, found), [row(*item) for item in found]
+            yield title, _EXPLAINED[design], chart(title, designs), [row(*item) for item in designs]
 
 
 _HEADER = ("change", "difference", "interval", "p (Holm)", "seeds", "verdict")
@@ -204,16 +216,16 @@ def outline(config: RunConfig, steps: int | None) -> list[str]:
         steps: optimizer steps of all trials together; None if they are not known yet.
     """
     ablation, budget = config.ablation, config.tune.budget
-    found, objective = variants(ablation), config.tune.objective
+    compared, objective = variants(ablation), config.tune.objective
     return [
         f"ablation    {study_name(config)}",
         f"objective   {objective.direction} {objective.metric}",
         f"designs     {', '.join(design.replace('_', ' ') for design in ablation.designs)}: "
         f"{len(list(comparisons(ablation)))} comparisons",
-        f"trials      {budget.trials:,}: {len(found)} variants on {ablation.seeds} seeds, "
+        f"trials      {budget.trials:,}: {len(compared)} variants on {ablation.seeds} seeds, "
         f"{budget.parallel} at a time",
         f"steps       {UNKNOWN if steps is None else f'{steps:,}'}",
-        *(f"variant     {variant_name(item, len(ablation.changes))}" for item in found),
+        *(f"variant     {variant_name(item, len(ablation.changes))}" for item in compared),
     ]
 
 
@@ -237,3 +249,123 @@ def _tables(study: Study) -> Iterator[str]:
             yield from aligned([_HEADER, *rows])
     confidence = study.config.ablation.confidence
     yield f"The intervals hold together with a probability of {confidence:.4g}."
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of paired differences.
+
+    low, high: ends of the simultaneous confidence interval; None for fewer than two pairs.
+    p: Holm's adjusted p-value for "there is no difference"; None for fewer than two pairs.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    p: float | None
+
+
+def estimates(
+    differences: Sequence[Sequence[float]], confidence: float, *, overlap: float = 0.0
+) -> list[Estimate | None]:
+    """Return the estimate of each comparison; None for one without a pair.
+
+    Args:
+        differences: for each comparison its differences, one per seed.
+        confidence: probability with which all intervals together contain the true means.
+        overlap: records tested on over records trained on, if these were parts of the same records;
+            0 for independent differences.
+    """
+    usable = [values for values in differences if len(values) > 1]
+    adjusted = iter(holm([_p(values, overlap) for values in usable]))
+    made = list[Estimate | None]()
+    for values in differences:
+        mean = statistics.fmean(values) if values else math.nan
+        if len(values) > 1:
+            half = _half_width(values, confidence, len(differences), overlap)
+            made.append(Estimate(mean, mean - half, mean + half, next(adjusted)))
+        else:
+            made.append(Estimate(mean, None, None, None) if values else None)
+    return made
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's method, in the same order."""
+    adjusted, largest = [0.0] * len(values), 0.0
+    order = sorted(range(len(values)), key=values.__getitem__)
+    for smaller, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(values) - smaller) * values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _half_width(
+    differences: Sequence[float], confidence: float, comparisons: int, overlap: float
+) -> float:
+    # scipy takes half a second to import.
+    from scipy.stats import t
+
+    tail = (1 - confidence) / (2 * comparisons)
+    return float(t.isf(tail, len(differences) - 1)) * _error(differences, overlap)
+
+
+def _p(differences: Sequence[float], overlap: float) -> float:
+    from scipy.stats import t
+
+    mean, error = statistics.fmean(differences), _error(differences, overlap)
+    if error == 0:
+        return 0.0 if mean else 1.0
+    return float(2 * t.sf(abs(mean) / error, len(differences) - 1))
+
+
+def _error(differences: Sequence[float], overlap: float) -> float:
+    """Return the standard error of the mean."""
+    return statistics.stdev(differences) * math.sqrt(1 / len(differences) + overlap)
+
+
+_VERDICTS: Final = {True: "better", False: "worse", None: "not decided"}
+_KINDS: Final = {True: "best", False: "failed", None: "stopped"}
+Row = tuple[str, list[str]]
+"""A name, and what belongs to it in words."""
+
+
+class Compared(Protocol):
+    """A comparison: the differences, their mean, and whether it is an improvement."""
+
+    @property
+    def pairs(self) -> Mapping[int, float]: ...
+    @property
+    def estimate(self) -> Estimate | None: ...
+    @property
+    def better(self) -> bool | None: ...
+
+
+def row(name: str, item: Compared) -> Row:
+    """Return a comparison in words: difference, interval, p, number of pairs, and verdict."""
+    estimate, p = item.estimate, ""
+    if estimate and estimate.p is not None:
+        p = "<0.001" if estimate.p < 1e-3 else f"{estimate.p:.3f}"
+    difference = _signed(estimate.mean) if estimate else ""
+    ends = interval(estimate, _signed) if estimate else ""
+    return name, [difference, ends, p, str(len(item.pairs)), _VERDICTS[item.better]]
+
+
+def chart(title: str, items: Iterable[tuple[str, Compared]]) -> Markup:
+    """Draw the interval of each comparison that has one."""
+    rows = [
+        (name, estimate.low, estimate.mean, estimate.high, _KINDS[item.better])
+        for name, item in items
+        if (estimate := item.estimate) and estimate.low is not None and estimate.high is not None
+    ]
+    return intervals(title, rows)
+
+
+def interval(estimate: Estimate, show: Callable[[float], str] = number) -> str:
+    """Return an interval in words; "" if there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{show(estimate.low)} to {show(estimate.high)}"
+
+
+def _signed(value: float) -> str:
+    return f"+{number(value)}" if value > 0 else number(value)

@@ -19,17 +19,10 @@ def tune(
     task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
 ) -> bool:
     """Search for better settings. Continue the study if it has begun."""
-    from steadytrain.components.tune import artifacts
+    arguments = locals()
+    from steadytrain.components.tune.step import kfp_tune
 
-    return artifacts.tune(
-        resolved=resolved,
-        data=data,
-        best=best,
-        summary=summary,
-        page=page,
-        result=result,
-        task=task,
-    )
+    return kfp_tune(**arguments)
 
 
 @dsl.component(
@@ -53,27 +46,10 @@ def cross_validate(
     task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
 ) -> None:
     """Prepare the data, and train and score on every fold. Continue if it has begun."""
-    from steadytrain.components.tune import artifacts
+    arguments = locals()
+    from steadytrain.components.tune.step import kfp_cross_validate
 
-    artifacts.cross_validate(
-        parameters={
-            "config": config,
-            "run": run,
-            "output": output,
-            "data_source": data_source,
-            "base_model": base_model,
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            "num_train_epochs": num_train_epochs,
-            "overrides": overrides,
-            "job": job,
-        },
-        summary=summary,
-        predictions=predictions,
-        page=page,
-        result=result,
-        task=task,
-    )
+    kfp_cross_validate(**arguments)
 
 
 @dsl.component(
@@ -90,18 +66,10 @@ def train_winner(
     task: dsl.TaskConfig = None,  # KFP fills this in only if the default is None
 ) -> None:
     """Train the best configuration on fresh seeds. Resume runs that have begun."""
-    from steadytrain.components.tune import artifacts
+    arguments = locals()
+    from steadytrain.components.tune.step import kfp_train_winner
 
-    artifacts.train_winner(
-        resolved=resolved,
-        best=best,
-        summary=summary,
-        winner=winner,
-        data=data,
-        model=model,
-        result=result,
-        task=task,
-    )
+    kfp_train_winner(**arguments)
 
 
 @dsl.component(base_image=STEP_IMAGE, install_kfp_package=False)
@@ -119,20 +87,7 @@ def report(
     page: dsl.Output[dsl.HTML],
 ) -> None:
     """Write a page on the study's run and one on its winner's, if any: always, also on failure."""
-    from steadytrain.components.tune import artifacts
+    arguments = locals()
+    from steadytrain.components.tune.step import kfp_report
 
-    artifacts.report(
-        parameters={
-            "config": config,
-            "run": run,
-            "output": output,
-            "data_source": data_source,
-            "base_model": base_model,
-            "global_batch_size": global_batch_size,
-            "learning_rate": learning_rate,
-            "num_train_epochs": num_train_epochs,
-            "overrides": overrides,
-            "job": job,
-        },
-        page=page,
-    )
+    kfp_report(**arguments)

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from steadytrain.components.evaluate.metric import load_metric, point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, load_metric, point_values
 from steadytrain.components.pages.charts import aligned
 from steadytrain.components.preprocess.folds import preview_folds
 from steadytrain.components.shared.config import RunConfig
@@ -22,7 +21,7 @@ from steadytrain.components.shared.errors import BadInput, DataError, StorageErr
 from steadytrain.components.shared.quantities import number
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.tasks.base import open_encoder
-from steadytrain.components.tune.comparisons import Estimate, Row, chart, estimates, interval, row
+from steadytrain.components.tune.ablation import Estimate, Row, chart, estimates, interval, row
 from steadytrain.components.tune.designs import AS_IT_IS, FoldDesign, configurations, with_fold
 from steadytrain.components.tune.history import Params, Trial
 from steadytrain.components.tune.results import UNKNOWN, spent
@@ -61,12 +60,12 @@ def fold_sizes(config: RunConfig) -> FoldSizes:
     """
     held_out = with_fold(config, 0)
     try:
-        found = preview_folds(held_out)
+        sizes = preview_folds(held_out)
     except DataError:
         raise
     except (BadInput, StorageError) as error:
         return FoldSizes(None, why=error.message)
-    return FoldSizes(found.sizes, found.warnings, shortest=found.shortest)
+    return FoldSizes(sizes.sizes, sizes.warnings, shortest=sizes.shortest)
 
 
 def checked_start(config: RunConfig) -> list[Params]:
@@ -189,7 +188,7 @@ class Results:
     @property
     def metrics(self) -> list[str]:
         """The metrics that apply, sorted."""
-        return sorted({metric for found in self.values.values() for metric in found})
+        return sorted({metric for result in self.values.values() for metric in result})
 
 
 def results_of(study: Study, folder: Path) -> Results:
@@ -209,10 +208,10 @@ def results_of(study: Study, folder: Path) -> Results:
     overlap = 1 / (chosen.folds - 1)
     means = {
         name: {
-            metric: found
+            metric: estimate
             for metric, by_fold in by_metric.items()
-            for found in estimates([list(by_fold.values())], chosen.confidence, overlap=overlap)
-            if found
+            for estimate in estimates([list(by_fold.values())], chosen.confidence, overlap=overlap)
+            if estimate
         }
         for name, by_metric in values.items()
     }
@@ -236,7 +235,7 @@ def summary(study: Study, results: Results) -> dict[str, Any]:
             {
                 "name": name,
                 "sets": dict(sets),
-                "means": {metric: _mean(found) for metric, found in results.means[name].items()},
+                "means": {metric: _mean(result) for metric, result in results.means[name].items()},
                 "values": results.values[name],
             }
             for name, sets in configurations(study.config).items()
@@ -251,13 +250,13 @@ def summary(study: Study, results: Results) -> dict[str, Any]:
 
 def write_results(study: Study, results: Results, folder: Path) -> None:
     """Write `cross-validation.json` and, if a fold is finished, `out-of-fold.parquet`."""
-    place = LocalStorage(folder)
+    storage = LocalStorage(folder)
     text = json.dumps(summary(study, results), indent=2)
-    place.write(SUMMARY, f"{text}\n".encode())
+    storage.write(SUMMARY, f"{text}\n".encode())
     if results.folds:
         sink = pa.BufferOutputStream()
         pq.write_table(predictions(list(results.folds)), sink)
-        place.write(PREDICTIONS, sink.getvalue().to_pybytes())
+        storage.write(PREDICTIONS, sink.getvalue().to_pybytes())
 
 
 def _comparisons(
@@ -270,17 +269,17 @@ def _comparisons(
     pairs = {
         name: {
             fold: value - base[fold]
-            for fold, value in found.get(metric, {}).items()
+            for fold, value in result.get(metric, {}).items()
             if fold in base
         }
-        for name, found in values.items()
+        for name, result in values.items()
         if name != AS_IT_IS
     }
     sign = 1 if load_metric(metric).greater_is_better else -1
     made = estimates([list(item.values()) for item in pairs.values()], confidence, overlap=overlap)
     return [
-        Comparison(name, metric, pair, found, _better(found, sign, 1 - confidence))
-        for (name, pair), found in zip(pairs.items(), made, strict=True)
+        Comparison(name, metric, pair, result, _better(result, sign, 1 - confidence))
+        for (name, pair), result in zip(pairs.items(), made, strict=True)
     ]
 
 
@@ -295,11 +294,11 @@ def _mean(found: Estimate) -> dict[str, float | None]:
 
 
 def _as_plain(item: Comparison) -> dict[str, Any]:
-    found = item.estimate
+    estimate = item.estimate
     return {
         "configuration": item.configuration,
         "metric": item.metric,
-        **(asdict(found) if found else dict.fromkeys(("mean", "low", "high", "p"))),
+        **(asdict(estimate) if estimate else dict.fromkeys(("mean", "low", "high", "p"))),
         "better": item.better,
         "pairs": item.pairs,
     }

@@ -60,10 +60,10 @@ def without_search(tune: TuneConfig, trials: int) -> TuneConfig:
 
 def variants(ablation: AblationConfig) -> list[Variant]:
     """Return the variants that train, each once."""
-    found = dict[Variant, None]()
+    compared = dict[Variant, None]()
     for item in comparisons(ablation):
-        found |= {item.changed: None, item.unchanged: None}
-    return list(found)
+        compared |= {item.changed: None, item.unchanged: None}
+    return list(compared)
 
 
 def comparisons(ablation: AblationConfig) -> Iterator[Comparison]:
@@ -73,8 +73,8 @@ def comparisons(ablation: AblationConfig) -> Iterator[Comparison]:
     for design in DESIGNS:
         for name in names if design in ablation.designs else ():
             if design == "leave_one_out":
-                rest = tuple(other for other in names if other != name)
-                yield Comparison(design, name, names, rest)
+                others = tuple(other for other in names if other != name)
+                yield Comparison(design, name, names, others)
             else:
                 yield Comparison(design, name, (name,), ())
 
@@ -87,8 +87,8 @@ class Design(Suggester):
         self.variants = variants(config.ablation)
 
     def suggest(self, number: int, fixed: Params, fits: Fits) -> Params:  # noqa: ARG002
-        place, index = divmod(number, len(self.variants))
-        return {**merged(self._ablation, self.variants[index]), SEED: self._seed + place}
+        repeat, index = divmod(number, len(self.variants))
+        return {**merged(self._ablation, self.variants[index]), SEED: self._seed + repeat}
 
     def variant(self, trial: Trial) -> Variant:
         """Return the variant that a trial trains."""

@@ -19,7 +19,10 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.errors import ConfigError, SteadytrainError, StorageError
 from steadytrain.components.shared.lease import Lease, hold
+from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.stage import check_room
 from steadytrain.components.shared.storage import Storage, open_storage
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.log import Log, open_log
@@ -65,8 +68,10 @@ def driving(config: RunConfig) -> Iterator[Log]:
 
     Raises:
         RunBusy: another driver holds it; the message says which one, where, and since when.
+        BadInput: the disk has too little space for a run, as the winner of the study is one.
         BadInput, StorageError: see `hold`.
     """
+    check_room(Workspace.of(config))
     name, seconds = study_name(config), config.recovery.lease_seconds
     with hold(lease_of(config), run_id=name, seconds=seconds, what="study") as lease:
         yield _Fenced(open_log(logs_address(config), name), lease)
@@ -163,8 +168,10 @@ def _to_kill(
     study: Study, trials: Trials, trial: Trial, state: TrialState
 ) -> tuple[FailureClass, str, float] | None:
     """Return the class and the reason if a running trial is to be killed, and how soon."""
-    if study.limits_memory and (reason := study.oversized(trials.memory(trial.number))):
+    most = study.most_memory
+    if math.isfinite(most) and (taken := trials.memory(trial.number, most)) > most:
         # While it saves a checkpoint, it would take more.
+        reason = f"killed with {size(taken)} of memory: it may take {size(most)}"
         return FailureClass.HOST_OOM, reason, 0.0
     if reason := study.overdue(trial, state.since_prepared):
         return FailureClass.HANG, reason, _HURRY_SECONDS
@@ -193,11 +200,11 @@ def _settled(study: Study, trials: Trials, trial: Trial, state: TrialState) -> b
 def _fill(study: Study, trials: Trials, watcher: Watcher) -> None:
     """Start trials until as many train as may."""
     while len(study.running) < study.tune.budget.parallel:
-        found = study.next()
-        if found is None:
+        result = study.next()
+        if result is None:
             return
-        trial = study.history.trials[found.number]
-        if _train(study, trials, found.number):
+        trial = study.history.trials[result.number]
+        if _train(study, trials, result.number):
             watcher.started(study, trial)
         else:
             watcher.ended(study, trial)

@@ -122,7 +122,7 @@ class History:
         self.again: list[int] = []
         self.seconds = self.elapsed = 0.0
         self.failed = 0
-        self._count = 0
+        self.records = 0
 
     def apply(self, record: Record) -> None:
         """Take in the next record.
@@ -135,9 +135,9 @@ class History:
             self.elapsed = max(self.elapsed, record.get("elapsed", 0.0))
             self._take(record)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            why = f"record {self._count} does not follow from those before it"
+            why = f"record {self.records} does not follow from those before it"
             raise damaged(f"{why} ({_reason(error)})") from error
-        self._count += 1
+        self.records += 1
 
     def _take(self, record: Record) -> None:
         match record["kind"]:
@@ -331,15 +331,15 @@ def next_step(history: History, affordable: Affordable, *, more: bool) -> Next |
 
 def to_discard(history: History) -> list[int]:
     """Return the paused trials that can never go on, however many trials follow."""
-    rungs, found = history.rungs, []
+    rungs, numbers = history.rungs, []
     for (bracket, until), rung in history.by_rung.items():
         most = rungs.most(bracket, rungs.cuts.index(until), history.limits["trials"])
         keep = rungs.passing(len(rung.reached)) if rungs.by_median else rungs.promoted(most)
         for key in reversed(rung.waiting):
             if rung.rank(key) < keep:
                 break
-            found.append(key[1])
-    return sorted(found)
+            numbers.append(key[1])
+    return sorted(numbers)
 
 
 def _promotions(history: History) -> Iterator[Next]:

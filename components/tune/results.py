@@ -26,10 +26,10 @@ WINNER = "winner.yaml"
 
 def best(study: Study) -> Trial | None:
     """Return the finished trial with the best first objective; None if none has finished."""
-    found: Trial | None = None
+    result: Trial | None = None
     for trial in study.history.trials:
-        found = better(study, found, trial)
-    return found
+        result = better(study, result, trial)
+    return result
 
 
 def better(study: Study, first: Trial | None, second: Trial) -> Trial | None:
@@ -56,9 +56,9 @@ def front(study: Study) -> list[Trial]:
     }
 
     def beaten(trial: Trial) -> bool:
-        own = scores[trial.number]
+        score = scores[trial.number]
         return any(
-            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            other != score and all(a <= b for a, b in zip(other, score, strict=True))
             for other in scores.values()
         )
 
@@ -66,14 +66,14 @@ def front(study: Study) -> list[Trial]:
 
 
 def best_config(study: Study) -> RunConfig | None:
-    """Return the configuration of the best trial as a run of its own; None if none finished.
+    """Return the configuration of the best trial as an independent run; None if none finished.
 
     The run exports the model with the best first objective.
     """
-    found, objective = best(study), study.tune.objective
-    if found is None:
+    winner, objective = best(study), study.tune.objective
+    if winner is None:
         return None
-    config = study.trial_config(found.params)
+    config = study.trial_config(winner.params)
     by = {
         "metric_for_best_model": objective.metric,
         "greater_is_better": objective.direction == "maximize",
@@ -84,15 +84,15 @@ def best_config(study: Study) -> RunConfig | None:
 
 def summary(study: Study) -> dict[str, Any]:
     """Return what a study found and spent, for programs."""
-    history, found = study.history, best(study)
+    history, winner = study.history, best(study)
     standings = Counter(trial.status for trial in history.trials)
     hours = study.hours
     return {
         "study": study_name(study.config),
         "objectives": [item.model_dump() for item in study.tune.objectives],
-        "best_trial": found and found.number,
-        "best_params": dict(found.params) if found else None,
-        "best_score": history.values(found)[0] if found else None,
+        "best_trial": winner and winner.number,
+        "best_params": dict(winner.params) if winner else None,
+        "best_score": history.values(winner)[0] if winner else None,
         "pareto_front": [
             {"trial": item.number, "params": dict(item.params), "scores": history.values(item)}
             for item in front(study)
@@ -117,10 +117,10 @@ def signs(study: Study) -> list[float]:
 
 def write_results(study: Study, folder: Path) -> None:
     """Write `best.yaml`, if a trial has finished, and `tuning.json`."""
-    place, config = LocalStorage(folder), best_config(study)
+    storage, config = LocalStorage(folder), best_config(study)
     if config is not None:
-        place.write(BEST, config.to_yaml().encode())
-    place.write(SUMMARY, f"{json.dumps(summary(study), indent=2)}\n".encode())
+        storage.write(BEST, config.to_yaml().encode())
+    storage.write(SUMMARY, f"{json.dumps(summary(study), indent=2)}\n".encode())
 
 
 def _finished(study: Study) -> Sequence[Trial]:
@@ -150,6 +150,10 @@ class Forecast:
     def of(cls, study: Study) -> Forecast:
         """Return the forecast of a running study, from the speed of its trials so far."""
         budget, history = study.tune.budget, study.history
+        if (known := study.expected) is not None:
+            left, wall = known
+            taken = wall * budget.parallel
+            return cls(left, 0, taken, study.usd(taken / 3600))
         left = max(0, budget.trials - len(history.trials))
         steps = expected_steps(study.rungs, budget.trials)
         if budget.steps is not None:
@@ -279,14 +283,14 @@ def spent(study: Study) -> str:
 
 def ending(study: Study) -> list[str]:
     """Return lines on what a study found."""
-    found, history = best(study), study.history
+    winner, history = best(study), study.history
     lines = ["", f"trials  {len(history.trials):,}, {spent(study)}"]
-    if found is not None:
+    if winner is not None:
         scores = ", ".join(
             f"{item.metric} {number(value)}"
-            for item, value in zip(study.tune.objectives, history.values(found), strict=True)
+            for item, value in zip(study.tune.objectives, history.values(winner), strict=True)
         )
-        lines += [f"best    trial {found.number}: {scores}", f"        {as_words(found.params)}"]
+        lines += [f"best    trial {winner.number}: {scores}", f"        {as_words(winner.params)}"]
     return lines
 
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.fidelity import tokens_per_step
+from steadytrain.components.shared.config.space import tokens_per_step
 from steadytrain.components.tune.trials.base import TrialState
 
 
@@ -52,7 +52,7 @@ class Pace:
         return math.ceil(step * self.trial_every / self.every)
 
     def of_study(self, own: int) -> int:
-        """Return the last step of the study that a trial has reached with so many of its own."""
+        """Return the study's last step that a trial has reached after so many steps."""
         return min(self.full, own * self.every // self.trial_every)
 
     def settings(self) -> dict[str, Any]:
@@ -135,8 +135,8 @@ class Rungs:
 
     def most(self, bracket: int, rung: int, trials: int) -> int:
         """Return how many trials of a bracket can reach a rung in a study of so many trials."""
-        whole, rest = divmod(trials, len(self._pattern))
-        count = whole * self._pattern.count(bracket) + self._pattern[:rest].count(bracket)
+        whole, remainder = divmod(trials, len(self._pattern))
+        count = whole * self._pattern.count(bracket) + self._pattern[:remainder].count(bracket)
         for _ in range(bracket, rung):
             count = min(count, self.promoted(count))
         return count

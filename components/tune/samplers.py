@@ -90,6 +90,13 @@ class Suggester(Protocol):
         """
         return ""
 
+    def expected(self, elapsed: float) -> tuple[int, float] | None:  # noqa: ARG002
+        """Return how many trials are still to start, and the seconds until the last one ends.
+
+        None if only the steps of the trials so far tell.
+        """
+        return None
+
     @property
     def most_memory(self) -> float:
         """Bytes that the processes of a trial on this machine may take together."""

@@ -2,25 +2,36 @@
 
 It first counts the steps of a full trial if the configuration gives epochs, and it begins with
 parameters that are known to work.
+
+On a cluster, the ranks of trials are in pods. A trial is supervised by a process of its own next to
+the driver, as on one machine. Its ranks are a job on the cluster, created, followed and removed as
+for any run. So a trial that pauses, ends or is stopped frees its nodes at once.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from steadytrain.components.shared.config import Dimension, RunConfig, load
-from steadytrain.components.shared.config.fidelity import fidelity_problems
+from steadytrain.components.shared.cluster import Cluster, Refused, Unreachable
+from steadytrain.components.shared.config import ComputeConfig, Dimension, RunConfig, load
 from steadytrain.components.shared.config.load import validated
+from steadytrain.components.shared.config.space import fidelity_problems
 from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.registry import RUN, Registry
 from steadytrain.components.shared.stopping import stoppable
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.length import prepared, steps_of
+from steadytrain.components.train.launch.job import SLACK_SECONDS, Job
+from steadytrain.components.train.launch.launcher import jobs_for
+from steadytrain.components.train.launch.removal import remove_jobs_below
 from steadytrain.components.tune.designs import is_cross_validation, with_fold
 from steadytrain.components.tune.driver import Watcher, drive, study_folder
 from steadytrain.components.tune.history import Params
@@ -37,14 +48,118 @@ from steadytrain.components.tune.study import (
 )
 from steadytrain.components.tune.study_page import render, write_page
 from steadytrain.components.tune.tracking import tracked
-from steadytrain.components.tune.trials.base import imports_of
-from steadytrain.components.tune.trials.cluster import trials_for
+from steadytrain.components.tune.trials.base import Slot, Trials, imports_of
 from steadytrain.components.tune.trials.folder import (
     TrialFolder,
     known_data,
     prepare_data,
     share_data,
+    trials_of,
 )
+from steadytrain.components.tune.trials.local import LINGER_SECONDS, LocalTrials, local_trials
+
+STUDY: Final = "steadytrain.io/study"
+"""Label of the jobs of a study's trials, with the study's name."""
+
+
+def trials_for(
+    study: Path, config: RunConfig, notify: Callable[[str], object], imports: Sequence[str]
+) -> Trials:
+    """Return the trials of a study, in pods or on this machine, as `compute.launcher` says.
+
+    Args:
+        study: the study's folder. In pods, it must be on the volume that they share.
+        config: of the study.
+        notify: receives lines for people, such as why a trial on a cluster waits.
+        imports: the modules that all trials on this machine share (`imports_of`).
+
+    Raises:
+        Unreachable: the cluster's API server does not answer.
+    """
+    jobs, parallel = jobs_for(config.compute), config.tune.budget.parallel
+    if jobs is None:
+        return local_trials(study, parallel=parallel, imports=imports)
+    seconds = config.recovery.stop_grace_seconds + 2 * SLACK_SECONDS
+    return ClusterTrials(study, parallel, *jobs, seconds, notify)
+
+
+@dataclass(frozen=True)
+class RanksInPods:
+    """Ranks in pods. Only their supervisors are on this machine."""
+
+    parallel: int
+    imports: ClassVar[Sequence[str]] = (
+        "kubernetes.client",
+        "kubernetes.config",
+        "steadytrain.components.train.launch.pods",
+    )
+
+    def threads(self, _: ComputeConfig) -> None:
+        return None
+
+    def slots(self, _: ComputeConfig) -> list[Slot]:
+        return [Slot(threads=1)] * self.parallel
+
+
+class ClusterTrials(LocalTrials):
+    """Trials that are supervised on this machine, and whose ranks are in jobs on a cluster.
+
+    If the driver's pod is lost, the ranks of its trials stop with a checkpoint once they notice
+    that nobody supervises them. The next driver removes their jobs before it continues them.
+
+    Args:
+        job: the kind of job.
+        seconds: how long jobs have to end once they are deleted.
+    """
+
+    def __init__(
+        self,
+        study: Path,
+        parallel: int,
+        cluster: Cluster,
+        job: type[Job],
+        seconds: float,
+        notify: Callable[[str], object],
+    ) -> None:
+        folder = Path(os.path.abspath(study))  # noqa: PTH100  links stay as they are
+        super().__init__(folder, parallel, LINGER_SECONDS, RanksInPods(parallel), notify)
+        self.cluster, self.job, self.seconds = cluster, job, seconds
+
+    def train(self, number: int, config: RunConfig, until: int) -> None:
+        super().train(number, _labeled(config, self.study.name), until)
+
+    def attach(self) -> frozenset[int]:
+        alive = super().attach()
+        if not alive:
+            self._remove_jobs()
+        return alive
+
+    def close(self, *, within: float = math.inf) -> None:
+        try:
+            super().close(within=within)
+        finally:
+            self._remove_jobs()
+
+    def _remove_jobs(self) -> None:
+        """Remove the jobs of all trials, none of which is supervised any more."""
+        try:
+            left = remove_jobs_below(
+                self.cluster, trials_of(self.study), self.job.kinds, seconds=self.seconds
+            )
+        except (Unreachable, Refused) as error:
+            left = [error.message]
+        if left:
+            # Their agents end with the lease. The exit handler or the next driver removes them.
+            self.notify(f"not removed within {duration(self.seconds)}: {', '.join(left)}")
+
+
+def _labeled(config: RunConfig, study: str) -> RunConfig:
+    """Return the configuration of a trial whose jobs have the study's label."""
+    pods = config.compute.pods
+    pods = pods.model_copy(update={"labels": pods.labels | {STUDY: study}})
+    compute = config.compute.model_copy(update={"pods": pods})
+    return config.model_copy(update={"compute": compute})
+
 
 TAKEN_OVER: Final = 5
 """How many trials of another study are tried again."""
@@ -171,10 +286,10 @@ def _limited(config: RunConfig, steps: int) -> RunConfig:
     training = config.training.model_copy(update={"max_steps": steps})
     # The name has the digest of the configuration as it is, with epochs.
     named = config.model_copy(update={"training": training, "run": study_name(config)})
-    found = validated(named.model_dump(mode="json"))
-    if problems := list(fidelity_problems(found)):
+    result = validated(named.model_dump(mode="json"))
+    if problems := list(fidelity_problems(result)):
         raise ConfigError(problems)
-    return found
+    return result
 
 
 def _base(config: RunConfig) -> RunConfig:
@@ -188,15 +303,15 @@ def _epochs(config: RunConfig) -> str:
 def _lose_damaged(study: Study, folder: Path, notify: Callable[[str], object]) -> None:
     """Let finished trials train again whose scores are not as they left them."""
     for trial in study.history.trials:
-        place = TrialFolder(folder, trial.number)
+        trial_folder = TrialFolder(folder, trial.number)
         if (
             not trial.scored
             or trial.status != "finished"
-            or not (why := place.damage(trial.scored))
+            or not (why := trial_folder.damage(trial.scored))
         ):
             continue
         # Removed first: a process that dies in between finds no scores, and gets here again.
-        shutil.rmtree(place.path, ignore_errors=True)
+        shutil.rmtree(trial_folder.path, ignore_errors=True)
         study.lose(trial.number, why)
         notify(f"trial {trial.number} trains again: {why}")
 
@@ -238,6 +353,9 @@ def search(
     folder = study_folder(config)
     config = with_steps(config, log, folder, notify, data)
     study = Study(config, log, first=first, design=design)
+    if study.out_of_time and not study.history.trials:
+        # Nothing can begin, so nothing is prepared.
+        return study
     _lose_damaged(study, folder, notify)
     if data is not None:
         share_data(folder, config, data)

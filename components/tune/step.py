@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.components.report.facts import gather
-from steadytrain.components.report.step import notify, write_page
+from steadytrain.components.report.sentences import as_line
+from steadytrain.components.report.step import notify, print_story, write_page
 from steadytrain.components.report.step import run as report
-from steadytrain.components.report.story import outcome
-from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.report.story import outcome, without_steps
+from steadytrain.components.shared.config import RunConfig, from_parameters, load
 from steadytrain.components.shared.errors import BadInput, SteadytrainError, StorageError
+from steadytrain.components.shared.kubeflow.connection import run_tags
 from steadytrain.components.shared.lease import is_held
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.storage import LocalStorage
+from steadytrain.components.shared.tracking import run_links
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.launch.own_pod import with_task
 from steadytrain.components.train.launch.removal import (
     how_terminated,
     remove_unfinished,
     remove_unfinished_below,
     works_in,
 )
+from steadytrain.components.train.recovery.takeover import begin_run
+from steadytrain.components.train.step import publish
 from steadytrain.components.tune.cross_validation import (
+    PREDICTIONS,
     checked_start,
     results_of,
     words,
     write_cross_validation,
 )
+from steadytrain.components.tune.cross_validation import SUMMARY as FOLDS
 from steadytrain.components.tune.cross_validation import ending as ending_of_folds
-from steadytrain.components.tune.designs import as_cross_validation, check_folds, is_automl
+from steadytrain.components.tune.designs import (
+    AS_IT_IS,
+    as_cross_validation,
+    check_folds,
+    is_automl,
+    is_cross_validation,
+)
 from steadytrain.components.tune.driver import driving, lease_of, study_folder
 from steadytrain.components.tune.log import open_log
-from steadytrain.components.tune.results import BEST, WINNER, Lines, best_config, ending
+from steadytrain.components.tune.results import BEST, SUMMARY, WINNER, Lines, best_config, ending
 from steadytrain.components.tune.search import first_trials, search
 from steadytrain.components.tune.study import Study, check_space, logs_address, study_name
+from steadytrain.components.tune.study_page import PAGE
 from steadytrain.components.tune.trials.folder import trials_of
 from steadytrain.components.tune.trials.retrain import (
     Trained,
@@ -45,6 +63,9 @@ from steadytrain.components.tune.trials.retrain import (
     on_seed,
     train_on,
 )
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 
 def best_of(study: Study) -> RunConfig:
@@ -115,7 +136,7 @@ def run_cross_validation(config: RunConfig) -> Study:
         return study
 
 
-def train_winner(config: RunConfig, best: RunConfig, compared: int) -> Trained:
+def train_on_seeds(config: RunConfig, best: RunConfig, compared: int) -> Trained:
     """Run the step that trains a study's best configuration on fresh seeds.
 
     Args:
@@ -127,19 +148,19 @@ def train_winner(config: RunConfig, best: RunConfig, compared: int) -> Trained:
         TrainingFailed: training failed on every seed.
     """
     with stage(config, "winner") as current:
-        found = train_on(
+        result = train_on(
             named_after(config, best),
             _seeds(config, best),
             compared=compared,
             greater_is_better=config.tune.objective.direction == "maximize",
         )
-        LocalStorage(study_folder(config)).write(WINNER, found.config.to_saved())
-        record = found.trained[found.config.training.seed]
+        LocalStorage(study_folder(config)).write(WINNER, result.config.to_saved())
+        record = result.trained[result.config.training.seed]
         current.summary = (
-            f"run {found.config.run_id} with seed {found.config.training.seed} is the best of "
-            f"{len(found.trained)}: {record.metric} {record.best_score:.4g}"
+            f"run {result.config.run_id} with seed {result.config.training.seed} is the best of "
+            f"{len(result.trained)}: {record.metric} {record.best_score:.4g}"
         )
-        return found
+        return result
 
 
 def conclude(config: RunConfig, job: str = "") -> Path:
@@ -200,10 +221,10 @@ def _reported(config: RunConfig, job: str, *, progress: int | None = None) -> Pa
 
 def _runs_on_seeds(config: RunConfig) -> Iterator[RunConfig]:
     """Yield the runs that train the best configuration again, as far as they have begun."""
-    place = study_folder(config) / BEST
-    if not place.is_file():
+    best_folder = study_folder(config) / BEST
+    if not best_folder.is_file():
         return
-    best = named_after(config, load(place))
+    best = named_after(config, load(best_folder))
     for seed in _seeds(config, best):
         run = on_seed(best, seed, compared=0)
         if Workspace.of(run).events.exists():
@@ -224,3 +245,107 @@ def _print_ending(lines: Sequence[str]) -> str:
 
 def _print(line: str) -> None:
     print(line, flush=True)
+
+
+def kfp_tune(
+    *,
+    resolved: dsl.Artifact,
+    data: dsl.Dataset,
+    best: dsl.Artifact,
+    summary: dsl.Artifact,
+    page: dsl.HTML,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+) -> bool:
+    """Run the tune step.
+
+    Returns:
+        Whether the winner is to be trained on fresh seeds.
+    """
+    config = with_task(load(Path(resolved.path)), task)
+    study = run(config, DataRecord.load(Path(data.path)))
+    folder = study_folder(config)
+    for name, artifact in ((BEST, best), (SUMMARY, summary), (PAGE, page)):
+        shutil.copyfile(folder / name, artifact.path)
+    content = json.loads((folder / SUMMARY).read_bytes())
+    trial, params = content["best_trial"], content["best_params"]
+    best.metadata.update(study=content["study"], trial=trial, **params)
+    result.log_metric(study.tune.objective.metric, content["best_score"])
+    for name in ("trials", "trials_completed", "trials_failed", "steps", "seconds"):
+        result.log_metric(name, content[name])
+    return config.tune.seeds > 0
+
+
+def kfp_cross_validate(
+    *,
+    summary: dsl.Artifact,
+    predictions: dsl.Dataset,
+    page: dsl.HTML,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+    **parameters: Any,
+) -> None:
+    """Run the cross-validate step, the first of its pipeline."""
+    stated = _of_study(from_parameters(**parameters))
+    begin_run(stated, run_tags(str(parameters["job"])))
+    config = with_task(stated, task)
+    study = run_cross_validation(config)
+    folder = study_folder(config)
+    for name, artifact in ((FOLDS, summary), (PREDICTIONS, predictions), (PAGE, page)):
+        shutil.copyfile(folder / name, artifact.path)
+    for metric, mean in results_of(study, folder).means[AS_IT_IS].items():
+        result.log_metric(metric, mean.mean)
+    for name, value in (("runs", len(study.history.trials)), ("failed", study.history.failed)):
+        result.log_metric(name, value)
+
+
+def kfp_train_winner(
+    *,
+    resolved: dsl.Artifact,
+    best: dsl.Artifact,
+    summary: dsl.Artifact,
+    winner: dsl.Artifact,
+    data: dsl.Dataset,
+    model: dsl.Model,
+    result: dsl.Metrics,
+    task: dsl.TaskConfig | None,
+) -> None:
+    """Run the step that trains the winner. Its outputs are those of the run with the best model."""
+    searched = json.loads(Path(summary.path).read_bytes())
+    trained = train_on_seeds(
+        load(Path(resolved.path)),
+        with_task(load(Path(best.path)), task),
+        # The trials of a search are its units.
+        searched.get("compared", searched["trials"]),
+    )
+    config, workspace = trained.config, Workspace.of(trained.config)
+    Path(winner.path).write_bytes(config.to_saved())
+    winner.metadata.update(
+        run=config.run_id, digest=config.digest(), **run_links(config, workspace)
+    )
+    shutil.copyfile(workspace.record("preprocess"), data.path)
+    publish(config, trained.trained[config.training.seed], model, result)
+    result.log_metric("seed", config.training.seed)
+
+
+def kfp_report(*, page: dsl.HTML, **parameters: Any) -> None:
+    """Report on the study's run and on its winner's. The page is that of the study's run."""
+    report_study(_of_study(from_parameters(**parameters)), parameters["job"], page)
+
+
+def report_study(config: RunConfig, job: str, page: dsl.HTML) -> None:
+    """Report on a study whose run has its name."""
+    workspace = Workspace.of(config)
+    if not workspace.events.exists():
+        print_story(without_steps(workspace, job), page)
+        return
+    try:
+        shutil.copyfile(conclude(config, job), page.path)
+    finally:
+        print(as_line(outcome(gather(workspace))))
+
+
+def _of_study(config: RunConfig) -> RunConfig:
+    """Return the configuration with the name of its study, as `submit` sends it."""
+    whole = as_cross_validation(config) if is_cross_validation(config) else config
+    return config.model_copy(update={"run": study_name(whole)})

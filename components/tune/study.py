@@ -1,25 +1,25 @@
-"""A study: what its log says, what it does next, and what its budget still allows."""
+"""A study: what its log says, what it does next, what its budget still allows, and its export."""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from steadytrain.components.shared.append_log import Record
 from steadytrain.components.shared.config import RunConfig, load
-from steadytrain.components.shared.config.fidelity import tokens_per_step
 from steadytrain.components.shared.config.load import validated
-from steadytrain.components.shared.config.space import changed
+from steadytrain.components.shared.config.space import changed, tokens_per_step
 from steadytrain.components.shared.config.tune import TuneConfig, TuneConstraints
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.redaction import redact
 from steadytrain.components.tune.designs import (
     Design,
     FoldDesign,
@@ -171,23 +171,19 @@ class Study:
         """Whether a limit on wall time ends the study."""
         return self._suggester.out_of_time(self.elapsed)
 
+    @property
+    def expected(self) -> tuple[int, float] | None:
+        """What is still to start, and how long that takes, if it is known (`Suggester`)."""
+        return self._suggester.expected(self.elapsed)
+
     def overdue(self, trial: Trial, since_prepared: float | None) -> str:
         """Return why a running trial is to be killed; "" if it is not (`Suggester.overdue`)."""
         return self._suggester.overdue(trial, self.elapsed, since_prepared)
 
-    def oversized(self, memory: int) -> str:
-        """Return why a running trial is to be killed; "" if it is not.
-
-        Args:
-            memory: bytes that its processes take.
-        """
-        most = self._suggester.most_memory
-        return f"killed with {size(memory)} of memory: it may take {size(most)}" * (memory > most)
-
     @property
-    def limits_memory(self) -> bool:
-        """Whether the memory of trials is limited."""
-        return math.isfinite(self._suggester.most_memory)
+    def most_memory(self) -> float:
+        """Bytes that the processes of a trial may take (`Suggester.most_memory`)."""
+        return self._suggester.most_memory
 
     def usd(self, hours: float) -> float | None:
         """Return what hours of training cost; None if the price is unknown."""
@@ -209,13 +205,13 @@ class Study:
     def next(self) -> Next | None:
         """Decide what trains next, and write it to the log; None if nothing can start now."""
         while not self.spent_out():
-            found = next_step(self.history, self._can_reach, more=not self._exhausted)
-            if found is None:
+            result = next_step(self.history, self._can_reach, more=not self._exhausted)
+            if result is None:
                 return None
-            number, until = found.number, found.until
+            number, until = result.number, result.until
             if number != self.history.next_number:
                 self._record(kind="promoted", number=number, until=until)
-                return found
+                return result
             if not self._suggester.ready(number):
                 return None
             params = self._suggester.suggest(number, self._queued_values(number), self._fits)
@@ -224,7 +220,7 @@ class Study:
                 continue
             if not (reason := self._suggester.skipped(number, params, self.elapsed)):
                 self._record(kind="started", number=number, params=params, until=until)
-                return found
+                return result
             self._record(kind="skipped", number=number, params=params, until=until, reason=reason)
         return None
 
@@ -271,10 +267,10 @@ class Study:
 
     def discard(self) -> list[int]:
         """Write down which paused trials can never go on, and return them."""
-        found = to_discard(self.history)
-        for number in found:
+        result = to_discard(self.history)
+        for number in result:
             self._record(kind="discarded", number=number)
-        return found
+        return result
 
     def spent_out(self, unreported_seconds: float = 0.0) -> bool:
         """Return whether the hours, the USD or the wall time are spent.
@@ -384,3 +380,68 @@ class Study:
             trial = self.history.trials[record["number"]]
             self.steps += trial.until - trial.reached
             self.tokens += self._tokens(trial.params, trial.reached, trial.until)
+
+
+_MARK: Final = "steadytrain"
+"""Attribute of the studies that exports wrote."""
+
+
+def check_storage(url: str) -> None:
+    """Check that an Optuna storage can be used. If it is a database that is missing, create it.
+
+    Raises:
+        BadInput: it cannot be used.
+    """
+    import optuna
+
+    with _storage_errors(url):
+        optuna.get_all_study_names(url)
+
+
+def export(study: Study, url: str) -> str:
+    """Write a study, in place of what an earlier export wrote, and return its name there.
+
+    Args:
+        url: an Optuna storage, such as sqlite:///study.db.
+
+    Raises:
+        BadInput: the storage cannot be used, or has a study of that name that is no export.
+    """
+    import optuna
+
+    from steadytrain.components.tune.optuna_storage import frozen_trials
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    name = study_name(study.config)
+    directions = [item.direction for item in study.tune.objectives]
+    with _storage_errors(url):
+        known = {item.study_name: item for item in optuna.get_all_study_summaries(url)}
+        if name in known and _MARK not in known[name].user_attrs:
+            raise BadInput(
+                f"--export-optuna {redact(url)}: it has a study {name} that is not an export",
+                remedy="delete it there, or give another storage",
+            )
+        if name in known:
+            optuna.delete_study(study_name=name, storage=url)
+        made = optuna.create_study(storage=url, study_name=name, directions=directions)
+        with warnings.catch_warnings(
+            action="ignore", category=optuna.exceptions.ExperimentalWarning
+        ):
+            made.set_user_attr(_MARK, True)
+            made.set_metric_names([item.metric for item in study.tune.objectives])
+        made.add_trials(frozen_trials(study.tune, study.history))
+    return name
+
+
+@contextlib.contextmanager
+def _storage_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        # SQLAlchemy and the database's driver raise their own errors.
+        raise BadInput(
+            f"--export-optuna {redact(url)}: {redact(str(error))}",
+            remedy="give an address that Optuna takes, such as sqlite:///study.db",
+        ) from error

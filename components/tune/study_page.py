@@ -60,16 +60,16 @@ def time_tile(study: Study) -> tuple[str, str, str]:
 
 def render(study: Study) -> str:
     """Return the report as HTML."""
-    found = best(study)
-    drawn = _drawn(study, found)
+    winner = best(study)
+    drawn = _drawn(study, winner)
     scored = [item for item in drawn if math.isfinite(item.score)]
     return study_html(
         "study",
         study,
         goal=", ".join(f"{item.direction} {item.metric}" for item in study.tune.objectives),
-        best=found,
-        best_params=_shown(found.params) if found else {},
-        tiles=_tiles(study, found),
+        best=winner,
+        best_params=_shown(winner.params) if winner else {},
+        tiles=_tiles(study, winner),
         curves=_curves(study, drawn),
         history=_history(study, scored),
         importance=[(name, [f"{one:.0%}"], one) for name, one in importance(study).items()],
@@ -149,7 +149,7 @@ def _curves(study: Study, drawn: Sequence[_Drawn]) -> Markup:
     """Draw the validation curves of all trials over steps, with the rungs as vertical lines."""
     metric, rungs, lines = study.tune.objective.metric, study.rungs.cuts, []
     for item in drawn:
-        points = [(float(step), found.get(metric, math.nan)) for step, found in item.trial.curve]
+        points = [(float(step), result.get(metric, math.nan)) for step, result in item.trial.curve]
         if finite := [point for point in points if math.isfinite(point[1])]:
             lines.append(item.series(thin(finite, 100)))
     if not lines:

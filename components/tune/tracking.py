@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from steadytrain.components.shared.artifact import Artifact
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.digest import value_digest
 from steadytrain.components.shared.tracking.batches import (
@@ -25,20 +26,22 @@ from steadytrain.components.shared.tracking.batches import (
     value,
 )
 from steadytrain.components.shared.tracking.connect import (
+    PARENT,
     Tracking,
     open_tracking,
+    run_id_from_environment,
     short_timeouts,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.from_environment import PARENT, run_id_from_environment
 from steadytrain.components.shared.tracking.notes import recall, remember
 from steadytrain.components.shared.tracking.pull_sink import PullSink
 from steadytrain.components.shared.tracking.run import settled_run
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune.driver import Watcher
+from steadytrain.components.tune.driver import Watcher, study_folder
 from steadytrain.components.tune.history import Trial
 from steadytrain.components.tune.results import best
 from steadytrain.components.tune.study import Study, study_name
+from steadytrain.components.tune.trials.folder import ARTIFACT, PEAK, TrialFolder
 
 STUDY: Final = "study"
 _STATUS: Final = {
@@ -65,6 +68,7 @@ class Sent:
     """What MLflow is to know about a study or a trial, in plain data.
 
     curve: (step, metrics) of each validation.
+    costs: metrics of the whole run, by name.
     """
 
     name: str
@@ -72,10 +76,18 @@ class Sent:
     params: Mapping[str, Any]
     tags: Mapping[str, str]
     curve: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
-        return value_digest([self.status, dict(self.params), dict(self.tags), self.curve])
+        content = [self.status, dict(self.params), dict(self.tags), self.curve]
+        return value_digest([*content, dict(self.costs)] if self.costs else content)
+
+    @property
+    def points(self) -> list[tuple[int, Mapping[str, float]]]:
+        """The step and the metrics of each validation, with what the run cost at the last one."""
+        last = self.curve[-1][0] if self.curve else 0
+        return [*self.curve, (last, self.costs)]
 
 
 @contextlib.contextmanager
@@ -131,13 +143,13 @@ class StudyTracker:
 
     def resumed(self, study: Study) -> None:
         self._want({STUDY: _of_study(study, "RUNNING")})
-        self._want({_note(trial): _of_trial(trial) for trial in study.history.trials})
+        self._want({_note(trial): _of_trial(study, trial) for trial in study.history.trials})
 
-    def started(self, study: Study, trial: Trial) -> None:  # noqa: ARG002
-        self._want({_note(trial): _of_trial(trial)})
+    def started(self, study: Study, trial: Trial) -> None:
+        self._want({_note(trial): _of_trial(study, trial)})
 
     def ended(self, study: Study, trial: Trial) -> None:
-        self._want({_note(trial): _of_trial(trial), STUDY: _of_study(study, "RUNNING")})
+        self._want({_note(trial): _of_trial(study, trial), STUDY: _of_study(study, "RUNNING")})
 
     def close(self, study: Study, *, ok: bool) -> None:
         """Send what is missing within a few seconds. A later driver sends the rest.
@@ -145,7 +157,7 @@ class StudyTracker:
         Args:
             ok: whether the study is complete, and was not stopped.
         """
-        self._want({_note(trial): _of_trial(trial) for trial in study.history.trials})
+        self._want({_note(trial): _of_trial(study, trial) for trial in study.history.trials})
         self._want({STUDY: _of_study(study, "FINISHED" if ok else "KILLED")})
         self._sink.close()
 
@@ -157,9 +169,9 @@ class StudyTracker:
         """
         assert self._tracking is not None
         with tracking_errors(self._tracking.uri):
-            while not give_up() and (found := self._next()):
-                self._deliver(self._tracking, *found)
-                self._sent(*found)
+            while not give_up() and (suggestion := self._next()):
+                self._deliver(self._tracking, *suggestion)
+                self._sent(*suggestion)
 
     def _open(self) -> StudyTracker:
         self._tracking = open_tracking(self._config, self._workspace)
@@ -202,7 +214,7 @@ class StudyTracker:
         began = run.info.start_time
         points = [
             Metric(key(name), number, began + step, step)
-            for step, metrics in sent.curve
+            for step, metrics in sent.points
             for name, number in metrics.items()
         ]
         for part in in_batches(points, MAX_METRICS_A_CALL):
@@ -224,13 +236,13 @@ def _note(trial: Trial) -> str:
 
 
 def _of_study(study: Study, status: str) -> Sent:
-    found, tune = best(study), study.tune
+    winner, tune = best(study), study.tune
     tags = {}
-    if found is not None:
+    if winner is not None:
         tags = {
             f"steadytrain.best_{item.metric}": str(number)
-            for item, number in zip(tune.objectives, study.history.values(found), strict=True)
-        } | {"steadytrain.best_trial": str(found.number)}
+            for item, number in zip(tune.objectives, study.history.values(winner), strict=True)
+        } | {"steadytrain.best_trial": str(winner.number)}
     return Sent(
         study_name(study.config),
         status,
@@ -244,7 +256,30 @@ def _of_study(study: Study, status: str) -> Sent:
     )
 
 
-def _of_trial(trial: Trial) -> Sent:
+def _costs(study: Study, trial: Trial) -> dict[str, float]:
+    """Return what a trial that has ended cost, with the names of a search's board."""
+    if not trial.seconds or trial.status in ("running", "paused"):
+        return {}
+    usd = study.usd(trial.seconds / 3600)
+    result = {"fit_seconds": trial.seconds} | ({} if usd is None else {"usd": usd})
+    scores = TrialFolder(study_folder(study.config), trial.number).scores
+    if not trial.scored or not scores.is_file():
+        return result
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # The board says what is wrong with a file that is damaged.
+    with contextlib.suppress(OSError, pa.ArrowException, ValueError):
+        measured = pq.read_schema(scores).metadata or {}
+        if PEAK in measured:
+            result["peak_memory_mb"] = int(measured[PEAK]) / 1e6
+        if ARTIFACT in measured:
+            artifact = Artifact.model_validate_json(measured[ARTIFACT])
+            result |= artifact.model_dump(exclude_none=True, exclude={"schema_version"})
+    return result
+
+
+def _of_trial(study: Study, trial: Trial) -> Sent:
     return Sent(
         f"trial {trial.number}",
         _STATUS[trial.status],
@@ -255,4 +290,5 @@ def _of_trial(trial: Trial) -> Sent:
             **({"steadytrain.failure": trial.failure} if trial.failure else {}),
         },
         tuple((step, dict(metrics)) for step, metrics in trial.curve),
+        _costs(study, trial),
     )

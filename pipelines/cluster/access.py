@@ -95,9 +95,9 @@ def open_cluster(namespace: str = "") -> Cluster:
     Raises:
         Unreachable: there is neither a service account nor a kubeconfig.
     """
-    found = connect()
+    connection = connect()
     namespace = namespace or os.environ.get(NAMESPACE_VARIABLE, "")
-    return Cluster(found.client, namespace or found.namespace)
+    return Cluster(connection.client, namespace or connection.namespace)
 
 
 def check_connection(cluster: Cluster) -> Line:

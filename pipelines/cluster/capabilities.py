@@ -25,7 +25,7 @@ from steadytrain.pipelines.cluster.access import (
     status_of,
     unchecked,
 )
-from steadytrain.pipelines.cluster.nodes import gpu_nodes
+from steadytrain.pipelines.cluster.nodes import gpu_nodes, mig_unready
 from steadytrain.pipelines.pod_names import NAME
 
 _TRAINER = "trainer.kubeflow.org"
@@ -147,12 +147,20 @@ def check_gpus(cluster: Cluster) -> Line:
         if error.status == 403:
             return unchecked(topic, "no permission to list nodes", _ASK_ADMINISTRATOR)
         raise
-    found: Counter[str] = Counter()
+    gpus: Counter[str] = Counter()
     for node in gpu_nodes(nodes):
-        found[str(node)] += node.gpus
-    if not found:
-        return passed(topic, f"none on {len(nodes)} nodes: training runs on CPUs")
-    return passed(topic, ", ".join(f"{count} x {name}" for name, count in found.most_common()))
+        gpus[str(node)] += node.gpus
+    text = ", ".join(f"{count} x {name}" for name, count in gpus.most_common())
+    unready = Counter(filter(None, map(mig_unready, nodes)))
+    if unready:
+        states = "; ".join(f"{count} nodes with {state}" for state, count in unready.items())
+        return failed(
+            topic,
+            f"{text or 'none'}; {states}",
+            "see the pod of nvidia-mig-manager on these nodes: `kubectl logs -n gpu-operator -l "
+            "app=nvidia-mig-manager`",
+        )
+    return passed(topic, text or f"none on {len(nodes)} nodes: training runs on CPUs")
 
 
 def check_quota(cluster: Cluster) -> Iterator[Line]:
@@ -236,8 +244,8 @@ def _unbound(cluster: Cluster, text: str, storage: str | None) -> Line:
     api = client.StorageV1Api(cluster.api)
     try:
         if storage:
-            found = api.read_storage_class(storage, _request_timeout=SECONDS)
-            if found.volume_binding_mode == "WaitForFirstConsumer":
+            storage_class = api.read_storage_class(storage, _request_timeout=SECONDS)
+            if storage_class.volume_binding_mode == "WaitForFirstConsumer":
                 return unchecked(
                     topic,
                     f"{text}: its storage class binds it when the first pod starts",

@@ -11,24 +11,28 @@ from steadytrain.components.shared.config import ComputeConfig, RunConfig
 from steadytrain.components.shared.config.compute import PodsConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import size
-from steadytrain.components.sizing.hardware import Gpu, known_gpu
+from steadytrain.components.sizing.hardware import Gpu, find_gpu
 from steadytrain.components.sizing.machine import Hosts, Node
 
 GPU: Final = "nvidia.com/gpu"
+_MIG: Final = "nvidia.com/mig-"
+"""Prefix of resources and labels of MIG devices, under NVIDIA's `mixed` strategy."""
 _SHARED: Final = "-SHARED"
 """Suffix of the product label on nodes where pods take turns on a GPU (time-slicing)."""
 
 
 @dataclass(frozen=True)
 class GpuNode:
-    """A node that accepts pods with GPUs.
+    """A node that accepts pods with GPUs, or with MIG devices of one profile.
 
+    resource: the name under which it offers them.
     product, gpu_memory: from the node's labels, the memory in MiB; "" and None if not labeled.
-    gpus: number of whole GPUs.
+    gpus: number of whole GPUs or MIG devices.
     sharers: number of pods that may share one GPU. The node offers each GPU that many times.
     memory: bytes of the node's RAM that pods may use.
     """
 
+    resource: str
     product: str
     gpu_memory: int | None
     gpus: int
@@ -40,29 +44,55 @@ class GpuNode:
         return f"{self.product or 'unknown GPU'} ({memory})"
 
 
-def gpu_nodes(nodes: Sequence[Manifest], resource: str = GPU) -> Iterator[GpuNode]:
-    """Yield the nodes that are ready, accept pods, and have GPUs.
+def gpu_nodes(nodes: Sequence[Manifest], resource: str = "") -> Iterator[GpuNode]:
+    """Yield the nodes that are ready, accept pods, and have GPUs; twice those with two kinds.
 
     Args:
-        resource: resource name under which nodes offer GPUs.
+        resource: resource name under which nodes offer GPUs; "" means NVIDIA's for GPUs and for
+            MIG devices.
     """
     from kubernetes.utils import parse_quantity
 
     for node in nodes:
         allocatable = node["status"].get("allocatable") or {}
-        labels = node["metadata"].get("labels") or {}
-        # The label is 0 if nothing but the number of the node's GPUs is known.
-        sharers = int(labels.get("nvidia.com/gpu.replicas", 1)) or 1
-        gpus = int(allocatable.get(resource, 0)) // sharers
-        if gpus and _takes_pods(node):
-            memory = labels.get("nvidia.com/gpu.memory")
+        own = [name for name in sorted(allocatable) if name == GPU or name.startswith(_MIG)]
+        for name in ([resource] if resource else own) if _takes_pods(node) else ():
+            labels = _labels(node)
+            named = name if name.startswith(_MIG) else GPU
+            # The label is 0 if nothing but the number of the node's GPUs is known.
+            sharers = int(labels.get(f"{named}.replicas", 1)) or 1
+            gpus = int(allocatable.get(name, 0)) // sharers
+            if not gpus:
+                continue
+            memory = labels.get(f"{named}.memory")
             yield GpuNode(
-                product=labels.get("nvidia.com/gpu.product", "").removesuffix(_SHARED),
+                resource=name,
+                product=_product(labels, named),
                 gpu_memory=int(memory) if memory else None,
                 gpus=gpus,
                 sharers=sharers,
                 memory=int(parse_quantity(allocatable["memory"])),
             )
+
+
+def _product(labels: Mapping[str, str], named: str) -> str:
+    """Return the name of GPUs or MIG devices, as GPU feature discovery labels them.
+
+    Args:
+        named: prefix of the labels. Those of MIG devices need not name the GPU.
+    """
+    product = labels.get(f"{named}.product", "")
+    if not product and named != GPU and (whole := labels.get(f"{GPU}.product")):
+        product = f"{whole}-MIG-{named.removeprefix(_MIG)}"
+    return product.removesuffix(_SHARED)
+
+
+def mig_unready(node: Manifest) -> str:
+    """Return how far NVIDIA's MIG manager has come in dividing a node's GPUs; "" if it is done."""
+    labels = _labels(node)
+    state = labels.get("nvidia.com/mig.config.state", "success")
+    config = labels.get("nvidia.com/mig.config", "all-disabled")
+    return "" if state == "success" else f"nvidia.com/mig.config {config} in state {state}"
 
 
 def _takes_pods(node: Manifest) -> bool:
@@ -71,8 +101,8 @@ def _takes_pods(node: Manifest) -> bool:
     return ready and not node["spec"].get("unschedulable")
 
 
-def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[str]]:
-    """Return the nodes that a run's pods can go to, by GPU kind, and remarks about them.
+def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[list[Gpu], Hosts, list[str]]:
+    """Return the kinds that a run's pods can get, the nodes by kind, and remarks about them.
 
     Args:
         table: the GPU kinds that the planner knows. Nodes with other GPUs are left out.
@@ -85,22 +115,34 @@ def cluster_hosts(config: RunConfig, table: Sequence[Gpu]) -> tuple[Hosts, list[
     pods = config.compute.pods
     selector = pods.node_selector | pods.spot.node_selector
     nodes = connect().list(NODE)
-    found = list(gpu_nodes(_with_labels(nodes, selector), pods.gpu_resource))
-    if not found:
+    resource = pods.gpu_resource if "gpu_resource" in pods.model_fields_set else ""
+    result = list(gpu_nodes(_with_labels(nodes, selector), resource))
+    if not result:
         raise _without_gpus(len(nodes), pods.gpu_resource, selector)
-    known = {node.product: kind for node in found if (kind := known_gpu(node.product, table))}
-    if not known:
+    kinds, hosts, unknown = dict[str, Gpu](), list[Node](), list[GpuNode]()
+    for node in result:
+        kind = _kind(node, table)
+        # Pods ask for one resource: of two names for a kind, the first counts.
+        if kind is None or kinds.setdefault(kind.name, kind).resource != kind.resource:
+            unknown.append(node)
+        else:
+            hosts.append(Node(kind.name, node.gpus, _memory(node, pods)))
+    if not kinds:
         raise BadInput(
-            f"--cluster: none of its GPUs is in the plan's table: {_described(found)}",
+            f"--cluster: none of its GPUs is in the plan's table: {_described(result)}",
             remedy="leave --cluster out and name a similar one: --gpu "
             + ", ".join(gpu.name for gpu in table),
         )
-    hosts = [
-        Node(known[node.product].name, node.gpus, _memory(node, pods))
-        for node in found
-        if node.product in known
-    ]
-    return Hosts(hosts), list(_remarks(found, known))
+    there = sorted(kinds.values(), key=lambda gpu: gpu.memory_gb)
+    return there, Hosts(hosts), list(_remarks(result, unknown))
+
+
+def _kind(node: GpuNode, table: Sequence[Gpu]) -> Gpu | None:
+    """Return the kind of a node's GPUs or MIG devices; None if the table has none of the name."""
+    try:
+        return find_gpu(node.product, table).model_copy(update={"offered_as": node.resource})
+    except BadInput:
+        return None
 
 
 def _memory(node: GpuNode, pods: PodsConfig) -> int:
@@ -112,9 +154,7 @@ def _memory(node: GpuNode, pods: PodsConfig) -> int:
 
 
 def _with_labels(nodes: Sequence[Manifest], labels: Mapping[str, str]) -> list[Manifest]:
-    return [
-        node for node in nodes if labels.items() <= (node["metadata"].get("labels") or {}).items()
-    ]
+    return [node for node in nodes if labels.items() <= _labels(node).items()]
 
 
 def _without_gpus(nodes: int, resource: str, selector: Mapping[str, str]) -> BadInput:
@@ -128,10 +168,12 @@ def _without_gpus(nodes: int, resource: str, selector: Mapping[str, str]) -> Bad
     )
 
 
-def _remarks(nodes: Sequence[GpuNode], known: Mapping[str, Gpu]) -> Iterator[str]:
-    unknown = [node for node in nodes if node.product not in known]
+def _remarks(nodes: Sequence[GpuNode], unknown: Sequence[GpuNode]) -> Iterator[str]:
     if unknown:
-        yield f"the cluster's {_described(unknown)}: not in the plan's table, and left out"
+        yield (
+            f"the cluster's {_described(unknown)}: not in the plan's table, or offered by a second "
+            "name, and left out"
+        )
     shared = [node for node in nodes if node.sharers > 1]
     if shared:
         yield (

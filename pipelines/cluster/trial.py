@@ -1,9 +1,13 @@
-"""Short-lived pods that test our image: whether it starts, its version, and what it can reach."""
+"""Short-lived pods that test our image: whether it starts, its version, and what it can reach.
+
+What ranks in several pods exchange is tested by a TrainJob of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +15,13 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from steadytrain.components.shared.cluster import NOT_YET
+from steadytrain.components.shared.config import ComputeConfig, RecoveryConfig
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.shared.toolchain import REMEDY
+from steadytrain.components.train.launch.collectives import judged
+from steadytrain.components.train.launch.job import TRAIN_JOB, TrainJob
+from steadytrain.components.train.launch.naming import run_labels
+from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.pipelines.cluster.access import (
     APPLY,
     SECONDS,
@@ -181,38 +190,38 @@ def _unscheduled(pod: Any) -> str:
 
 
 def _judge_compiler(phase: str, log: str, image: str) -> Line:
-    said = log.strip()
+    printed = log.strip()
     if phase == "Failed":
         text = f"{image} does not say what it can compile: {_last_line(log)[:200]}"
         return failed("compiler", text, "rebuild the image (make images)")
-    if said:
-        text = f"{image} lacks {said}: kernels for GPUs and training.torch_compile are left out"
+    if printed:
+        text = f"{image} lacks {printed}: kernels for GPUs and training.torch_compile are left out"
         return failed("compiler", text, REMEDY)
     return passed("compiler", f"{image} can compile kernels")
 
 
 def _judge_version(phase: str, log: str, image: str, topic: str) -> Line:
-    said = _last_line(log)
+    printed = _last_line(log)
     if phase == "Failed":
         return failed(
             topic,
-            f"{image}: `steadytrain --version` failed: {said[:200]}",
+            f"{image}: `steadytrain --version` failed: {printed[:200]}",
             "rebuild the image (make images)",
         )
-    if said != version("steadytrain"):
+    if printed != version("steadytrain"):
         return failed(
             topic,
-            f"{image} has version {said}, but this machine has {version('steadytrain')}",
+            f"{image} has version {printed}, but this machine has {version('steadytrain')}",
             "install the same version on both sides",
         )
-    return passed(topic, f"{image}, version {said}")
+    return passed(topic, f"{image}, version {printed}")
 
 
 def _judge_tracking(phase: str, log: str, namespace: str) -> Line:
-    topic, said = "MLflow", _last_line(log)
+    topic, printed = "MLflow", _last_line(log)
     if phase == "Failed":
-        return failed(topic, f"the trial pod failed: {said[:200]}", "fix the line `image` first")
-    line = Line(**json.loads(said))
+        return failed(topic, f"the trial pod failed: {printed[:200]}", "fix the line `image` first")
+    line = Line(**json.loads(printed))
     if line.state == "not asked":
         text = f"the Secret {NAME} of {namespace} has no MLFLOW_TRACKING_URI"
         return unchecked(topic, text, f"sh manifests/create-secret.sh {namespace}")
@@ -272,3 +281,122 @@ def _from_secret(key: str) -> Any:
 
     reference = client.V1SecretKeySelector(name=NAME, key=key, optional=True)
     return client.V1EnvVar(name=key, value_from=client.V1EnvVarSource(secret_key_ref=reference))
+
+
+_TOPIC: Final = "collectives"
+_MODULE: Final = "steadytrain.components.train.launch.collectives"
+_JOB_POLL_SECONDS: Final = 1.0
+# They hardly compute. On a node that is nearly full, a pod that asks for a core stays pending.
+_PODS: Final = {"cpu": "100m", "memory": "2Gi", "shared_memory": "1Gi", "service_account": ACCOUNT}
+
+
+def probe_job(
+    compute: ComputeConfig | None, nodes: int, ranks: int, seconds: float, image: str
+) -> TrainJob:
+    """Return the job, whose pods have the labels of a run, so that network policies let them talk.
+
+    Args:
+        compute: of the run whose pods to imitate; None means small ones without GPUs.
+        ranks: of each pod; 0 means those of `compute`, or one.
+        seconds: the time limit of its ranks, which wait in it for pods that start late.
+    """
+    basis = compute or ComputeConfig.model_validate({"device": "cpu", "pods": _PODS})
+    each = ranks or basis.nproc_per_node
+    used = basis.model_copy(update={"nodes": nodes, "nproc_per_node": each})
+    name = f"steadytrain-doctor-{secrets.token_hex(3)}"
+    options = [f"--ranks={each}", f"--nodes={nodes}", f"--seconds={seconds:g}"]
+    return TrainJob(
+        name=name,
+        folder="/nowhere",
+        labels=run_labels(name),
+        command=["python", "-m", _MODULE, *options],
+        compute=used,
+        recovery=RecoveryConfig(),
+        own=OwnPod(image=image),
+    )
+
+
+def try_collectives(
+    cluster: Cluster, job: TrainJob, seconds: float, pending_seconds: float
+) -> Line:
+    """Run the job, read what its ranks say, and delete it.
+
+    Args:
+        seconds: the time limit of the ranks, once all pods run.
+        pending_seconds: how long the pods may take to start.
+
+    Raises:
+        kubernetes.client.ApiException: the API server does not answer.
+    """
+    from kubernetes import client
+
+    custom, made = client.CustomObjectsApi(cluster.api), []
+    try:
+        for kind, manifest in job.manifests():
+            custom.create_namespaced_custom_object(
+                *(kind.group, kind.version, cluster.namespace, kind.plural, manifest),
+                _request_timeout=SECONDS,
+            )
+            made.append(kind)
+        return _watch_job(client.CoreV1Api(cluster.api), cluster, job, seconds, pending_seconds)
+    except client.ApiException as error:
+        if status_of(error) in (403, 404) and TRAIN_JOB not in made:
+            fix = "install Kubeflow Trainer 2, and use an account that may create TrainJobs"
+            return unchecked(_TOPIC, reason(error), fix)
+        raise
+    finally:
+        for kind in reversed(made):
+            with contextlib.suppress(client.ApiException):
+                custom.delete_namespaced_custom_object(
+                    *(kind.group, kind.version, cluster.namespace, kind.plural, job.name),
+                    _request_timeout=SECONDS,
+                )
+
+
+def _watch_job(
+    core: Any, cluster: Cluster, job: TrainJob, seconds: float, pending_seconds: float
+) -> Line:
+    """Wait until every pod has ended, and judge their output; or say which pod does not start."""
+    selector = ",".join(f"{key}={value}" for key, value in job.labels.items())
+    nodes, ranks = job.compute.nodes, job.compute.world_size
+    deadline, all_run = time.monotonic() + pending_seconds, False
+    while True:
+        pods = core.list_namespaced_pod(
+            cluster.namespace, label_selector=selector, _request_timeout=SECONDS
+        ).items
+        begun = [pod for pod in pods if pod.status.phase not in ("Pending", "Unknown")]
+        ended = [pod for pod in begun if pod.status.phase in ("Succeeded", "Failed")]
+        if not all_run and len(begun) >= nodes:
+            deadline, all_run = time.monotonic() + seconds, True
+        if len(ended) >= nodes or time.monotonic() > deadline:
+            break
+        time.sleep(_JOB_POLL_SECONDS)
+    if len(begun) < nodes:
+        waiting = [pod for pod in pods if pod not in begun]
+        reason = next((text for pod in waiting if (text := _pending(pod))), "no message")
+        return failed(
+            _TOPIC,
+            f"{len(begun)} of {nodes} pods have started within {duration(pending_seconds)}: "
+            f"{reason}",
+            "check free capacity with `kubectl describe nodes`, or give fewer --nodes",
+        )
+    lines = [line for pod in begun for line in _log(core, cluster.namespace, pod)]
+    verdict = judged(lines, ranks, seconds)
+    if verdict.good:
+        return passed(_TOPIC, f"{nodes} pods, {verdict.text}")
+    return failed(_TOPIC, f"{nodes} pods: {verdict.text}", verdict.remedy)
+
+
+def _pending(pod: Any) -> str:
+    for condition in pod.status.conditions or ():
+        if condition.status == "False" and condition.message:
+            return str(condition.message)
+    return ""
+
+
+def _log(core: Any, namespace: str, pod: Any) -> list[str]:
+    # Without decoding by the client, which would parse JSON.
+    answer = core.read_namespaced_pod_log(
+        pod.metadata.name, namespace, _request_timeout=SECONDS, _preload_content=False
+    )
+    return list(answer.data.decode(errors="replace").splitlines())

@@ -94,10 +94,10 @@ class RunPods:
     def _pods(self) -> list[Manifest]:
         cluster = connect_to_cluster()
         for namespace in dict.fromkeys(self._namespaces(cluster)):
-            found = Cluster(cluster.client, namespace).list(POD, {PIPELINE_RUN: self.run_id})
-            if found:
+            result = Cluster(cluster.client, namespace).list(POD, {PIPELINE_RUN: self.run_id})
+            if result:
                 self._namespace = namespace
-                return found
+                return result
         return []
 
     def _namespaces(self, cluster: Cluster) -> Iterator[str]:
@@ -127,8 +127,8 @@ class RunPods:
         name = str(metadata["name"])
         if RUN in metadata.get("labels", {}):
             return next((step for step in self.steps if step in SUPERVISING), name)
-        place = str(metadata.get("annotations", {}).get(_NODE_NAME, ""))
-        parts = [part.removesuffix("-driver") for part in place.split(".")]
+        node_name = str(metadata.get("annotations", {}).get(_NODE_NAME, ""))
+        parts = [part.removesuffix("-driver") for part in node_name.split(".")]
         return next((part for part in reversed(parts) if part in self.steps), name)
 
 
@@ -229,9 +229,9 @@ def follow(
             before = steps
             on_change(steps)
         if ended:
-            said = run.error.message if run.error else ""
+            message = run.error.message if run.error else ""
             story = story_of(server, run)
-            return PipelineOutcome(str(run.state), steps, redact(said or ""), story)
+            return PipelineOutcome(str(run.state), steps, redact(message or ""), story)
         if waits.stuck:
             return PipelineOutcome(str(run.state), steps, redact(waits.stuck), stuck=True)
         time.sleep(poll_seconds)
@@ -242,12 +242,12 @@ def story_of(server: Server, run: Any) -> RunSummary | None:
     details = (run.run_details and run.run_details.task_details) or ()
     # The server names the pod of a step in one of the step's nodes.
     reports = {item.task_id for item in details if _REPORT in (item.display_name or "")}
-    own = [item for item in details if {item.task_id, item.parent_task_id} & reports]
-    children = [child for item in own for child in item.child_tasks or ()]
-    for pod in dict.fromkeys(item.pod_name for item in [*own, *children] if item.pod_name):
-        place = f"/apis/v1beta1/runs/{run.run_id}/nodes/{pod}/log"
+    steps = [item for item in details if {item.task_id, item.parent_task_id} & reports]
+    children = [child for item in steps for child in item.child_tasks or ()]
+    for pod in dict.fromkeys(item.pod_name for item in [*steps, *children] if item.pod_name):
+        log_address = f"/apis/v1beta1/runs/{run.run_id}/nodes/{pod}/log"
         with contextlib.suppress(ServerError):
-            if story := from_log(server.client.text(place, most_bytes=_LOG_BYTES)):
+            if story := from_log(server.client.text(log_address, most_bytes=_LOG_BYTES)):
                 return story
     return None
 

@@ -16,10 +16,10 @@ from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, mode
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.document import find_unfit, parse, read, shortened
 from steadytrain.components.shared.config.secrets import find_secrets, redact
+from steadytrain.components.shared.effects import Section, at_odds
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
-from steadytrain.components.shared.section import Section, at_odds
 from steadytrain.pipelines.pod_names import Pipeline
-from steadytrain.pipelines.searches import configuration_for
+from steadytrain.pipelines.sources import configuration_for
 
 Rounding = Literal["standard", "summer"]
 
@@ -45,9 +45,9 @@ class _Field:
         return frozenset(number for part in text.split(",") for number in self._part(part))
 
     def text(self, values: Iterable[int]) -> str:
-        found = sorted(values)
-        every = len(found) == self.high - self.low + 1
-        return "*" if every else ",".join(map(str, found))
+        texts = sorted(values)
+        every = len(texts) == self.high - self.low + 1
+        return "*" if every else ",".join(map(str, texts))
 
     def _part(self, part: str) -> range:
         match = _PART.fullmatch(part)
@@ -122,12 +122,12 @@ def ahead(here: ZoneInfo, server: ZoneInfo, rounding: Rounding | None) -> int:
     """
     today = datetime.now(UTC)
     days = [today + timedelta(days=number) for number in range(370)]
-    found = {int(_offset(here, day) - _offset(server, day)) for day in days}
-    if len(found) > 1 and rounding is None:
+    offsets = {int(_offset(here, day) - _offset(server, day)) for day in days}
+    if len(offsets) > 1 and rounding is None:
         raise ValueError(
             f"{here.key} has daylight saving, and the server's {server.key} does not follow it"
         )
-    return max(found) if rounding == "summer" else min(found)
+    return max(offsets) if rounding == "summer" else min(offsets)
 
 
 def in_server_time(cron: str, minutes_ahead: int) -> str:
@@ -360,20 +360,20 @@ def configuration(schedule: Schedule, folder: Path) -> RunConfig:
 def _problems(error: ValidationError) -> Iterator[Problem]:
     for item in error.errors(include_url=False):
         # For a field with several types, pydantic adds a part for the type that it tried last.
-        place = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
+        location = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
         value = shortened(redact(repr(item.get("input"))))
         message, remedy = item["msg"].removeprefix("Value error, "), "change it"
         if item["type"] == "at_odds":
             context = item["ctx"]
-            within = [] if str(context["field"]).startswith("schedules.") else place
-            place, value = [*within, context["field"]], redact(str(context["value"]))
+            within = [] if str(context["field"]).startswith("schedules.") else location
+            location, value = [*within, context["field"]], redact(str(context["value"]))
             message, remedy = context["message"], context["remedy"]
         elif item["type"] == "missing":
-            value, message, remedy = "(missing)", "is required", f"set {'.'.join(place)}"
+            value, message, remedy = "(missing)", "is required", f"set {'.'.join(location)}"
         elif item["type"] == "extra_forbidden":
-            known = Schedule if "schedules" in place else ScheduleFile
+            known = Schedule if "schedules" in location else ScheduleFile
             message, remedy = "no such field", f"one of {', '.join(known.model_fields)}"
-        yield Problem(".".join(place), value, message, remedy)
+        yield Problem(".".join(location), value, message, remedy)
 
 
 def _seconds(interval: str) -> int:

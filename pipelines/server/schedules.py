@@ -74,8 +74,8 @@ class Desired:
     @property
     def digest(self) -> str:
         """Digest of everything that affects its runs and their times."""
-        rest = self.declared.model_dump(mode="json", exclude={"config", "overrides"})
-        parts = [self.experiment, rest, self.cron, self.parameters, self.version.name]
+        settings = self.declared.model_dump(mode="json", exclude={"config", "overrides"})
+        parts = [self.experiment, settings, self.cron, self.parameters, self.version.name]
         return value_digest([*parts, self.version.pipeline])[:16]
 
     @property
@@ -123,12 +123,12 @@ def present(server: Server) -> list[Actual]:
     listed = pages(
         server.recurring_runs.recurring_run_service_list_recurring_runs, "recurring_runs", **of
     )
-    found = [
+    listing = [
         Actual(mark["set"], mark["name"], mark["digest"], item)
         for item in listed
         if (mark := _MARK.search(item.description or ""))
     ]
-    return sorted(found, key=lambda item: (item.group, item.name, str(item.item.created_at)))
+    return sorted(listing, key=lambda item: (item.group, item.name, str(item.item.created_at)))
 
 
 def plan(desired: list[Desired], there: list[Actual], group: str) -> list[Change]:
@@ -185,16 +185,16 @@ def find(there: list[Actual], name: str) -> list[Actual]:
     Raises:
         BadInput: there is none, or several sets have that name.
     """
-    found = [item for item in there if name in (item.name, f"{item.group}/{item.name}")]
+    result = [item for item in there if name in (item.name, f"{item.group}/{item.name}")]
     known = ", ".join(dict.fromkeys(f"{item.group}/{item.name}" for item in there))
-    if not found:
+    if not result:
         raise BadInput(
             f"schedule {name!r}: not on the server",
             remedy=f"steadytrain's schedules there: {known or 'none'}",
         )
-    if len({item.group for item in found}) > 1:
+    if len({item.group for item in result}) > 1:
         raise BadInput(f"schedule {name!r} is in several sets", remedy=f"one of {known}")
-    return found
+    return result
 
 
 def _create(server: Server, desired: Desired, old: tuple[Actual, ...]) -> None:

@@ -29,8 +29,8 @@ from steadytrain.pipelines.cluster.nodes import misfit
 from steadytrain.pipelines.compile import Finding, compile_pipeline, read_pipeline, steps
 from steadytrain.pipelines.early_checks import check_plugins, check_submitted
 from steadytrain.pipelines.pod_names import MOUNT_PATH, Pipeline
-from steadytrain.pipelines.searches import configuration_for
 from steadytrain.pipelines.server.follow import PipelineOutcome, RunPods, Steps, follow
+from steadytrain.pipelines.sources import configuration_for
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def upload(server: Server, path: Path) -> Version:
 def look_up(server: Server, path: Path) -> Version:
     """Return the version that `upload` would return, without ids if it does not exist yet."""
     name, pipeline, tasks = _described(path)
-    found = _find_pipeline(server, pipeline)
-    version = _version(server, found.pipeline_id, name) if found else None
+    result = _find_pipeline(server, pipeline)
+    version = _version(server, result.pipeline_id, name) if result else None
     if version is None:
         return Version(pipeline, name, "", "", False, tasks)
-    return Version(pipeline, name, found.pipeline_id, version.pipeline_version_id, False, tasks)
+    return Version(pipeline, name, result.pipeline_id, version.pipeline_version_id, False, tasks)
 
 
 def experiment_id(server: Server, name: str) -> str:
@@ -147,15 +147,15 @@ def find_or_make(find: Callable[[], Any], make: Callable[[], Any]) -> tuple[Any,
 
     Another process may create it at the same time.
     """
-    if found := find():
-        return found, False
+    if existing := find():
+        return existing, False
     try:
         return make(), True
     except ServerError as error:
-        found = find() if error.status in (400, 409) else None
-        if not found:
+        existing = find() if error.status in (400, 409) else None
+        if not existing:
             raise
-        return found, False
+        return existing, False
 
 
 def _of(server: Server) -> dict[str, str]:
@@ -284,10 +284,10 @@ class SubmittedRun:
         outcome = follow(self.server, self.run_id, steps, on_change, pods=pods)
         if outcome.succeeded or outcome.stuck:
             return outcome
-        found = continuation(self.server, self.name, describes(self.run_id))
-        if found is None:
+        successor = continuation(self.server, self.name, describes(self.run_id))
+        if successor is None:
             return outcome
-        following = replace(self, run_id=found.run_id)
+        following = replace(self, run_id=successor.run_id)
         on_resubmission(following)
         return following.wait(on_change, on_resubmission, notify)
 
@@ -354,14 +354,14 @@ def _check_pods(config: RunConfig, server: Server, notify: Callable[[object], ob
         BadInput: no node can ever hold one.
     """
     try:
-        found = misfit(config.compute, connect_to_cluster())
+        problem = misfit(config.compute, connect_to_cluster())
     except (Unreachable, Refused):
         return
-    if found is None:
+    if problem is None:
         return
     if urlsplit(server.host).hostname in _HERE or server.host == IN_CLUSTER:
-        found.raise_if_certain()
-    notify(f"in the cluster that KUBECONFIG names, {found}")
+        problem.raise_if_certain()
+    notify(f"in the cluster that KUBECONFIG names, {problem}")
 
 
 def start(server: Server, submission: Submission, version: Version) -> SubmittedRun:
@@ -388,7 +388,7 @@ def outline(
         path = Path(folder, "pipeline.yaml")
         compile_pipeline(path, notify, pipeline=pipeline, shape=submission.config.pipeline)
         version, uploaded = version_name(path), path.stat().st_size
-    rest = {
+    others = {
         "pipeline root": submission.pipeline_root,
         "service account": submission.service_account,
     }
@@ -397,7 +397,7 @@ def outline(
         "if the server does not have it",
         f"experiment  {submission.experiment}",
         f"run         {submission.config.run_id}",
-        *(f"{name:11} {value}" for name, value in rest.items() if value),
+        *(f"{name:11} {value}" for name, value in others.items() if value),
         "parameters  config =",
         *(f"  {line}" for line in submission.parameters["config"].splitlines()),
     ]

@@ -67,9 +67,9 @@ class Trigger:
         """
         config = submission.config
         for field, address in config.data.addresses:
-            if address.startswith("hub:"):
+            if address.startswith(("hub:", "mlflow-dataset:")):
                 raise BadInput(
-                    f"{field} = {address!r}: changes to a data set on a hub cannot be watched",
+                    f"{field} = {address!r}: changes to such a data set cannot be watched",
                     remedy="watch a folder or an s3:// prefix, or use a schedule",
                 )
         return cls(submission, pipeline, state or f"{config.output.rstrip('/')}/triggers")
@@ -124,14 +124,14 @@ class Answer:
     settled: bool = False
 
     def __str__(self) -> str:
-        said = {
+        words = {
             "started": f"started {self.run}",
             "known": f"nothing to start: {self.run} was started for these data",
             "failed": f"nothing started: {self.run} failed",
             "busy": f"nothing started: {self.run} is running",
         }
-        place = f" ({self.url})" if self.url else ""
-        return f"{said[self.kind]}{place}{f': {self.why}' if self.why else ''}"
+        address = f" ({self.url})" if self.url else ""
+        return f"{words[self.kind]}{address}{f': {self.why}' if self.why else ''}"
 
 
 def trigger(server: Server, what: Trigger) -> Answer:
@@ -163,8 +163,8 @@ def trigger(server: Server, what: Trigger) -> Answer:
                 if run.state != "FAILED":
                     return dataclasses.replace(here, settled=run.state in ENDED)
                 why = _reason(run)
-                if said := _not_yet(run, last.tries):
-                    settled, why = last.tries >= TRIES, f"{why}; {said}"
+                if wait := _not_yet(run, last.tries):
+                    settled, why = last.tries >= TRIES, f"{why}; {wait}"
                     return dataclasses.replace(here, kind="failed", why=why, settled=settled)
                 started = last.model_copy(update={"tries": last.tries + 1, "run_id": ""})
                 why = f"try {started.tries} of {TRIES}, because it failed: {why}"
@@ -179,8 +179,8 @@ def trigger(server: Server, what: Trigger) -> Answer:
 
 def _reason(run: Any) -> str:
     """Return why a run failed, as far as the server says."""
-    said = redact((run.error and run.error.message) or "").strip().partition("\n")[0]
-    return said or "its page and its report say why"
+    message = redact((run.error and run.error.message) or "").strip().partition("\n")[0]
+    return message or "its page and its report say why"
 
 
 def _not_yet(run: Any, tries: int) -> str:

@@ -82,12 +82,12 @@ class _Site:
         words, asked = given.get("q", "").strip(), given.get("page", "")
         page = int(asked) if asked.isdecimal() and len(asked) < 9 else 1
         board = self.library.board
-        found = board.rows(sort, words)
-        last = max(1, -(-len(found) // pages.ROWS))
+        result = board.rows(sort, words)
+        last = max(1, -(-len(result) // pages.ROWS))
         page = min(max(1, page), last)
-        rows = [board.row(run) for run in found[(page - 1) * pages.ROWS : page * pages.ROWS]]
+        rows = [board.row(run) for run in result[(page - 1) * pages.ROWS : page * pages.ROWS]]
         return pages.list_page(
-            self.source.uri, rows, sort=sort, words=words, page=page, total=len(found)
+            self.source.uri, rows, sort=sort, words=words, page=page, total=len(result)
         )
 
     def run(self, request: Request) -> str:
@@ -154,23 +154,23 @@ def _html(source: Source, page: Page) -> Callable[[Request], Response]:
 
     @wraps(page)
     def answer(request: Request) -> Response:
-        said: SteadytrainError
+        failure: SteadytrainError
         try:
             # A run's files may hold half a surrogate pair, which no page can.
             return HTMLResponse(page(request).encode("utf-8", "replace"))
         except BadInput as error:
-            status, title, said = 404, "Not found", error
+            status, title, failure = 404, "Not found", error
         except SteadytrainError as error:
-            status, title, said = 502, "The runs cannot be read", error
+            status, title, failure = 502, "The runs cannot be read", error
         except Exception as error:
             print(traceback_of(error), end="", file=sys.stderr)
             status, title = 500, "This page cannot be shown"
-            said = SteadytrainError(
+            failure = SteadytrainError(
                 f"its data led to an unexpected {type(error).__name__}",
                 remedy="the terminal of `steadytrain ui` shows where; please report it",
             )
         return HTMLResponse(
-            pages.message_page(source.uri, title, said.message, said.remedy), status
+            pages.message_page(source.uri, title, failure.message, failure.remedy), status
         )
 
     return answer
@@ -323,7 +323,7 @@ class Guard:
 
 def _cookie(header: str) -> str:
     try:
-        found = SimpleCookie(header).get(COOKIE)
+        morsel = SimpleCookie(header).get(COOKIE)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return morsel.value if morsel else ""

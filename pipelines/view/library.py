@@ -126,12 +126,12 @@ class Board:
 
         Runs without a value come last.
         """
-        found = [run for run in self.runs() if words in run]
+        result = [run for run in self.runs() if words in run]
         if sort == "active":
-            return found
+            return result
         if sort == "run":
-            return sorted(found)
-        return sorted(found, key=lambda run: _order(self.row(run), sort))
+            return sorted(result)
+        return sorted(result, key=lambda run: _order(self.row(run), sort))
 
 
 def row_of(source: Source, run: str, events: list[Event], active: float = 0.0) -> Row:
@@ -239,7 +239,7 @@ class Library:
         if not runs:
             # Few runs are active, and asking whether a process works on a run opens files.
             states = [self.board.row(run).state for run in self.board.runs()[:MOST_RUNS]]
-            return hash((*states, *((run, *found.items()) for run, found in files.items())))
+            return hash((*states, *((run, *result.items()) for run, result in files.items())))
         seen: list[object] = []
         for run in [name for name in runs[:MOST_RUNS] if name in files]:
             reader = self._reader(run)

@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 
 from steadytrain.components.pages.charts import spark_picture
 from steadytrain.components.pages.html import html
+from steadytrain.components.report.comparison import differences, results
 from steadytrain.components.report.facts import Facts
 from steadytrain.components.report.figures import compared_figures
 from steadytrain.components.report.report_page import content
 from steadytrain.components.report.sentences import describe
-from steadytrain.components.report.side_by_side import differences, results
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import (
@@ -27,7 +27,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.quantities import amount, size, timestamp
 from steadytrain.components.shared.redaction import without_controls
 from steadytrain.components.sizing.batch import BatchPlan
-from steadytrain.components.sizing.start import Estimate, estimate
+from steadytrain.components.sizing.decisions import Estimate, estimate
 from steadytrain.pipelines.view.library import MOST_RUNS, Opened, Row, Sort
 from steadytrain.pipelines.view.source import Source
 
@@ -45,8 +45,8 @@ class LogFile:
 
 def log_files(source: Source, run: str) -> list[LogFile]:
     """Return the logs of a run, the newest attempt first."""
-    found = [LogFile(name, _title(name), stamp.size) for name, stamp in source.logs(run).items()]
-    return sorted(found, key=lambda item: (-_attempt(item.name), item.title))
+    files = [LogFile(name, _title(name), stamp.size) for name, stamp in source.logs(run).items()]
+    return sorted(files, key=lambda item: (-_attempt(item.name), item.title))
 
 
 def log_text(source: Source, run: str, name: str) -> tuple[str, bool]:
@@ -70,8 +70,8 @@ def _attempt(name: str) -> int:
 
 
 def _title(name: str) -> str:
-    _, attempt, *rest = name.split("/")
-    return f"attempt {attempt}, {rest[0].removesuffix('.log').replace('-', ' ')}"
+    _, attempt, *others = name.split("/")
+    return f"attempt {attempt}, {others[0].removesuffix('.log').replace('-', ' ')}"
 
 
 _NEWEST_STEPS: Final = 50
@@ -80,7 +80,7 @@ _NEWEST_STEPS: Final = 50
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prediction beside its measurement, in words."""
+    """One prediction next to its measurement, in words."""
 
     name: str
     predicted: str

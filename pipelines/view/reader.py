@@ -17,7 +17,7 @@ from steadytrain.components.shared.config.document import damage, parse
 from steadytrain.components.shared.config.secrets import redact
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.events.json_lines import from_json
+from steadytrain.components.shared.events.stream import from_json
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.records import (
     EvaluationRecord,

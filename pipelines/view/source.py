@@ -106,8 +106,8 @@ class Folder:
 
     def runs(self) -> list[str]:
         try:
-            with os.scandir(self.output / "runs") as found:
-                return sorted(item.name for item in found if _is_run(item.name) and item.is_dir())
+            with os.scandir(self.output / "runs") as entries:
+                return sorted(item.name for item in entries if _is_run(item.name) and item.is_dir())
         except OSError:
             return []
 
@@ -115,12 +115,12 @@ class Folder:
         return self._stamps(run, "events", ".jsonl")
 
     def logs(self, run: str) -> dict[str, Stamp]:
-        found: dict[str, Stamp] = {}
+        stamps: dict[str, Stamp] = {}
         for attempt in self._folders(run, "attempts"):
-            found |= self._stamps(run, attempt, ".log")
+            stamps |= self._stamps(run, attempt, ".log")
             for node in self._folders(run, attempt):
-                found |= self._stamps(run, node, "log")
-        return {name: stamp for name, stamp in found.items() if _LOGS.fullmatch(name)}
+                stamps |= self._stamps(run, node, "log")
+        return {name: stamp for name, stamp in stamps.items() if _LOGS.fullmatch(name)}
 
     def read(self, run: str, name: str, start: int = 0, end: int | None = None) -> bytes:
         folder = self.workspace(run).folder
@@ -148,17 +148,17 @@ class Folder:
 
     def _folders(self, run: str, below: str) -> list[str]:
         try:
-            with os.scandir(self.workspace(run).folder / below) as found:
-                return sorted(f"{below}/{item.name}" for item in found if item.is_dir())
+            with os.scandir(self.workspace(run).folder / below) as entries:
+                return sorted(f"{below}/{item.name}" for item in entries if item.is_dir())
         except OSError:
             return []
 
     def _stamps(self, run: str, below: str, ending: str) -> dict[str, Stamp]:
         try:
-            with os.scandir(self.workspace(run).folder / below) as found:
+            with os.scandir(self.workspace(run).folder / below) as entries:
                 return {
                     f"{below}/{item.name}": Stamp(item.stat().st_size, item.stat().st_mtime)
-                    for item in found
+                    for item in entries
                     if item.name.endswith(ending) and item.is_file()
                 }
         except OSError:
@@ -217,12 +217,12 @@ class Prefix:
     def _listing(self) -> dict[str, dict[str, Stamp]]:
         """Return the size of every file of every run, as of the newest listing."""
         if time.monotonic() >= self._until:
-            found: dict[str, dict[str, Stamp]] = {}
+            listing: dict[str, dict[str, Stamp]] = {}
             for item in self.storage.describe("runs/"):
                 run, _, name = item.name.removeprefix("runs/").partition("/")
                 if name and _is_run(run):
-                    found.setdefault(run, {})[name] = Stamp(item.size, item.written)
-            self._listed, self._until = found, time.monotonic() + LISTING_SECONDS
+                    listing.setdefault(run, {})[name] = Stamp(item.size, item.written)
+            self._listed, self._until = listing, time.monotonic() + LISTING_SECONDS
         return self._listed
 
 

@@ -45,8 +45,8 @@ _LEVELS: Final = {"info": "", "warn": "yellow", "error": "red", "fatal": "bold r
 
 def runs_table(board: Board, sort: Sort, limit: int, width: int) -> RenderableType:
     """Return a table of the first `limit` runs. A narrow terminal gets fewer columns."""
-    found = board.rows(sort)
-    if not found:
+    rows = board.rows(sort)
+    if not rows:
         return Text(f"no runs in {board.source.uri}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", overflow="fold")
@@ -55,9 +55,9 @@ def runs_table(board: Board, sort: Sort, limit: int, width: int) -> RenderableTy
         table.add_column(name, justify="left" if name == "curve" else "right", no_wrap=True)
     if width >= _WIDE_ENOUGH:
         table.add_column("decision", no_wrap=True, overflow="ellipsis", ratio=1)
-    for run in found[:limit]:
+    for run in rows[:limit]:
         table.add_row(*_cells(board.row(run), width))
-    left = len(found) - limit
+    left = len(rows) - limit
     more = [Text(f"and {left} more; --limit shows more", "dim")] if left > 0 else []
     return Group(table, *more)
 
@@ -98,11 +98,11 @@ def run_details(opened: Opened) -> RenderableType:
     parts += [_plain(line) for line in recoveries(facts.history)[-_NEWEST:]]
     parts += [_plain(str(item), _LEVELS["warn"]) for item in findings(facts.events)]
     parts += [_plain(line) for line in Spending.of(facts).lines()]
-    told = [(event, text) for event in facts.events if (text := describe(event))]
+    described = [(event, text) for event in facts.events if (text := describe(event))]
     parts.append(Text())
     parts += [
         _plain(f"{moment(event.time)} {text}", _LEVELS[event.severity])
-        for event, text in told[-_NEWEST:]
+        for event, text in described[-_NEWEST:]
     ]
     return Group(*parts)
 

@@ -28,7 +28,7 @@ from steadytrain.components.shared.events.types import TrainingStep
 from steadytrain.components.shared.log import following
 from steadytrain.components.train import step
 from steadytrain.components.train.launch.launcher import launcher_for
-from steadytrain.components.train.loop.monitors import LayerMonitor
+from steadytrain.components.train.loop.monitors import LayerHistograms, LayerMonitor
 from steadytrain.components.train.loop.training import Training
 
 from support.ports import free_port
@@ -84,7 +84,10 @@ def hanging_webhook() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/"
 
 
-def test_monitor_of_layers(tmp_path):
+@pytest.mark.parametrize(
+    ("field", "monitor"), [("layers", LayerMonitor), ("histograms", LayerHistograms)]
+)
+def test_monitor_of_layers(tmp_path, field, monitor):
     """The share of a rank's time in the monitor, with the interval that is the default."""
     torch.set_num_threads(1)
     rows = language_rows(200, longest=256)
@@ -108,16 +111,16 @@ def test_monitor_of_layers(tmp_path):
         )
         with pytest.MonkeyPatch.context() as patch:
             for hook in ("before_update", "after_update"):
-                patch.setattr(LayerMonitor, hook, timed(getattr(LayerMonitor, hook)))
+                patch.setattr(monitor, hook, timed(getattr(monitor, hook)))
             patch.setattr(Training, "_step", marked(Training._step, marks))
             bench.train_here()
         return sum(marks[5:]), spent[0]
 
-    pairs = [(run(f"plain-{n}"), run(f"watched-{n}", **LAYERS)) for n in range(PAIRS)]
+    pairs = [(run(f"plain-{n}"), run(f"watched-{n}", monitor={field: True})) for n in range(PAIRS)]
     ratios = sorted(watched[0] / plain[0] for plain, watched in pairs)
     shares = sorted(watched[1] / watched[0] for _, watched in pairs)
     print(
-        f"\nsteps with training.monitor.layers: x {statistics.median(ratios):.3f} of CPU time "
+        f"\nsteps with training.monitor.{field}: x {statistics.median(ratios):.3f} of CPU time "
         f"(from {ratios[0]:.3f} to {ratios[-1]:.3f}); {statistics.median(shares):.2%} in the "
         f"monitor (from {shares[0]:.2%} to {shares[-1]:.2%})"
     )

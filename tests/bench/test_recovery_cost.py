@@ -32,8 +32,7 @@ from steadytrain.components.shared.events.types import (
     TrainingStep,
 )
 from steadytrain.components.techniques.order import RowOrder
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 
 from support.disturbances import Shortage
 from support.times import told_spans

@@ -17,7 +17,7 @@ from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.techniques.curriculum import CurriculumConfig
 from steadytrain.components.techniques.curriculum.order import Curriculum
 from steadytrain.components.techniques.multi_task import MultiTaskConfig
-from steadytrain.components.techniques.multi_task.mixture import mixture_of
+from steadytrain.components.techniques.multi_task.weights import mixture_of
 from steadytrain.components.techniques.order import Order, RowOrder
 from steadytrain.components.techniques.rare_classes.balanced_order import BalancedOrder
 from steadytrain.components.train.loop.data import Rows, drawn

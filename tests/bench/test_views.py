@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.events.json_lines import to_json
+from steadytrain.components.shared.events.stream import to_json
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.runs import list_runs

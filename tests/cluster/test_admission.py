@@ -20,7 +20,7 @@ from steadytrain.components.train.attempt import AttemptSpec
 from steadytrain.components.train.launch.job import PYTORCH_JOB, PyTorchJob, TrainJob
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import OwnPod
-from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS
+from steadytrain.pipelines.cluster.doctor import PYTORCHJOB_RIGHTS
 from steadytrain.pipelines.pod_names import NAME
 
 from support.manifests import build

@@ -73,7 +73,8 @@ def empty():
 
 
 def test_every_check_passes_on_a_healthy_cluster_and_no_pod_stays(ready):
-    lines = doctor(ready, "--service-account", ACCOUNT, "--image", TEST_IMAGE)
+    probe = ("--nodes", "2", "--probe-seconds", "300")
+    lines = doctor(ready, "--service-account", ACCOUNT, "--image", TEST_IMAGE, *probe)
     rights = [line for topic, line in lines.items() if topic.startswith("may ")]
     assert rights
     assert {line["state"] for line in rights} == {"pass"}
@@ -83,7 +84,8 @@ def test_every_check_passes_on_a_healthy_cluster_and_no_pod_stays(ready):
     assert "ReadWriteMany" in lines["volume"]["text"]
     for topic in ("image", "step image", "compiler"):
         assert lines[topic]["state"] == "pass", lines[topic]
-    assert not kubectl("get", "pods", "-n", ready, "-o", "name")
+    assert lines["collectives"]["state"] == "pass", lines["collectives"]
+    assert not kubectl("get", "pods,trainjobs", "-n", ready, "-o", "name")
     assert lines["S3"]["state"] == lines["MLflow"]["state"] == "not asked"
     assert "no MLFLOW_TRACKING_URI" in lines["MLflow"]["text"]
     assert lines["MLflow"]["remedy"] == f"sh manifests/create-secret.sh {ready}"

@@ -56,7 +56,7 @@ def walker(cluster, mlflow, tmp_path_factory):
         check=True,
     )
     compiled = read_pipeline(path)
-    return lambda: Walker(cluster, *compiled, job=str(uuid.uuid4()))
+    return lambda **more: Walker(cluster, *compiled, job=str(uuid.uuid4()), **more)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,7 +120,7 @@ def test_run_with_plugins_survives_a_deleted_pod_with_the_same_weights(walker, c
             running.result()
     assert killed.states["train"] == "failed"
 
-    start(walker(), "plugins-killed")
+    start(walker(last="train"), "plugins-killed")
     trained = record(cluster, "plugins-killed", "train")
     assert trained["attempts"] > 1
     assert trained["weights_digest"] == record(cluster, whole, "train")["weights_digest"]

@@ -8,7 +8,7 @@ from kubernetes import client
 from steadytrain.components.shared.cluster import Cluster as Client
 from steadytrain.components.shared.events.types import CheckpointSaved, TrainingStep
 from steadytrain.components.train.launch.job import PYTORCH_JOB
-from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS
+from steadytrain.pipelines.cluster.doctor import PYTORCHJOB_RIGHTS
 
 from support.cluster import Cluster
 from support.furniture import furnished

@@ -23,7 +23,7 @@ from steadytrain.components.train.launch.job import TrainJob
 from steadytrain.components.train.launch.naming import attempt_labels, job_name
 from steadytrain.components.train.launch.own_pod import WORKFLOW, OwnPod
 from steadytrain.components.train.launch.removal import remove_jobs
-from steadytrain.pipelines.cluster.installation import RIGHTS
+from steadytrain.pipelines.cluster.doctor import RIGHTS
 
 from support.manifests import build
 from support.namespaces import (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from kubernetes import client
+from kubernetes.watch import Watch
 from urllib3.exceptions import HTTPError
 
 from steadytrain.components.shared.events.types import (
@@ -20,6 +22,7 @@ from steadytrain.components.shared.events.types import (
     StepStarted,
     TrainingStep,
 )
+from steadytrain.components.train.loop.job_status import ADDRESS
 
 from support.launched import OUTPUT, STEPS
 from support.otlp import receiving
@@ -70,6 +73,8 @@ def collector():
 def watching(launched, collector):
     """Return the settings of a run that is traced and scraped."""
     return {
+        # A pod without a node is given up after this.
+        "compute": {"pods": {"pending_timeout_seconds": 30}},
         "tracking": {"sinks": ["otlp"]},
         "observability": {
             "otlp_endpoint": f"http://{_this_machine(launched)}:{collector.port}",
@@ -178,14 +183,14 @@ def test_unavailable_api_server_costs_no_attempt(launched, disturbed):
 
 @pytest.fixture(scope="module")
 def hopeless(launched):
-    """Run configurations that can never start; return each run's phase and log."""
+    """Run all that can never start or finish at once; return each run's phase and log."""
     _forbid_gpus(launched.cluster)
-    ended, once = {}, {"recovery": {"max_failures_per_class": 1}}
+    once = {"recovery": {"max_failures_per_class": 1}}
     for run, pods in HOPELESS.items():
         pods = {**pods, "pending_timeout_seconds": 30}
         launched.start(run, compute={"pods": pods}, **once)
-        ended[run] = launched.end(run)
-    return ended
+    launched.start("killed", compute={"pods": {"memory": "150Mi"}})
+    return {run: launched.end(run) for run in (*HOPELESS, "killed")}
 
 
 @pytest.mark.parametrize(
@@ -220,8 +225,8 @@ def test_oom_in_a_rank_halves_the_micro_batch_in_the_next_job(launched, undistur
     assert launched.left("short") == []
 
 
-def test_pod_killed_at_its_memory_limit_is_reported_as_memory_and_falls_back(launched):
-    phase, log = launched.end(launched.start("killed", compute={"pods": {"memory": "150Mi"}}))
+def test_pod_killed_at_its_memory_limit_is_reported_as_memory_and_falls_back(launched, hopeless):
+    phase, log = hopeless["killed"]
     assert phase == "Failed"
     assert set(launched.classes("killed")) == {"host_oom"}
     assert launched.micro_batches("killed")[-1] == 1
@@ -295,6 +300,74 @@ def test_last_attempt_after_spot_preemptions_requests_on_demand(launched, undist
     # An earlier run may have stored a smaller micro-batch, which this one then uses.
     losses = launched.losses("undisturbed")
     assert launched.losses(run) == pytest.approx(losses, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def reporting(launched):
+    """Skip unless Kubeflow Trainer takes the progress of a TrainJob."""
+    (version, *_) = (
+        client.ApiextensionsV1Api()
+        .read_custom_resource_definition("trainjobs.trainer.kubeflow.org")
+        .spec.versions
+    )
+    if "trainerStatus" not in version.schema.open_apiv3_schema.properties["status"].properties:
+        pytest.skip("Kubeflow Trainer before 2.2: a TrainJob has no status.trainerStatus")
+
+
+def test_trainjobs_status_has_the_progress_of_a_run_that_lost_a_pod(
+    launched, undisturbed, reporting
+):
+    run = "told"
+    with _watched_jobs(launched.cluster.namespace) as told:
+        launched.start(run)
+        launched.until(run, CheckpointSaved, lambda event: event.attempt == 1)
+        pod = launched.pods(run, attempt=1)[1]
+        if ADDRESS not in {item.name for item in pod.spec.containers[0].env}:
+            launched.kill(run)
+            pytest.skip("Kubeflow Trainer's feature gate TrainJobStatus is off")
+        launched.cluster.core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
+        phase, log = launched.end(run, 900)
+    assert phase == "Succeeded", log
+    assert "status is not updated" not in log
+    assert launched.classes(run) == ["preemption", ""]
+    weights = [launched.record(name)["weights_digest"] for name in ("undisturbed", run)]
+    assert weights[0] == weights[1]
+    # The first attempt was lost before its end; the second has the whole run behind it.
+    first, last = (told[f"{run}-a{attempt}"] for attempt in (1, 2))
+    assert all(status["progressPercentage"] < 100 for status in first)
+    percents = [status["progressPercentage"] for status in last]
+    left = [status.get("estimatedRemainingSeconds") for status in last]
+    print("percent:", percents, "seconds left:", left)
+    assert percents == sorted(percents)
+    assert (percents[-1], left[-1]) == (100, 0)
+    # The first update may come before the first step.
+    assert None not in left[1:]
+    metrics = {item["name"]: item["value"] for item in last[-1]["metrics"]}
+    assert (metrics["step"], metrics["max_steps"]) == (str(STEPS), str(STEPS))
+    assert float(metrics["loss"]) == pytest.approx(launched.losses(run)[STEPS], rel=1e-5)
+    assert "eval_loss" in metrics
+    assert launched.left(run) == []
+
+
+@contextlib.contextmanager
+def _watched_jobs(namespace):
+    """Yield each status.trainerStatus that a TrainJob of the namespace gets, by the job's name."""
+    found, watch = defaultdict(list), Watch()
+
+    def follow():
+        listed = client.CustomObjectsApi().list_namespaced_custom_object
+        place = ("trainer.kubeflow.org", "v1alpha1", namespace, "trainjobs")
+        for event in watch.stream(listed, *place, _request_timeout=900):
+            job = event["object"]
+            status = job.get("status", {}).get("trainerStatus")
+            known = found[job["metadata"]["name"]]
+            if status and known[-1:] != [status]:
+                known.append(status)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    yield found
+    watch.stop()
 
 
 def test_exit_handler_removes_leftovers_of_a_lost_launcher(launched):

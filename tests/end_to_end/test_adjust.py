@@ -1,4 +1,4 @@
-"""A learning rate that a person changes while a run trains."""
+"""Settings that a person changes while a run trains."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from steadytrain.components.shared.events.types import (
     AttemptStarted,
     CheckpointSaved,
     TrainingStep,
+    Validated,
     Warned,
 )
 from steadytrain.components.train.recovery.adjust import checked, submit
@@ -51,9 +52,9 @@ def bench(tmp_path, data):
     return functools.partial(made, tmp_path / "output", data)
 
 
-def request(run, *, rate=HALF, at_step=AFTER):
+def request(run, *, rate=HALF, at_step=AFTER, change=None):
     run.workspace.create()
-    wanted = checked(run.config, {"training.learning_rate": rate}, at_step=at_step)
+    wanted = checked(run.config, change or {"training.learning_rate": rate}, at_step=at_step)
     assert submit(run.workspace, wanted)
 
 
@@ -151,6 +152,52 @@ def test_supervisor_is_killed_at_the_boundary(bench, expected, monkeypatch, mome
     assert weights_digest(run.workspace) == expected()
 
 
+def test_weight_decay_from_the_start_is_the_configured_one(bench):
+    run, configured = bench("run"), bench("configured", training=CONSTANT | {"weight_decay": 0.5})
+    request(run, at_step=0, change={"training.weight_decay": 0.5})
+    for each in (run, configured):
+        assert train(each).succeeded
+    assert weights_digest(run.workspace) == weights_digest(configured.workspace)
+
+
+def test_clipping_counts_after_its_step(bench):
+    """A rank that is killed later repeats the steps before the change as they were."""
+    undisturbed, killed, launcher = bench("undisturbed"), bench("killed"), ForkedLauncher()
+    for run in (undisturbed, killed):
+        request(run, change={"training.max_grad_norm": 0.01})
+    assert train(undisturbed).attempts == 1
+    assert train(killed, launcher=launcher, sinks=[KillsOnce(launcher, step=4)]).attempts == 2
+    assert weights_digest(undisturbed.workspace) == weights_digest(killed.workspace)
+    (made,) = Ledger(killed.workspace).history().adjusted
+    assert (made.step, made.before, made.after) == (AFTER, 1.0, 0.01)
+    clipped = [event.clipped_steps for event in events_of(undisturbed.workspace, TrainingStep)]
+    assert clipped[AFTER:] == [clipped[AFTER - 1] + more for more in range(1, 7)]
+
+
+def test_how_often_and_how_long(bench):
+    """Each change counts from where the run stands, and leaves the earlier ones as they are."""
+    run = bench("run", training=CONSTANT | {"max_steps": 24, "early_stopping_threshold": 100})
+    settings = {
+        4: ("eval_steps", 2),
+        8: ("save_steps", 1),
+        12: ("logging_steps", 3),
+        16: ("early_stopping_patience", 8),
+    }
+    for step, (field, value) in settings.items():
+        assert train(run, until=step).outcome == "pruned"
+        request(run, at_step=0, change={f"training.{field}": value})
+    # No score is better by the threshold, so it is the eighth such validation.
+    assert train(run).outcome == "early_stopped"
+    validated = [event.step for event in events_of(run.workspace, Validated)]
+    assert validated == [4, 6, 8, 10, 12, 14, 16, 18, 20]
+    saved = {event.step for event in events_of(run.workspace, CheckpointSaved)}
+    assert {9, 10, 11, 13, 17, 19} <= saved
+    assert not {1, 2, 3, 5, 7} & saved
+    reported = [event.step for event in events_of(run.workspace, TrainingStep)]
+    assert reported == [*range(1, 13), 15, 18]
+    assert [item.before for item in Ledger(run.workspace).history().adjusted] == [4, 4, 1, None]
+
+
 def test_rank_is_killed_after_the_change(bench, expected):
     """It returns to a checkpoint from before the change, and repeats those steps as they were."""
     run, launcher = bench("run"), ForkedLauncher()
@@ -188,6 +235,7 @@ def test_later_change_replaces_an_earlier_one(bench):
     assert rates(run) == wanted
 
 
+@pytest.mark.long
 def test_checkpoints_on_s3(bench, expected, monkeypatch):
     with moto_server() as port:
         make_bucket(port, "bucket")
@@ -253,8 +301,8 @@ def test_command(bench, steadytrain):
     assert "no request" in adjust("run", "--cancel")
     seed = adjust("run", "--set", "training.seed=7", status=2)
     assert "training.seed cannot be adjusted: it affects what is learned, scores" in seed
-    saves = adjust("run", "--set", "training.save_steps=7", status=2)
-    assert "training.save_steps cannot be adjusted: ranks read it only when they start" in saves
+    saves = adjust("run", "--set", "training.save_keep_every=7", status=2)
+    assert "training.save_keep_every cannot be adjusted: ranks read it only" in saves
     assert "0 < " not in adjust("run", "--set", "training.learning_rate=-1", status=2)
     assert "12 steps" in adjust(*half, "--at-step", "12", status=2)
     assert "is 0.004 already" in adjust("run", "--set", "training.learning_rate=4e-3")

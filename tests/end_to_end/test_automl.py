@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,8 +28,10 @@ from sklearn.preprocessing import StandardScaler
 from steadytrain.components.automl.board import _trained
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.train.agent.processes import processes_of
 from steadytrain.components.tune.log import open_log
 from steadytrain.components.tune.study import study_of
+from steadytrain.components.tune.trials.folder import trials_of
 from steadytrain.pipelines.compile import compile_pipeline
 from steadytrain.pipelines.server.submission import Submission
 
@@ -43,6 +48,7 @@ SETS = (
     "automl.budget.parallel=2",
     "automl.quality=fast",
     "automl.constraints.frameworks=[sklearn, lightgbm]",
+    "compute.price_per_hour=36",
     "name=wine",
 )
 
@@ -71,7 +77,12 @@ def test_search_ends_with_a_model_that_is_judged_once(place):
     assert board["test"]["compared"] == len(board["configurations"]) == 3
     assert board["test"]["metrics"]["accuracy"]["value"] > 0.85
     assert board["configurations"][-1]["name"] == "dummy"
-    assert board["artifact"]["size_mb"] > 0
+    assert min(board["artifact"][name] for name in ("size_mb", "memory_mb")) > 0
+    for row in board["configurations"]:
+        assert row["usd"] == pytest.approx(row["fit_seconds"] / 100, abs=1e-4)
+        # A process with the libraries, and what the model adds to one.
+        assert 30 < row["peak_memory_mb"] < 3000
+        assert 0 <= row["memory_mb"] < 300
     best = load(folder / "whole" / "studies" / board["study"] / "best.yaml")
     assert best.model.framework == "ensemble"
     assert best.gate.promised == board["corrected_score"]
@@ -112,6 +123,16 @@ def test_report_shows_the_board_and_the_test_side(place):
         == {"automl/report.html", "automl/board.json", "automl/best.yaml"}
     ]
     assert {run.info.run_name for run in having} == {told["study"], told["run"]}
+    units = {run.info.run_name: run.data.metrics for run in runs}
+    names = ["dummy", "linear", "LightGBM, its defaults"]
+    for row in told["configurations"]:
+        first = 4 * names.index(row["name"])
+        own = [units[f"trial {number}"] for number in range(first, first + 4)]
+        assert sum(it["fit_seconds"] for it in own) == pytest.approx(row["fit_seconds"], abs=2e-3)
+        assert sum(it["usd"] for it in own) == pytest.approx(row["usd"])
+        assert max(it["peak_memory_mb"] for it in own) == row["peak_memory_mb"]
+        for name in ("latency_p50_ms", "latency_p99_ms", "memory_mb", "size_mb"):
+            assert np.mean([it[name] for it in own]) == pytest.approx(row[name])
 
 
 def test_scores_are_the_losses_of_records_that_were_held_out(place):
@@ -418,10 +439,12 @@ def test_limit_on_latency_that_no_model_keeps_ends_with_the_reason(place):
     )
 
 
-def test_driver_that_is_killed_again_and_again_ends_with_the_same_board(place):
+@pytest.mark.long
+@pytest.mark.parametrize("moments", [(6,), (0, 9)], ids=str)
+def test_driver_that_is_killed_ends_with_the_same_board(place, moments):
     folder, source, _ = place
-    output = folder / "killed"
-    for finished in (0, 6):
+    output = folder / f"killed {len(moments)}"
+    for finished in moments:
         driver = subprocess.Popen(
             command(source, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -436,7 +459,88 @@ def test_driver_that_is_killed_again_and_again_ends_with_the_same_board(place):
     assert board_of(output)["trials"] == 12
 
 
-def test_compiled_pipeline_ends_with_the_board_and_the_verdict_of_the_command(place, steadytrain):
+IN_SEARCH = (
+    *("driver", "trial", "driver", "rank", "trials", "driver", "agent", "driver"),
+    *("trial", "driver", "rank", "driver", "driver", "trial", "driver"),
+)
+"""Whom to kill: the driver when the search got further, or the first process with such a title."""
+AFTER = ("best.yaml", "preprocess", "train", "evaluate", "register")
+"""What the driver has just written when it is killed later."""
+
+
+class Killed:
+    """A search whose processes are killed.
+
+    kills: who was killed so far.
+    """
+
+    def __init__(self, words, output, study):
+        self.words, self.output, self.study = words, output, output / "studies" / study
+        self.kills, self.driver = [], None
+
+    def start(self):
+        null = subprocess.DEVNULL
+        self.driver = subprocess.Popen(self.words, stdout=null, stderr=null)
+
+    def records(self):
+        there = self.study.is_dir()
+        return len(open_log(str(self.study.parent), self.study.name).read()) if there else 0
+
+    def kill(self, whom):
+        """Kill the driver and start it again, or kill the first process with such a title."""
+        if whom == "driver":
+            os.kill(self.driver.pid, signal.SIGKILL)
+            self.driver.wait()
+            self.start()
+        else:
+            self.wait(lambda: self._killed(whom))
+        self.kills.append(whom)
+
+    def wait(self, for_what):
+        end = time.monotonic() + 600
+        while not for_what():
+            assert self.driver.poll() is None, f"it ended after {self.kills}"
+            assert time.monotonic() < end, f"it hangs after {self.kills}"
+            time.sleep(0.02)
+
+    def _killed(self, whom):
+        for process in processes_of(trials_of(self.study)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if " ".join(process.cmdline()).startswith(f"steadytrain: {whom} "):
+                    process.kill()
+                    return True
+        return False
+
+
+@pytest.mark.long
+def test_search_whose_processes_are_killed_at_20_moments_has_the_same_board_and_model(place):
+    folder, source, told = place
+    output, delay = folder / "often", random.Random(0)
+    search = Killed(command(source, output), output, told["study"])
+    search.start()
+    before = 0
+    for whom in IN_SEARCH:
+        if whom == "driver":
+            search.wait(lambda known=before: search.records() > known)
+            before = search.records()
+        time.sleep(delay.uniform(0, 1))
+        search.kill(whom)
+    for written in AFTER:
+        records = f"runs/wine-*/records/{written}.json"
+        place_of = f"studies/*/{written}" if written == "best.yaml" else records
+        search.wait(lambda name=place_of: [*output.glob(name)])
+        search.kill("driver")
+    assert len(search.kills) == 20
+    assert search.driver.wait(600) == 0
+    board, quiet = board_of(output), board_of(folder / "whole")
+    assert without_times(board) == without_times(quiet)
+    assert (board["trials"], board["trials_failed"]) == (12, 0)
+    assert board["test"]["metrics"] == quiet["test"]["metrics"]
+    client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+    assert len(client.search_model_versions("name='wine'")) == 1
+
+
+def test_compiled_pipeline_whose_driver_is_killed_ends_as_the_quiet_command(place, steadytrain):
     folder, source, _ = place
     output = folder / "compiled"
     # Pods reach what is on the volume.
@@ -449,12 +553,23 @@ def test_compiled_pipeline_ends_with_the_board_and_the_verdict_of_the_command(pl
     parameters.write_text(json.dumps(sent.parameters))
     program = [sys.executable, kfp_local.__file__, pipeline, parameters, folder / "kfp"]
     environment = steadytrain.environment()
+    null = subprocess.DEVNULL
+    driver = subprocess.Popen(program, env=environment, stdout=null, stderr=null)
+    while len([*output.glob("studies/*/trials/*/scores.parquet")]) < 7:
+        assert driver.poll() is None
+        time.sleep(0.05)
+    for process in [driver, *psutil.Process(driver.pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    driver.wait()
+    assert not [*output.glob("studies/*/board.json")]
     done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     executed = {path.name for path in (folder / "kfp").glob("*/*")}
     assert executed >= {"preprocess", "search", "train-winner", "evaluate", "register", "report"}
     board, ours = board_of(output), board_of(folder / "whole")
     assert without_times(board) == without_times(ours)
+    assert board["trials"] == 12
     for name in ("examples", "promoted", "compared"):
         assert board["test"][name] == ours["test"][name]
     metrics, known = board["test"]["metrics"], ours["test"]["metrics"]

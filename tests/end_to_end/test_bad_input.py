@@ -205,6 +205,7 @@ def test_disk_too_small_from_the_start(steadytrain, given, small_disk):
     assert "set another output" in done.out
 
 
+@pytest.mark.long
 def test_disk_that_fills_up_in_training(steadytrain, given, small_disk):
     """The disk fills up before a checkpoint is saved."""
     disk = small_disk("300m")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from steadytrain.components.report.explain import explain
 from steadytrain.components.shared.events.types import (
     AttemptEnded,
     AttemptStarted,
@@ -19,6 +21,7 @@ from support.training import (
     events_of,
     language_rows,
     losses_of,
+    packed_row,
     weights_digest,
     write_data,
 )
@@ -44,7 +47,7 @@ def bench(tmp_path, long_data):
             "threads_per_rank": 1,
             "strategy": strategy,
         }
-        recovery = {"backoff_seconds": 0}
+        recovery = {"backoff_seconds": 0, **sections.pop("recovery", {})}
         return Bench.make(
             tmp_path / "output", data, run=run, compute=compute, recovery=recovery, **sections
         )
@@ -100,6 +103,57 @@ def test_one_rank_halves_in_place_and_the_next_run_starts_there(bench):
     (warned,) = events_of(later, Warned)
     assert "training.micro_batch_size = 8 is an upper bound" in warned.message
     assert len(events_of(later, TrainingStep)) == 2
+
+
+@pytest.mark.long
+def test_run_survives_with_shorter_sequences_where_nothing_else_helps(bench, tmp_path):
+    """The limit is real, and only the configuration that allows shorter sequences trains."""
+    rows = [packed_row([64] * 48, np.random.default_rng(seed)) for seed in range(8)]
+    data = write_data(tmp_path / "data", rows, [], sequence_length=3072)
+
+    model = {
+        **WIDE,
+        "hidden_size": 16,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+    }
+
+    def run(name, *, limit=0, **recovery):
+        one = bench(
+            name,
+            data=data,
+            model={"config": model},
+            training={
+                "max_steps": 2,
+                "global_batch_size": 2,
+                "micro_batch_size": 1,
+                "gradient_checkpointing": True,
+                "logging_steps": 1,
+            },
+            recovery=recovery,
+        )
+        launcher = ForkedLauncher(ADDRESS_SPACE=str(limit))
+        return one.workspace, train(one, launcher=launcher)
+
+    undisturbed, outcome = run("undisturbed")
+    assert outcome.succeeded, outcome.failure
+    limit = int((undisturbed.attempts / "0001" / "peak").read_text()) - (128 << 20)
+
+    kept, outcome = run("kept", limit=limit)
+    assert outcome.outcome == "failed"
+    (decision,) = events_of(kept, DecisionMade)
+    assert "no OOM fallback is left" in decision.reason
+
+    short, outcome = run("short", limit=limit, min_sequence_length=64)
+    assert (outcome.outcome, outcome.attempts) == ("finished", 2), outcome
+    (decision,) = events_of(short, DecisionMade)
+    assert (decision.fallback, decision.batch.sequence_length) == ("shorter sequences", 1536)
+    assert "DefaultCPUAllocator" in events_of(short, AttemptEnded)[0].message
+    told = [event.message for event in events_of(short, Warned)]
+    assert any("at most 1,536 tokens instead of 3,072" in message for message in told)
+    # No document is longer than that, so the same targets are learned.
+    assert losses_of(short) == pytest.approx(losses_of(undisturbed), rel=1e-5)
+    assert "sequences were shortened: gpu_oom: shorter sequences" in "\n".join(explain(short))
 
 
 PHASES = ["forward:0", "backward:1", "optimizer:1", "forward:1"]

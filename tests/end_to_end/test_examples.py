@@ -35,7 +35,7 @@ def example(request, tmp_path):
 
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(name, marks=[pytest.mark.long] * (name == "generation")) for name in NAMES],
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "trades")) for name in NAMES],
     indirect=True,
 )
 def test_example_trains_what_its_page_says(example):

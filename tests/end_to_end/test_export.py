@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.events.types import AttemptEnded
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import FINISHING, Beat
+from steadytrain.components.train.attempt import FINISHING, AttemptFolder, Beat
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.supervisor import Supervisor
 

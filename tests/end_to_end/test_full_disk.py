@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -43,7 +44,11 @@ def start(command, output, more):
 def wait_for_file(disk, pattern, process):
     """Wait until a file matches, or the command has ended."""
     deadline = time.monotonic() + LONGEST_SECONDS
-    while process.poll() is None and not any(disk.glob(pattern)):
+    while process.poll() is None:
+        # A folder that is listed may be gone when it is opened.
+        with contextlib.suppress(FileNotFoundError):
+            if any(disk.glob(pattern)):
+                return
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -12,8 +12,7 @@ import pytest
 from steadytrain.components.shared.events.types import AttemptEnded, CheckpointSaved
 from steadytrain.components.train import step
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 from steadytrain.components.train.recovery.times import Times
 
 from support.forked import train

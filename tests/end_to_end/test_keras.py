@@ -18,8 +18,7 @@ import pytest
 from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 
 from support.command import finish, wait_for
 from support.tables import shipped, write_csv
@@ -61,13 +60,8 @@ def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed)
-    steadytrain.train("tabular", *fields, "run=quiet")
-    records = [
-        TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
-        for run in ("killed", "quiet")
-    ]
-    assert [record.attempts for record in records] == [2, 1]
-    assert records[0].weights_digest == records[1].weights_digest
+    # tests/unit/tabular/test_keras.py compares the model with that of an undisturbed run.
+    assert TrainRecord.load(workspace.record("train")).attempts == 2
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))
     assert evaluation.metrics["accuracy"].value > 0.9 > evaluation.baselines["accuracy"]
     registered = RegistrationRecord.load(workspace.record("promote"))

@@ -13,8 +13,7 @@ import pytest
 from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 
 from support.command import finish, wait_for
 from support.mixed import MIXED, write_mixed
@@ -47,20 +46,13 @@ def test_mixed_table_is_trained_killed_resumed_gated_registered_and_served(stead
     table = write_mixed(tmp_path / "data", 600)
 
     fields = (f"data.source=[{table}]", *MIXED)
-    # With the same settings, the second run would reuse the weights of the first.
     killed = steadytrain.start("multimodal", *fields, "run=killed", "training.save_steps=10")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed, 900)
-    steadytrain.train("multimodal", *fields, "run=quiet")
-    records = [
-        TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
-        for run in ("killed", "quiet")
-    ]
-    assert [record.attempts for record in records] == [2, 1]
-    assert (Workspace(steadytrain.output, "quiet").attempts / "0001").is_dir()
-    assert records[0].weights_digest == records[1].weights_digest
+    # tests/unit/multimodal/test_training.py compares the weights with those of an undisturbed run.
+    assert TrainRecord.load(workspace.record("train")).attempts == 2
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))
     assert evaluation.metrics["accuracy"].value > 0.8 > evaluation.baselines["accuracy"]
     registered = RegistrationRecord.load(workspace.record("promote"))

@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from steadytrain.components.shared.events.types import AttemptEnded, CheckpointSaved
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 
 from support.forked import train
 from support.nodes import NodesLauncher

@@ -1,4 +1,4 @@
-"""Objectives in full runs: killed and resumed, and on two ranks."""
+"""Objectives in full runs on two ranks. test_combinations.py kills runs with each of them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,6 @@ def objectives(tmp_path_factory):
     }
 
 
-@selected.each("name", ["distillation", "stored", "hidden", "contrastive"], few=["hidden"])
-def test_killed_run_ends_with_the_same_weights(tmp_path, data, objectives, name):
-    sections = {"training": {**SMALL, **objectives[name]}}
-    whole = run(tmp_path / "whole", data, sections)
-    killed = run(tmp_path / "killed", data, sections, killed=True)
-    assert weights_digest(killed) == weights_digest(whole)
-
-
 @selected.each("shards", ["ddp", "fsdp", "zero3"], few=["ddp"])
 def test_two_ranks_learn_from_the_same_answers(tmp_path, data, objectives, shards):
     sections = {"training": {**SMALL, **objectives["stored"]}}
@@ -70,13 +62,6 @@ def classified(texts, tmp_path_factory):
     recipe = {**SMALL, "global_batch_size": 8, "micro_batch_size": None, **objectives}
     sections = {"training": recipe, "model": {"config": STILL}}
     return sections, run(root / "whole", texts, sections)
-
-
-@pytest.mark.long
-def test_killed_run_of_a_classifier_ends_with_the_same_weights(tmp_path, texts, classified):
-    sections, whole = classified
-    killed = run(tmp_path, texts, sections, killed=True)
-    assert weights_digest(killed) == weights_digest(whole)
 
 
 @pytest.mark.long
@@ -107,11 +92,8 @@ def preferred(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_killed_run_with_a_reference_ends_with_the_same_weights(tmp_path, preferred):
-    data, sections, whole = preferred
-    killed = run(tmp_path, data, sections["none"], killed=True)
-    assert weights_digest(killed) == weights_digest(whole["none"])
-    validated = events_of(killed, Validated)
+def test_preferred_answers_are_learned(preferred):
+    validated = events_of(preferred[-1]["none"], Validated)
     assert validated[-1].metrics["preference_accuracy"] > 0.8
     assert validated[-1].metrics["loss"] < np.log(2)
 
@@ -138,11 +120,8 @@ def marked(request, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_killed_run_on_marked_answers_ends_with_the_same_weights(tmp_path, marked):
-    data, sections, whole = marked
-    killed = run(tmp_path, data, sections, killed=True)
-    assert weights_digest(killed) == weights_digest(whole)
-    validated = events_of(killed, Validated)
+def test_marked_answers_are_learned(marked):
+    validated = events_of(marked[-1], Validated)
     assert validated[-1].metrics["preference_accuracy"] > 0.8
     assert validated[-1].metrics["loss"] < 0.5
 
@@ -172,15 +151,6 @@ def masked(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_killed_run_of_an_encoder_ends_with_the_same_weights(tmp_path, masked):
-    data, sections, whole = masked
-    killed = run(tmp_path, data, sections, killed=True)
-    assert weights_digest(killed) == weights_digest(whole)
-    first, *_, last = [event.metrics["loss"] for event in events_of(killed, Validated)]
-    assert last < first
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
 def test_two_ranks_mask_the_same_tokens(tmp_path, masked, shards):
     data, sections, whole = masked
@@ -195,15 +165,6 @@ def denoised(tmp_path_factory):
     data = data_of("denoising", root / "data")
     sections = {"training": {**SMALL, "max_steps": 24}}
     return data, sections, run(root / "whole", data, sections)
-
-
-@pytest.mark.long
-def test_killed_run_of_a_denoiser_ends_with_the_same_weights(tmp_path, denoised):
-    data, sections, whole = denoised
-    killed = run(tmp_path, data, sections, killed=True)
-    assert weights_digest(killed) == weights_digest(whole)
-    first, *_, last = [event.metrics["loss"] for event in events_of(killed, Validated)]
-    assert last < first
 
 
 @pytest.mark.long
@@ -233,15 +194,6 @@ def paired(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_killed_run_of_an_embedder_ends_with_the_same_weights(tmp_path, paired):
-    data, sections, whole = paired
-    killed = run(tmp_path, data, sections, killed=True)
-    assert weights_digest(killed) == weights_digest(whole)
-    first, *_, last = [event.metrics["loss"] for event in events_of(killed, Validated)]
-    assert last < first
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("shards", ["ddp", "fsdp", "zero3"])
 def test_two_ranks_compare_and_validate_the_same_pairs(tmp_path, paired, shards):
     data, sections, whole = paired
@@ -249,6 +201,14 @@ def test_two_ranks_compare_and_validate_the_same_pairs(tmp_path, paired, shards)
     assert losses_of(shared) == pytest.approx(losses_of(whole), rel=1e-4)
     for ours, theirs in zip(events_of(shared, Validated), events_of(whole, Validated), strict=True):
         assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["masked", "denoised", "paired"])
+def test_loss_of_held_out_texts_falls(request, task):
+    *_, whole = request.getfixturevalue(task)
+    first, *_, last = [event.metrics["loss"] for event in events_of(whole, Validated)]
+    assert last < first
 
 
 @pytest.mark.long

@@ -20,8 +20,7 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 
 from support.command import finish, wait_for
 from support.data import write_jsonl

@@ -15,8 +15,7 @@ from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.model import load
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.heartbeat import Beat
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 
 from support.command import finish, wait_for
 from support.tables import LINEAR, REGRESSION, shipped, write_csv
@@ -75,13 +74,8 @@ def test_table_is_trained_killed_resumed_gated_registered_and_served(start, stea
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
     os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
     finish(killed)
-    steadytrain.train("tabular", *fields(source, "quiet"), *settings)
-    records = [
-        TrainRecord.load(Workspace(steadytrain.output, run).record("train"))
-        for run in ("killed", "quiet")
-    ]
-    assert [record.attempts for record in records] == [2, 1]
-    assert records[0].weights_digest == records[1].weights_digest
+    # tests/unit/tabular/test_learners.py compares the trees with those of an undisturbed run.
+    assert TrainRecord.load(workspace.record("train")).attempts == 2
     evaluation = EvaluationRecord.load(workspace.record("evaluate"))
     assert evaluation.metrics["accuracy"].value > 0.9 > evaluation.baselines["accuracy"]
     registered = RegistrationRecord.load(workspace.record("promote"))
@@ -127,7 +121,7 @@ def test_killed_run_of_any_boosting_predicts_the_same(
     assert found["killed"] == found["quiet"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_number_is_predicted_by_a_linear_model(start, steadytrain, tmp_path):
     # One column has whole numbers alone, which MLflow takes for no "double".
     table = shipped("diabetes").assign(visits=lambda frame: (frame["bp"] * 100).round().astype(int))

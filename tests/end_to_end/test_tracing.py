@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.observe.run_metrics import RunMetrics
-from steadytrain.components.observe.unsent import send_unsent
+from steadytrain.components.report.step import send_unsent
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import (
     AttemptEnded,

@@ -54,7 +54,7 @@ def _before_record(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _once_adjusted(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, path: die() if self.rates else original(self, path)
+    return lambda self, path: die() if self.changes else original(self, path)
 
 
 def main(config_path: str, moment: str) -> None:

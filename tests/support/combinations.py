@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from safetensors.torch import load_file
 
+from steadytrain.components import techniques
 from steadytrain.components.shared.config import RunConfig, from_mapping
 from steadytrain.components.shared.config.compatibility import SMALLER_MICRO_BATCH, obstacles
 from steadytrain.components.shared.errors import ConfigError
@@ -23,6 +24,7 @@ from support import strategies
 from support.forked import on_ranks
 from support.task_data import TASKS, data_of, model_of, write_reference
 from support.training import PART_LABELS, data_sections
+from support.whole_runs import RECIPE
 
 STEPS: Final = 12
 _RECIPE: Final = {
@@ -42,21 +44,64 @@ _PLAIN: Final[dict[str, dict[str, Any]]] = {
     "text_embedding": {"batch_contrastive": {"rows": strategies.MICRO_BATCH}},
 }
 """What a task needs in `training`."""
-_REFERENCED: Final = [task for task in TASKS if task != "text_embedding"]
+REFERENCED: Final = [task for task in TASKS if task != "text_embedding"]
 """Tasks that something compares with a reference model."""
 _KILLED: Final = (STEPS - 8, STEPS - 1)
 """First and last step of a kill: `strategies.train` keeps nine checkpoints."""
 _STRATEGIES: Final = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 
 
-def _axes(reference: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the fields of `training`, by axis and technique.
+def variants(reference: str) -> dict[str, dict[str, Any]]:
+    """Return the fields of `training` that turn a technique on, by technique and variant.
 
     Args:
         reference: address of a teacher, which also scores the rows for a curriculum.
     """
     teacher = {"teacher": reference, "weight": 0.7}
     plateau = {"factor": 0.5, "patience": 0, "threshold": 0.1}
+    changes = {"deletion": 0.2, "swap": 0.2, "character_noise": 0.1}
+    return {
+        "ema": {"averaging": {"kind": "ema", "export": "averaged"}},
+        "swa": {"averaging": {"kind": "swa", "export": "averaged"}},
+        "label smoothing": {"label_smoothing_factor": 0.1},
+        "contrastive": {"contrastive": {"weight": 0.5}},
+        "in-batch contrastive": {"batch_contrastive": {"rows": strategies.MICRO_BATCH}},
+        "teacher": {"distillation": teacher},
+        "stored answers": {"distillation": {**teacher, "top_k": 2}},
+        "hidden states": {"distillation": {**teacher, "hidden": {"weight": 0.5}}},
+        "learned loss weights": {"multi_task": {"loss_weighting": "uncertainty"}},
+        "mixup": {"mixup": {"alpha": 0.4}},
+        "augmentation": {"augmentation": changes},
+        "r-drop": {"r_drop": {"weight": 1.0}},
+        "focal loss": {"focal_loss": {"gamma": 2.0}},
+        "class weights": {"class_weights": {"kind": "balanced"}},
+        "balanced order": {"order": "balanced"},
+        "fgm": {"adversarial": {"kind": "fgm"}},
+        "pgd": {"adversarial": {"kind": "pgd", "steps": 2}},
+        "freelb": {"adversarial": {"kind": "freelb", "steps": 2}},
+        "by length": {"curriculum": {"by": "length", "over": 0.8}},
+        "by loss": {"curriculum": {"by": "loss", "model": reference}},
+        "by sequence length": {"curriculum": {"by": "sequence_length", "over": 0.8}},
+        "layer decay": {"layer_decay": 0.7},
+        "frozen": {"param_groups": [{"match": "embed_tokens|word_embed", "frozen": True}]},
+        "unfreezing": {"param_groups": [{"match": r"layers?\.0\.", "unfreeze_at": 5}]},
+        "bf16": {"gradient_compression": {"kind": "bf16"}},
+        "powersgd": {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}},
+        "masking": {"masking": {"probability": 0.3}},
+        "spans": {"denoising": {"noise_density": 0.3}},
+        "monitor": {"monitor": {"noise_scale": True, "layers": True, "every_steps": 2}},
+        "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": plateau},
+        "dropout": {},  # the field of `model` that each model has
+    }
+
+
+def _axes(reference: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the fields of `training`, by axis and technique."""
+    every = variants(reference)
+
+    def either(none: str, *names: str) -> dict[str, dict[str, Any]]:
+        return {none: {}} | {name: every[name] for name in names}
+
     return {
         "optimizer": {
             name: {"optim": name}
@@ -86,55 +131,33 @@ def _axes(reference: str) -> dict[str, dict[str, dict[str, Any]]]:
                 "constant_with_warmup",
             )
         }
-        | {
-            "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": plateau}
-        },
-        "averaging": {
-            "not averaged": {},
-            "ema": {"averaging": {"kind": "ema"}},
-            "swa": {"averaging": {"kind": "swa"}},
-        },
-        "objective": {
-            "plain": {},
-            "label smoothing": {"label_smoothing_factor": 0.1},
-            "contrastive": {"contrastive": {"weight": 0.5}},
-            "in-batch contrastive": {"batch_contrastive": {"rows": strategies.MICRO_BATCH}},
-            "teacher": {"distillation": teacher},
-            "stored answers": {"distillation": {**teacher, "top_k": 2}},
-            "hidden states": {"distillation": {**teacher, "hidden": {"weight": 0.5}}},
-            "learned loss weights": {"multi_task": {"loss_weighting": "uncertainty"}},
-        },
-        "regularization": {
-            "no regularization": {},
-            "mixup": {"mixup": {"alpha": 0.4}},
-            "augmentation": {
-                "augmentation": {"deletion": 0.2, "swap": 0.2, "character_noise": 0.1}
-            },
-            "r-drop": {"r_drop": {"weight": 1.0}},
-            "focal loss": {"focal_loss": {"gamma": 2.0}},
-            "class weights": {"class_weights": {"kind": "balanced"}},
-            "balanced order": {"order": "balanced"},
-            "fgm": {"adversarial": {"kind": "fgm"}},
-            "pgd": {"adversarial": {"kind": "pgd", "steps": 2}},
-            "freelb": {"adversarial": {"kind": "freelb", "steps": 2}},
-        },
-        "curriculum": {
-            "no curriculum": {},
-            "by length": {"curriculum": {"by": "length", "over": 0.8}},
-            "by loss": {"curriculum": {"by": "loss", "model": reference}},
-            "by sequence length": {"curriculum": {"by": "sequence_length", "over": 0.8}},
-        },
-        "groups": {
-            "one group": {},
-            "layer decay": {"layer_decay": 0.7},
-            "frozen": {"param_groups": [{"match": "embed_tokens|word_embed", "frozen": True}]},
-            "unfreezing": {"param_groups": [{"match": r"layers?\.0\.", "unfreeze_at": 5}]},
-        },
-        "compression": {
-            "not compressed": {},
-            "bf16": {"gradient_compression": {"kind": "bf16"}},
-            "powersgd": {"gradient_compression": {"kind": "powersgd", "rank": 1, "start": 2}},
-        },
+        | {"plateau": every["plateau"]},
+        "averaging": either("not averaged", "ema", "swa"),
+        "objective": either(
+            "plain",
+            "label smoothing",
+            "contrastive",
+            "in-batch contrastive",
+            "teacher",
+            "stored answers",
+            "hidden states",
+            "learned loss weights",
+        ),
+        "regularization": either(
+            "no regularization",
+            "mixup",
+            "augmentation",
+            "r-drop",
+            "focal loss",
+            "class weights",
+            "balanced order",
+            "fgm",
+            "pgd",
+            "freelb",
+        ),
+        "curriculum": either("no curriculum", "by length", "by loss", "by sequence length"),
+        "groups": either("one group", "layer decay", "frozen", "unfreezing"),
+        "compression": either("not compressed", "bf16", "powersgd"),
     }
 
 
@@ -185,7 +208,7 @@ def sample(seed: int, count: int, folder: Path, among: Sequence[str] = TASKS) ->
         among: the tasks.
     """
     generator = random.Random(seed)
-    wanted = [task for task in among if task in _REFERENCED]
+    wanted = [task for task in among if task in REFERENCED]
     references = {task: write_reference(task, folder / task) for task in wanted}
     tasks = [generator.choice(among) for _ in range(count)]
     return [_draw(generator, task, references.get(task, "none")) for task in tasks]
@@ -204,14 +227,55 @@ def _draw(generator: random.Random, task: str, reference: str) -> Combination:
             return Combination(task, chosen, strategy, config, generator.randint(*_KILLED))
 
 
+def joined(task: str, reference: str, names: Collection[str]) -> RunConfig | None:
+    """Return the configuration of a task with variants of techniques; None if it is rejected."""
+    every = variants(reference)
+    training: dict[str, Any] = dict(_PLAIN.get(task, {}))
+    for name in names:
+        # Two techniques may have fields of one section.
+        for section, value in every[name].items():
+            both = isinstance(value, dict) and isinstance(training.get(section), dict)
+            training[section] = training[section] | value if both else value
+    shared = "gradient_compression" in training
+    return _permitted(
+        task,
+        reference,
+        # The best weights may be older than the kill.
+        {**RECIPE, "load_best_model_at_end": False, **training},
+        "ddp" if shared else "auto",
+        ranks=1 + shared,
+        dropout="dropout" in names,
+    )
+
+
+def techniques_of(config: RunConfig) -> set[str]:
+    """Return the folders of `components/techniques` whose settings a configuration sets."""
+    package = f"{techniques.__name__}."
+    sections = (config.data, config.model, config.training)
+    values = [getattr(section, name) for section in sections for name in section.model_fields_set]
+    items = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    modules = [type(item).__module__ for item in items]
+    return {
+        module.removeprefix(package).partition(".")[0]
+        for module in modules
+        if module.startswith(package)
+    }
+
+
 def _permitted(
-    task: str, reference: str, training: dict[str, Any], strategy: str
+    task: str,
+    reference: str,
+    training: dict[str, Any],
+    strategy: str,
+    *,
+    ranks: int = 2,
+    dropout: bool = False,
 ) -> RunConfig | None:
     """Return the configuration; None if the compatibility table, or the task, rejects it."""
     model: dict[str, Any] = (
         {"base": reference} if load_task(task).reference else {"config": model_of(task)}
     )
-    if "r_drop" in training:
+    if dropout or "r_drop" in training:
         # It compares two passes that differ by their dropout.
         model["dropout"] = {"attention": 0.2}
     content = {
@@ -219,7 +283,7 @@ def _permitted(
         **data_sections(task, PART_LABELS),
         "model": model,
         "training": training,
-        "compute": {"strategy": strategy, "nproc_per_node": 2, "device": "cpu"},
+        "compute": {"strategy": strategy, "nproc_per_node": ranks, "device": "cpu"},
     }
     try:
         config = from_mapping(content)
@@ -231,7 +295,7 @@ def _permitted(
 
 def train_alone(folder: Path, combination: Combination) -> dict[str, dict[int, float]]:
     """Train on this rank: from start to end, from the kill on, and with a halved micro-batch."""
-    sections = _sections(combination)
+    sections = sections_of(combination.config)
     sections["training"].pop("gradient_compression", None)
     sections["data"] = data_of(combination.task, folder / "data")
     found = {
@@ -268,8 +332,9 @@ def same_weights(one: Path, other: Path) -> bool:
     )
 
 
-def _sections(combination: Combination) -> dict[str, Any]:
-    content = combination.config.model_dump(mode="json", exclude_unset=True)
+def sections_of(config: RunConfig) -> dict[str, Any]:
+    """Return what a configuration sets of the model and the training."""
+    content = config.model_dump(mode="json", exclude_unset=True)
     return {name: content[name] for name in ("model", "training")}
 
 
@@ -290,7 +355,7 @@ def _train_each(folder: Path, combinations: tuple[Combination, ...]) -> None:
 
 
 def _train_shared(folder: Path, combination: Combination) -> dict[str, dict[int, float]]:
-    sections = {**_sections(combination), "data": DataRecord.load(folder / "data.json")}
+    sections = {**sections_of(combination.config), "data": DataRecord.load(folder / "data.json")}
     strategy = combination.strategy
     return {
         "whole": strategies.train(folder / "whole", strategy, **sections),

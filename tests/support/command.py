@@ -89,17 +89,19 @@ class Command:
     def run(self, source: object, *sets: str, **environment: str) -> Done:
         return self("run", source, "--output", self.output, sets=sets, **environment)
 
-    def train(self, source: object, *sets: str) -> None:
+    def train(self, source: object, *sets: str, **environment: str) -> Done:
         """Prepare data and train in one process, for a test that reads no later step's record."""
         overrides = json.dumps([*sets, f"output={self.output}"])
         done = subprocess.run(
             [sys.executable, "-c", _TRAIN, str(source), overrides],
             capture_output=True,
             text=True,
-            env=self.environment(),
+            cwd=self.output.parent,
+            env=self.environment(**environment),
             timeout=800,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        return Done(done.returncode, done.stdout, done.stderr, self.output)
 
     def start(self, source: object, *sets: str) -> subprocess.Popen[str]:
         """Start a run, and do not wait for it."""

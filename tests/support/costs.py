@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.random_model import LiveTensors
 
 Work = Callable[[], object]
 

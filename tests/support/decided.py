@@ -41,9 +41,11 @@ def halved(*, size, attempt=1, **about):
 class Run:
     """A run as its ledger records it, which fails on request."""
 
-    def __init__(self, settings=EXACT, *, batch=8, ranks=1, nodes=1, device="GPU", prefer=None):
+    def __init__(
+        self, settings=EXACT, *, batch=8, ranks=1, nodes=1, device="GPU", prefer=None, length=0
+    ):
         self.settings, self.device, self.nodes = settings, device, nodes
-        self.prefer = prefer
+        self.prefer, self.length = prefer, length
         self.plan, self.history, self.step = plan_batch(batch, ranks, batch // ranks), History(), 0
         compute = {"compute": {"nodes": nodes}}
         self.history.supervisor = SupervisorStarted(generation=1, pid=1, host="h", settings=compute)
@@ -88,7 +90,14 @@ class Run:
             unexplained=unexplained,
             memory_needed=memory_needed,
         )
-        decision = decide(self.history, self.failure, self.settings, "run", prefer=self.prefer)
+        decision = decide(
+            self.history,
+            self.failure,
+            self.settings,
+            "run",
+            prefer=self.prefer,
+            length=self.length,
+        )
         self.history.decisions.append(DecisionMade.after(number, self.failure, decision))
         if decision.nodes:
             self.plan = plan_batch(

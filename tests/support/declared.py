@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from steadytrain.components.evaluate.metric import point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.tasks.base import load_task
 
 

@@ -21,9 +21,8 @@ import psutil
 
 from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.heartbeat import Beat
 
 from support.clocks import Clock
 from support.command import wait_for

@@ -6,7 +6,7 @@ import contextlib
 import http.server
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,20 @@ def node(
     cpu: str = "8",
     unschedulable: bool = False,
     ready: str = "True",
+    mig: Mapping[str, str] | None = None,
     **labels: str,
 ) -> dict[str, Any]:
     """Return a node as the API lists it.
 
-    labels: GPU labels without their prefix, such as `product` for nvidia.com/gpu.product.
+    mig: number of MIG devices by profile, as NVIDIA's `mixed` strategy offers them.
+    labels: GPU labels without their prefix, such as `product` for nvidia.com/gpu.product; a name
+        with a dot, such as `mig.config`, is one of nvidia.com.
     """
     allocatable = {"cpu": cpu, "memory": host_memory, **({"nvidia.com/gpu": gpus} if gpus else {})}
+    allocatable |= {f"nvidia.com/mig-{profile}": count for profile, count in (mig or {}).items()}
+    named = {name if "." in name else f"gpu.{name}": text for name, text in labels.items()}
     return {
-        "metadata": {"labels": {f"nvidia.com/gpu.{name}": text for name, text in labels.items()}},
+        "metadata": {"labels": {f"nvidia.com/{name}": text for name, text in named.items()}},
         "spec": {"unschedulable": unschedulable},
         "status": {
             "allocatable": allocatable,

@@ -14,11 +14,11 @@ import yaml
 from kubernetes import client
 
 from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.events.json_lines import COPY, from_json
+from steadytrain.components.shared.events.stream import COPY, from_json
 from steadytrain.components.shared.events.types import AttemptEnded, AttemptStarted, TrainingStep
 from steadytrain.components.train.launch.evidence import node_of
 from steadytrain.components.train.launch.naming import ATTEMPT, RUN
-from steadytrain.pipelines.cluster.installation import RIGHTS, Right
+from steadytrain.pipelines.cluster.doctor import RIGHTS, Right
 from steadytrain.pipelines.pod_names import MOUNT_PATH, NAME
 
 from support.cluster import Cluster, PodFailed, volume, volume_mount

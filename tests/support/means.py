@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steadytrain.components.evaluate.metric import metrics
-from steadytrain.components.evaluate.scores import Pair, mean
+from steadytrain.components.evaluate.metric import Pair, mean, metrics
 
 DIRECTIONS = {name: metric.greater_is_better for name, metric in metrics().items()}
 

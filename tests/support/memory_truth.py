@@ -16,12 +16,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
 
-from steadytrain.components.memory.live_tensors import LiveTensors
 from steadytrain.components.memory.peak import peak_memory
-from steadytrain.components.memory.random_model import loss_of, random_model
+from steadytrain.components.memory.random_model import LiveTensors, loss_of, random_model
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.plan.dry_run import dry_run
+from steadytrain.components.plan.calibration import dry_run
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.train.loop.setup import make_ready

@@ -87,6 +87,19 @@ def _row(
     }
 
 
+def add_backs(table: Path) -> pd.DataFrame:
+    """Add a column with the picture of the next record; return the table.
+
+    Every seventh record has no second picture, every tenth no first one, and so some have none.
+    """
+    rows = pd.read_csv(table, dtype=str, keep_default_na=False)
+    rows["back"] = np.roll(rows["picture"], -1)
+    rows.loc[::7, "back"] = ""
+    rows.loc[::10, "picture"] = ""
+    rows.to_csv(table, index=False)
+    return rows
+
+
 def mixed_config(table: Path, *overrides: str) -> RunConfig:
     """Return the configuration of a run beside its data."""
     fields = [f"data.source=[{table}]", f"output={table.parent.parent / 'output'}", "run=mixed"]

@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from steadytrain.components.shared.config.task_names import MULTI_TASK
+from steadytrain.components.shared.config.data_sections import MULTI_TASK
 from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.row_losses import Losses, row_losses

@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-_MEASURED = {"fit_seconds", "latency_p50_ms", "latency_p99_ms"}
+_MEASURED = {
+    "fit_seconds",
+    "usd",
+    "latency_p50_ms",
+    "latency_p99_ms",
+    "peak_memory_mb",
+    "memory_mb",
+}
 
 
 def board_of(output: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,11 +24,15 @@ class StatusServer:
     """The server: its address, its authority, and the updates that it has accepted.
 
     refuse: a status to answer with instead.
+    delay: seconds until an answer.
+    begun: set once an update has arrived.
     """
 
     folder: Path
     port: int = 0
     refuse: int = 0
+    delay: float = 0.0
+    begun: threading.Event = field(default_factory=threading.Event)
     accepted: list[dict[str, Any]] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
 
@@ -67,7 +72,7 @@ def _is_valid(status: Any) -> bool:
     numbers &= left is None or (type(left) is int and left >= 0)
     return numbers and all(
         set(item) == {"name", "value"}
-        and all(isinstance(text, str) and text for text in item.values())
+        and all(isinstance(text, str) and 0 < len(text) <= 64 for text in item.values())
         for item in status["metrics"]
     )
 
@@ -91,6 +96,8 @@ def status_server(folder: Path) -> Iterator[StatusServer]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            state.begun.set()
+            time.sleep(state.delay)
             status = state.answer(self.path, self.headers.get("Authorization", ""), body)
             if status != 200:
                 state.refused.append(status)

@@ -17,7 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from steadytrain.components.shared.config.task_names import MULTI_LABEL, MULTI_TASK
+from steadytrain.components.shared.config.data_sections import MULTI_LABEL, MULTI_TASK
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.encoding.preference import UnpairedPreferenceEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer

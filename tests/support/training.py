@@ -19,7 +19,12 @@ from steadytrain.components.shared.arrow_files import TEXT
 from steadytrain.components.shared.batch import REPLICATED, BatchSettings
 from steadytrain.components.shared.class_names import part_of
 from steadytrain.components.shared.config import RunConfig, from_mapping
-from steadytrain.components.shared.config.task_names import MULTI_TASK, MULTIMODAL, SERIES, TABLES
+from steadytrain.components.shared.config.data_sections import (
+    MULTI_TASK,
+    MULTIMODAL,
+    SERIES,
+    TABLES,
+)
 from steadytrain.components.shared.digest import file_digest
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import TrainingStep

@@ -38,6 +38,7 @@ class Walker:
     """One run of a compiled pipeline.
 
     job: KFP's id of the run.
+    last: the task after which it skips all others. Empty means none.
     states: the state of each task that was reached: "done", "failed" or "skipped".
     logs: the pod log of each task.
     """
@@ -46,6 +47,7 @@ class Walker:
     spec: Mapping[str, Any]
     platform: Mapping[str, Any]
     job: str
+    last: str = ""
     states: dict[str, str] = field(default_factory=dict)
     logs: dict[str, str] = field(default_factory=dict)
 
@@ -77,6 +79,9 @@ class Walker:
     def _task(
         self, name: str, task: Mapping[str, Any], given: Values, done: Mapping[str, Values]
     ) -> Values:
+        if self.states.get(self.last) == "done":
+            self.states[name] = "skipped"
+            return Values()
         inputs = self._inputs(task, given, done)
         condition = task.get("triggerPolicy", {}).get("condition")
         if condition and not _holds(condition, inputs.parameters):

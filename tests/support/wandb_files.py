@@ -21,8 +21,14 @@ def rows(path: Path) -> list[dict[str, Any]]:
     for data in _records(path.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
         if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            found.append({item.nested_key[0]: json.loads(item.value_json) for item in items})
+            row: dict[str, Any] = {}
+            for item in record.history.item:
+                *outer, name = item.nested_key
+                place = row
+                for key in outer:
+                    place = place.setdefault(key, {})
+                place[name] = json.loads(item.value_json)
+            found.append(row)
     return found
 
 

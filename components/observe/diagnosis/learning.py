@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from statistics import median, quantiles
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
 from typing import Final
 
-from steadytrain.components.observe.diagnosis.outlook import extrapolated
 from steadytrain.components.observe.diagnosis.rule import ObservedRun, Rule
 from steadytrain.components.shared.events.types import (
     CLIPPED_SHARE,
@@ -208,20 +208,20 @@ def still_improving(run: ObservedRun) -> str:
     """
     if run.progress < 1 or run.ready is None:
         return ""
-    found = [
+    improving = [
         (item.step, item.metrics["loss"])
         for item in run.validations
         if math.isfinite(item.metrics.get("loss", math.nan)) and item.step > 0
     ]
     steps = run.ready.max_steps
-    outlook = extrapolated(found, steps + steps // 2)
-    if outlook is None or outlook.gain < _WORTHWHILE * found[-1][1]:
+    outlook = extrapolated(improving, steps + steps // 2)
+    if outlook is None or outlook.gain < _WORTHWHILE * improving[-1][1]:
         return ""
     return (
-        f"the validation loss is {found[-1][1]:.4g}, and {run.steps[-1].epoch / 2:.2g} more epochs "
-        f"({steps // 2:,} steps) would gain about {outlook.gain:.2g}, by a power law through "
-        f"{len(found)} validations; from the first three quarters of them, it predicts the others "
-        f"to {outlook.error:.1g}"
+        f"the validation loss is {improving[-1][1]:.4g}, and {run.steps[-1].epoch / 2:.2g} more "
+        f"epochs ({steps // 2:,} steps) would gain about {outlook.gain:.2g}, by a power law "
+        f"through {len(improving)} validations; from the first three quarters of them, it predicts "
+        f"the others to {outlook.error:.1g}"
     )
 
 
@@ -237,8 +237,8 @@ def loss_weight_collapsed(run: ObservedRun) -> str:
 
 def _newest(run: ObservedRun) -> list[LayersMeasured]:
     """Return the newest measurements of layers; none if there are too few."""
-    found = list(run.layers)[-_MEASURED:]
-    return found if len(found) == _MEASURED else []
+    layers = list(run.layers)[-_MEASURED:]
+    return layers if len(layers) == _MEASURED else []
 
 
 def _lowest(measured: LayersMeasured) -> tuple[str, float]:
@@ -376,3 +376,71 @@ LEARNING: Final = (
         "Kendall, Gal and Cipolla 2018, Multi-Task Learning Using Uncertainty to Weigh Losses",
     ),
 )
+
+
+_VALIDATIONS: Final = 8
+"""Fewest validations for a fit with three unknowns and a part held out."""
+_EXPONENTS: Final = [0.05 * step for step in range(1, 61)]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What more steps would gain.
+
+    gain: fall of the loss below the fit at the last validation.
+    error: of the last quarter of the curve, predicted from the part before; the mean deviation.
+    """
+
+    gain: float
+    error: float
+
+
+@dataclass(frozen=True)
+class _PowerLaw:
+    """The loss is floor + scale * step ** -exponent."""
+
+    floor: float
+    scale: float
+    exponent: float
+
+    def at(self, step: float) -> float:
+        return self.floor + self.scale * math.pow(step, -self.exponent)
+
+    def deviation(self, points: Sequence[tuple[int, float]]) -> float:
+        return fmean(abs(self.at(step) - loss) for step, loss in points)
+
+
+def extrapolated(points: Sequence[tuple[int, float]], step: int) -> Outlook | None:
+    """Return what training until `step` would gain; None if no power law fits well enough.
+
+    Args:
+        points: steps and losses, by step.
+    """
+    if len(points) < _VALIDATIONS:
+        return None
+    early = len(points) * 3 // 4
+    whole, first = _fit(points), _fit(points[:early])
+    if whole is None or first is None:
+        return None
+    gain = whole.at(points[-1][0]) - whole.at(step)
+    error = first.deviation(points[early:])
+    if gain <= 0 or error > gain / 2 or whole.deviation(points) > gain / 2:
+        return None
+    return Outlook(gain, error)
+
+
+def _fit(points: Sequence[tuple[int, float]]) -> _PowerLaw | None:
+    """Return the falling power law with the least squares; None if the loss does not fall."""
+    best, least = None, math.inf
+    losses = [loss for _, loss in points]
+    mean = fmean(losses)
+    for exponent in _EXPONENTS:
+        powers = [step**-exponent for step, _ in points]
+        center = fmean(powers)
+        spread = sum((power - center) ** 2 for power in powers)
+        shared = sum((power - center) * loss for power, loss in zip(powers, losses, strict=True))
+        law = _PowerLaw(mean - shared / spread * center, shared / spread, exponent)
+        squares = sum((law.at(step) - loss) ** 2 for step, loss in points)
+        if law.scale > 0 and law.floor >= 0 and squares < least:
+            best, least = law, squares
+    return best

@@ -54,7 +54,8 @@ class ObservedRun:
     rate: the peak learning rate by now, as a configuration states it; None if it is not known.
 
     Args:
-        name: of the run; "" if a person cannot adjust it.
+        name: what names the run to a command (`Workspace.arguments`); "" if a person cannot adjust
+            it.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -71,6 +72,7 @@ class ObservedRun:
         self.diverged: list[int] = []
         self.data: DataPrepared | None = None
         self.found: dict[str, ProblemFound] = {}
+        self.adjusted: list[Adjusted] = []
         self._supervisor: SupervisorStarted | None = None
 
     @classmethod
@@ -109,7 +111,14 @@ class ObservedRun:
         return self.steps[-1].step / self.ready.max_steps
 
     def setting(self, section: str, field: str) -> Any:
-        """Return a field of the configuration that the newest supervisor uses, or None."""
+        """Return a field of the configuration that the newest supervisor uses, or None.
+
+        What a person has changed while the run trains counts.
+        """
+        step = self.steps[-1].step if self.steps else 0
+        for item in reversed(self.adjusted):
+            if item.field == f"{section}.{field}" and item.step < max(step, 1):
+                return item.value
         return self._supervisor.settings.get(section, {}).get(field) if self._supervisor else None
 
     @singledispatchmethod
@@ -147,7 +156,9 @@ class ObservedRun:
 
     @add.register
     def _(self, event: Adjusted) -> None:
-        self.rate = event.value
+        self.adjusted.append(event)
+        if event.field == RATE:
+            self.rate = event.value
 
     @add.register
     def _(self, event: DecisionMade) -> None:

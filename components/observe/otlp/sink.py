@@ -9,8 +9,13 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar, Unpack
 
-from steadytrain.components.observe.otlp.collector import Collector, Rejected
-from steadytrain.components.observe.otlp.exports import Snapshot, SnapshotReader, SpanReader
+from steadytrain.components.observe.otlp.exports import (
+    Collector,
+    Rejected,
+    Snapshot,
+    SnapshotReader,
+    SpanReader,
+)
 from steadytrain.components.observe.otlp.spans import Span
 from steadytrain.components.observe.run_metrics import add_present
 from steadytrain.components.shared.config import RunConfig
@@ -22,8 +27,7 @@ from steadytrain.components.shared.tracking.notes import (
     remember,
     warn,
 )
-from steadytrain.components.shared.tracking.parallel import check_package
-from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming
+from steadytrain.components.shared.tracking.pull_sink import PullSink, SinkTiming, check_package
 from steadytrain.components.shared.workspace import Workspace
 
 T = TypeVar("T")
@@ -92,7 +96,7 @@ class Outbox(Generic[T]):
                 except Rejected as error:
                     self._warn(error)
                 self._batch = []
-                remember(self.workspace, self.note, json.dumps(self.source.cursor.place))
+                remember(self.workspace, self.note, json.dumps(self.source.cursor.position))
 
     def _warn(self, error: Rejected) -> None:
         if not self._warned:

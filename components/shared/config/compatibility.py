@@ -15,13 +15,13 @@ from typing import Final, Protocol
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.data_sections import TABLES
 from steadytrain.components.shared.config.evaluation import EvaluationConfig
 from steadytrain.components.shared.config.model import AdapterConfig, ModelConfig
 from steadytrain.components.shared.config.operations import RecoveryConfig
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.shared.config.schedules import schedule_spec
 from steadytrain.components.shared.config.strategies import AUTO, strategy_features, strategy_spec
-from steadytrain.components.shared.config.task_names import TABLES
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.techniques.settings import (
     PYTORCH_ONLY,
@@ -67,10 +67,10 @@ class RequestedFeature:
 
 def requested_features(config: Combination) -> dict[str, RequestedFeature]:
     """Return the settings and features that a configuration asks for, by name."""
-    found: dict[str, RequestedFeature] = {}
+    result: dict[str, RequestedFeature] = {}
     for name, field, value in _features(config):
-        found.setdefault(name, RequestedFeature(field, value))
-    return found
+        result.setdefault(name, RequestedFeature(field, value))
+    return result
 
 
 def _features(config: Combination) -> Iterator[tuple[str, str, str]]:
@@ -97,6 +97,9 @@ def _features(config: Combination) -> Iterator[tuple[str, str, str]]:
         yield "another framework", "model.framework", config.model.framework
     if config.recovery.min_nodes is not None:
         yield "recovery.min_nodes", "recovery.min_nodes", str(config.recovery.min_nodes)
+    if config.recovery.min_sequence_length is not None:
+        least = config.recovery.min_sequence_length
+        yield "recovery.min_sequence_length", "recovery.min_sequence_length", str(least)
 
 
 def _by_compute(compute: ComputeConfig) -> Iterator[tuple[str, str, str]]:
@@ -146,8 +149,8 @@ def _by_training(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def _by_groups(training: TrainingConfig) -> Iterator[tuple[str, str, str]]:
-    for place, group in enumerate(training.param_groups):
-        yield from group.features(place)
+    for index, group in enumerate(training.param_groups):
+        yield from group.features(index)
     if training.layer_decay is not None:
         yield "training.layer_decay", "training.layer_decay", f"{training.layer_decay:g}"
 
@@ -192,6 +195,12 @@ RULES: Final = (
     Rule("model.added_tokens", "another framework", "only pytorch gives the model such tokens"),
     Rule("training.lr_scaling", "another framework", PYTORCH_ONLY),
     Rule("training.attention", "another framework", PYTORCH_ONLY),
+    Rule("recovery.min_sequence_length", "another framework", PYTORCH_ONLY),
+    Rule(
+        "recovery.min_sequence_length",
+        "training.distillation.top_k",
+        "the stored answers are those to complete sequences",
+    ),
     *(
         Rule(f"training.attention flash_attention_{version}", "cpu", "its kernels need CUDA")
         for version in (2, 3)

@@ -13,9 +13,8 @@ from steadytrain.components.shared.config.strategies import (
     strategies_that_offload,
     strategy_spec,
 )
-from steadytrain.components.shared.effects import Effect, IfSet
+from steadytrain.components.shared.effects import Effect, IfSet, Seconds, Section, at_odds
 from steadytrain.components.shared.nccl import unknown_variable
-from steadytrain.components.shared.section import Seconds, Section, at_odds
 
 
 def _as_text(value: object) -> object:

@@ -9,7 +9,18 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.data_sections import (
+    ANSWERING,
+    IMAGES,
     IN_RULES,
+    LABEL_SETS,
+    MIXED,
+    MULTI_LABEL,
+    MULTI_TASK,
+    MULTIMODAL,
+    SERIES,
+    TABLES,
+    TABULAR_MULTI_LABEL,
+    Addresses,
     Columns,
     CsvConfig,
     DataFormat,
@@ -19,21 +30,11 @@ from steadytrain.components.shared.config.data_sections import (
     PartName,
     SeriesConfig,
     Source,
+    listed,
 )
-from steadytrain.components.shared.config.task_names import (
-    ANSWERING,
-    IMAGES,
-    LABEL_SETS,
-    MIXED,
-    MULTI_LABEL,
-    MULTI_TASK,
-    MULTIMODAL,
-    SERIES,
-    TABLES,
-)
-from steadytrain.components.shared.effects import Effect, IfSet
-from steadytrain.components.shared.section import (
-    Address,
+from steadytrain.components.shared.effects import (
+    Effect,
+    IfSet,
     PlainJson,
     Section,
     at_odds,
@@ -84,15 +85,16 @@ class DataConfig(Section):
     source: Annotated[Source, Effect.SOURCE] = Field(
         ...,
         description="Where the data are: files, folders, globs, s3:// addresses, hub:NAME for a "
-        "data set on a hub, or package:NAME for the files of an installed Python package "
+        "data set on a hub, mlflow-dataset:RUN_ID for one that an MLflow run has logged, or "
+        "package:NAME for the files of an installed Python package "
         "(package:stdlib is the standard library).",
     )
-    validation_source: Annotated[list[Address], Effect.SOURCE, IN_RULES] = Field(
+    validation_source: Annotated[Addresses, Effect.SOURCE, IN_RULES] = Field(
         [],
         description="Where the validation side is, as for data.source. Empty: the data's own split "
         "(data.splits), or data.validation_share of the training records.",
     )
-    test_source: Annotated[list[Address], Effect.SOURCE, IN_RULES] = Field(
+    test_source: Annotated[Addresses, Effect.SOURCE, IN_RULES] = Field(
         [],
         description="Where the test side is, as for data.source. Empty: the data's own split "
         "(data.splits), or data.test_share of the training records.",
@@ -115,11 +117,11 @@ class DataConfig(Section):
         default=[], description="Globs of files to leave out, relative to the source."
     )
     columns: Columns = Columns()
-    target: Annotated[str | None, IfSet()] = Field(
+    target: Annotated[Annotated[str, Field(min_length=1)] | Labels | None, IfSet()] = Field(
         None,
-        min_length=1,
         description="For tables, multimodal_classification and forecasting: the column to predict. "
-        "For tabular_multi_label, it has lists of labels, or texts with data.label_separator.",
+        "For tabular_multi_label, it has lists of labels, or texts with data.label_separator; or "
+        "several columns, each of which is a label and has 1 where a record has it, otherwise 0.",
     )
     features: Annotated[list[str], IfSet()] = Field(
         [],
@@ -226,9 +228,9 @@ class DataConfig(Section):
         parts = content.get("parts") if isinstance(content, dict) else None
         if not isinstance(parts, dict) or "source" in content:
             return content
-        listed = [part.get("source") for part in parts.values() if isinstance(part, dict)]
-        found = [address for each in listed if isinstance(each, list) for address in each]
-        return {**content, "source": found} if found else content
+        sources = [listed(part.get("source")) for part in parts.values() if isinstance(part, dict)]
+        addresses = [address for each in sources if isinstance(each, list) for address in each]
+        return {**content, "source": addresses} if addresses else content
 
     @field_validator("chat_template")
     @classmethod
@@ -255,6 +257,11 @@ class DataConfig(Section):
             )
         return self
 
+    @property
+    def targets(self) -> list[str]:
+        """The columns to predict."""
+        return [self.target] if isinstance(self.target, str) else self.target or []
+
     @model_validator(mode="after")
     def _columns_are_of_a_table(self) -> DataConfig:
         if not plugins.is_ours(plugins.TASKS, self.task):
@@ -267,11 +274,11 @@ class DataConfig(Section):
                 f"{self.task} predicts a column",
                 "name it, such as data.target=price",
             )
-        if self.target in self.features:
+        if shared := [name for name in self.targets if name in self.features]:
             raise at_odds(
                 "data.features",
                 self.features,
-                f"{self.target!r} is data.target, which is predicted",
+                f"{shared[0]!r} is data.target, which is predicted",
                 "leave it out",
             )
         if self.columns.weight in self.features:
@@ -291,6 +298,27 @@ class DataConfig(Section):
                     value,
                     f"{self.task} does not learn from the columns of a table",
                     f"leave it out, or use data.task {' or '.join(tables)}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _several_targets_are_labels(self) -> DataConfig:
+        if not isinstance(self.target, list):
+            return self
+        if self.task != TABULAR_MULTI_LABEL:
+            raise at_odds(
+                "data.target",
+                self.target,
+                f"{self.task} predicts one column",
+                f"name one, or use data.task {TABULAR_MULTI_LABEL}",
+            )
+        for name in ("labels", "label_separator"):
+            if value := getattr(self, name):
+                raise at_odds(
+                    f"data.{name}",
+                    value,
+                    "the columns in data.target are the labels",
+                    "leave it out",
                 )
         return self
 
@@ -326,7 +354,7 @@ class DataConfig(Section):
                 "give their number, such as data.series.horizon=12",
             )
         series = self.series
-        columns = self.target, series.time, series.column, *series.covariates
+        columns = *self.targets, series.time, series.column, *series.covariates
         if len({*columns}) < len(columns):
             raise at_odds(
                 "data.series",
@@ -403,7 +431,7 @@ class DataConfig(Section):
             f"data.parts.{name}.columns": part.columns for name, part in self.parts.items()
         }
         for name, readers in tasks.items():
-            for place, given in columns.items():
+            for section, given in columns.items():
                 column = getattr(given, name)
                 if (
                     column
@@ -411,7 +439,7 @@ class DataConfig(Section):
                     and plugins.is_ours(plugins.TASKS, self.task)
                 ):
                     raise at_odds(
-                        f"{place}.{name}",
+                        f"{section}.{name}",
                         column,
                         f"{self.task} does not read it",
                         f"leave it out, or use data.task {' or '.join(readers)}",
@@ -489,7 +517,7 @@ class DataConfig(Section):
             "source": self.source
         }
         sources |= {"validation_source": self.validation_source, "test_source": self.test_source}
-        return [(f"data.{name}", address) for name, found in sources.items() for address in found]
+        return [(f"data.{name}", address) for name, result in sources.items() for address in result]
 
     @model_validator(mode="after")
     def _parts_say_how_they_are_read(self) -> DataConfig:
@@ -533,11 +561,11 @@ class DataConfig(Section):
 
     def by_part(self) -> dict[str, DataConfig]:
         """Return the settings of each part alone, by name. Without parts: these, for ""."""
-        found = {
+        columns = {
             name: self.model_copy(update={**dict(part), "parts": {name: part}})
             for name, part in self.parts.items()
         }
-        return found or {"": self}
+        return columns or {"": self}
 
     @property
     def part(self) -> str:

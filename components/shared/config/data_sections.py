@@ -1,17 +1,19 @@
-"""The sections of `data`: columns, formats, data sets, images and time series."""
+"""The sections of `data`: columns, formats, data sets, images and time series. Groups of tasks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from steadytrain.components.shared.effects import Effect, IfSet, Use
-from steadytrain.components.shared.section import (
+from steadytrain.components.shared.effects import (
     Address,
+    Effect,
+    IfSet,
     Section,
+    Use,
     at_odds,
 )
 
@@ -30,7 +32,17 @@ SUFFIXES: Final[Mapping[str, DataFormat]] = {
 IN_RULES: Final = IfSet(but=Use.GATE)
 """Marks the fields that decisions of the gate counted before runs did."""
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-Source = Annotated[list[Address], Field(min_length=1)]
+
+
+def listed(source: Any) -> Any:
+    """Return the list of one for a single address, and anything else unchanged."""
+    return [source] if isinstance(source, str) else source
+
+
+Addresses = Annotated[
+    list[Address], BeforeValidator(listed, json_schema_input_type=Address | list[Address])
+]
+Source = Annotated[Addresses, Field(min_length=1)]
 
 
 def _distinct(labels: list[str]) -> list[str]:
@@ -62,7 +74,7 @@ class Columns(Section):
         description="For image_classification: column of a table with the name of an image's file, "
         "relative to the folder of the table, or with the content of the file. None means that the "
         "files of data.source are the images, and that their folders are the classes. For "
-        "multimodal_classification, None means the column that has images.",
+        "multimodal_classification, None means all columns that have images.",
     )
     messages: str = Field(
         "messages", description="Column with a conversation: a list of {role, content}."
@@ -270,3 +282,30 @@ class SeriesConfig(Section):
         description="Columns of numbers that are known of the future too, such as a planned price "
         "or whether a day is a holiday (1 or 0). Forecasts need them for each time ahead.",
     )
+
+
+MULTI_LABEL: Final = "multi_label_classification"
+"""The task whose records have any number of labels."""
+TABULAR_MULTI_LABEL: Final = "tabular_multi_label"
+"""The task of a table whose records have any number of labels."""
+LABEL_SETS: Final = (MULTI_LABEL, TABULAR_MULTI_LABEL)
+"""The tasks whose records have any number of labels."""
+TABLES: Final = ("tabular_classification", "tabular_regression", TABULAR_MULTI_LABEL)
+"""The tasks that learn from the columns of a table."""
+MULTI_TASK: Final = "multi_task"
+"""The task that learns several data sets, each with its own head."""
+MIXED: Final = ("causal_lm", "supervised_finetuning")
+"""The tasks that learn a mixture of several data sets (`training.mixture`)."""
+ANSWERING: Final = (
+    "supervised_finetuning",
+    "preference",
+    "unpaired_preference",
+    "text_embedding",
+)
+"""The tasks whose records are a prompt and what answers it."""
+MULTIMODAL: Final = ("multimodal_classification",)
+"""The tasks that learn from texts, images and columns of a table together."""
+IMAGES: Final = ("image_classification",)
+"""The tasks that learn from images."""
+SERIES: Final = ("forecasting",)
+"""The tasks that forecast time series."""

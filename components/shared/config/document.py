@@ -214,9 +214,9 @@ def _weigh(node: Node, known: dict[int, int]) -> int:
 def _reason(error: yaml.YAMLError) -> str:
     """Return the position and the reason, without the text itself."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     why = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
-    return f"{place}: " + redact(re.sub(r" ?'(?!<)[^']{2,}'", "", str(why)))
+    return f"{position}: " + redact(re.sub(r" ?'(?!<)[^']{2,}'", "", str(why)))
 
 
 def dump(content: Any, **style: Any) -> str:
@@ -353,16 +353,16 @@ def assign(content: dict[str, Any], field: str, value: Any) -> None:
         BadInput: if a part of the name is not a section.
     """
     *sections, last = field.split(".")
-    place = content
+    mapping = content
     for section in sections:
-        inner = place.setdefault(section, {})
+        inner = mapping.setdefault(section, {})
         if not isinstance(inner, dict):
             raise BadInput(
                 f"override {shown(redact(field))}: {shown(redact(section))} is not a section",
                 remedy="`steadytrain schema` lists every field",
             )
-        place = inner
-    place[last] = value
+        mapping = inner
+    mapping[last] = value
 
 
 def stated_fields(content: Mapping[str, Any], before: str = "") -> frozenset[str]:

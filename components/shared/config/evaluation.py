@@ -9,8 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.effects import Effect, IfSet
-from steadytrain.components.shared.section import Section, at_odds, check_plugins
+from steadytrain.components.shared.effects import Effect, IfSet, Section, at_odds, check_plugins
 from steadytrain.components.techniques.adversarial_training import AttackConfig
 
 

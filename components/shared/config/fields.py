@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from steadytrain.components.shared.config.document import shown
 from steadytrain.components.shared.config.run import RunConfig
-from steadytrain.components.shared.effects import Effect, effect_stated
+from steadytrain.components.shared.effects import Adjustable, Effect, effect_stated
 from steadytrain.components.shared.errors import BadInput
 
 _UNITS = {
@@ -52,6 +52,9 @@ _UNITS = {
     "image_augmentation.brightness": "share, 0 to 1",
     "image_augmentation.contrast": "share, 0 to 1",
     "image_augmentation.erase": "share, 0 to 1",
+    "image_augmentation.crop": "share of the area",
+    "image_augmentation.rand_operations": "operations",
+    "image_augmentation.rand_magnitude": "0 to 30",
     "augmentation.deletion": "share, 0 to 1",
     "augmentation.swap": "share, 0 to 1",
     "adversarial.steps": "steps of the search",
@@ -154,12 +157,12 @@ def describe(name: str) -> Field:
     path = list(_path(name))
     if len(path) < len(name.split(".")):
         raise _unknown(name)
-    found = path[-1]
-    section = section_of(found.annotation)
+    result = path[-1]
+    section = section_of(result.annotation)
     if section is None:
-        return _leaf(name, found)
+        return _leaf(name, result)
     summary, inner = summary_of(section), tuple(section.model_fields)
-    return Field(name, "", found.get_default(), "", "", summary, inner)
+    return Field(name, "", result.get_default(), "", "", summary, inner)
 
 
 def effect_of(name: str) -> Effect:
@@ -171,11 +174,17 @@ def effect_of(name: str) -> Effect:
         BadInput: there is no such field.
     """
     effect = None
-    for found in _path(name):
-        effect = effect_stated(found, effect)
+    for field in _path(name):
+        effect = effect_stated(field, effect)
     if effect is None:
         raise _unknown(name)
     return effect
+
+
+def is_adjustable(name: str) -> bool:
+    """Return whether a person can change a field, by its full name, while a run trains."""
+    *_, result = _path(name)
+    return any(isinstance(item, Adjustable) for item in result.metadata)
 
 
 def is_section(name: str) -> bool:
@@ -190,19 +199,19 @@ def _path(name: str) -> Iterator[FieldInfo]:
     for part in name.split("."):
         if section is None or part not in section.model_fields:
             return
-        found = section.model_fields[part]
-        yield found
-        section = section_of(found.annotation)
+        field = section.model_fields[part]
+        yield field
+        section = section_of(field.annotation)
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
     """Yield every field that is not a section, depth first, in the order of the code."""
-    for name, found in model.model_fields.items():
-        inner = section_of(found.annotation)
+    for name, field in model.model_fields.items():
+        inner = section_of(field.annotation)
         if inner:
             yield from leaves(inner, f"{prefix}{name}.")
         else:
-            yield _leaf(f"{prefix}{name}", found)
+            yield _leaf(f"{prefix}{name}", field)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

@@ -160,26 +160,29 @@ def _all_problems(content: Mapping[str, Any], error: ValidationError) -> list[Pr
 
     Combinations are checked with the invalid fields reset to their defaults.
     """
-    rest, found = copy.deepcopy(dict(content)), dict[str, Problem]()
+    remaining, result = copy.deepcopy(dict(content)), dict[str, Problem]()
     while True:
         items = error.errors(include_url=False)
-        before = len(found)
+        before, mistyped = len(result), set[str]()
         for item in items:
-            problem = _explain(item)
-            found.setdefault(problem.field, problem)
+            problem, other_type = _explain(item), str(item["type"]).endswith("_type")
+            # If a field may have several types, report on the one that the value has.
+            if problem.field not in result or (problem.field in mistyped and not other_type):
+                result[problem.field] = problem
+                (mistyped.add if other_type else mistyped.discard)(problem.field)
             context = item.get("ctx", {}).get("field")
-            _take_out(rest, context.split(".") if context else item["loc"])
-        _stand_in(rest)
-        if len(found) == before:
-            return list(found.values())
+            _take_out(remaining, context.split(".") if context else item["loc"])
+        _stand_in(remaining)
+        if len(result) == before:
+            return list(result.values())
         try:
-            config = RunConfig.model_validate(rest)
+            config = RunConfig.model_validate(remaining)
         except ValidationError as next_error:
             error = next_error
         else:
-            doubtful = not all(field.startswith(_STUDIES) for field in found)
+            doubtful = not all(field.startswith(_STUDIES) for field in result)
             problems = _study_problems(config, doubtful=doubtful)
-            return [*found.values(), *(item for item in problems if item.field not in found)]
+            return [*result.values(), *(item for item in problems if item.field not in result)]
 
 
 def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
@@ -196,8 +199,8 @@ def _take_out(content: dict[str, Any], location: Sequence[int | str]) -> None:
     if path and (len(path) == len(location) or not isinstance(holder, dict)):
         # Without its kind, nothing reads the other fields of a section.
         whole = path[-1][1] == "kind" and len(path) > 1
-        place, part = path[-2 if whole else -1]
-        del place[part]
+        parent, part = path[-2 if whole else -1]
+        del parent[part]
 
 
 def _stand_in(content: dict[str, Any]) -> None:

@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.effects import Effect, IfSet
-from steadytrain.components.shared.section import (
+from steadytrain.components.shared.effects import (
+    Address,
+    Effect,
+    IfSet,
     PlainJson,
     Section,
     at_odds,
@@ -37,6 +39,12 @@ class FusionConfig(Section):
         description="Transformers configuration of the encoder of images, including model_type. "
         "It is trained from scratch; its image size and channels are those of data.images.",
     )
+    image_base: Annotated[Address | None, IfSet()] = Field(
+        None,
+        description="Address of a pretrained encoder of images, instead of model.fusion.image: a "
+        "folder, s3://, hub:NAME, models:NAME@ALIAS or package:NAME, of Transformers or timm. "
+        "Its files also say how pixels are scaled (data.images.normalization).",
+    )
     width: int = Field(
         128,
         ge=4,
@@ -47,6 +55,13 @@ class FusionConfig(Section):
 
     @model_validator(mode="after")
     def _image_has_a_type(self) -> FusionConfig:
+        if self.image and self.image_base:
+            raise at_odds(
+                "model.fusion.image_base",
+                self.image_base,
+                "model.fusion.image is an encoder from scratch",
+                "leave out one of the two",
+            )
         if self.image and "model_type" not in self.image:
             raise at_odds(
                 "model.fusion.image",
@@ -63,12 +78,14 @@ class AdapterConfig(Section):
     kind: Literal["none", "lora", "qlora"] = Field(
         "none",
         description="Kind of adapter. none: train the model's own weights; lora: freeze them and "
-        "train adapters; qlora: also keep the frozen weights in 4 bits, with double quantization.",
+        "train adapters; qlora: also keep the frozen weights in the bits of quantization.",
     )
-    quantization: Annotated[Literal["nf4", "fp4"], IfSet()] = Field(
+    quantization: Annotated[Literal["nf4", "fp4", "int8"], IfSet()] = Field(
         "nf4",
-        description="The 4 bits of qlora. nf4: values that are spaced for normally distributed "
-        "weights; fp4: floating-point numbers, which are further off.",
+        description="The bits of qlora's frozen layers. nf4: 4 bits, values that are spaced for "
+        "normally distributed weights; fp4: 4 bits, floating-point numbers, which are further off; "
+        "int8: 8 bits, integers with a scale for each row, which multiply inputs that are rounded "
+        "to 8 bits too, except for columns with values from 6 on (LLM.int8()).",
     )
     rank: int = Field(16, ge=4, le=64, description="Rank of the adapter matrices.")
     alpha: int | None = Field(
@@ -123,7 +140,7 @@ class AdapterConfig(Section):
             raise at_odds(
                 "model.adapter.quantization",
                 self.quantization,
-                f"model.adapter.kind is {self.kind}, which keeps no weights in 4 bits",
+                f"model.adapter.kind is {self.kind}, which does not quantize the layers",
                 "set model.adapter.kind to qlora, or leave it out",
             )
         return self
@@ -219,7 +236,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _has_a_start(self) -> ModelConfig:
-        fused = self.fusion.image and not self.config
+        fused = (self.fusion.image or self.fusion.image_base) and not self.config
         if self.base is None and "model_type" not in self.config and not fused:
             raise at_odds(
                 "model.base",

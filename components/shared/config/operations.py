@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from steadytrain.components.shared.config.compute import Cores, Quantity
-from steadytrain.components.shared.effects import Effect
+from steadytrain.components.shared.effects import Effect, IfSet, Seconds, Section
 from steadytrain.components.shared.environment import FORM
-from steadytrain.components.shared.section import Seconds, Section
 
 LogFormat = Literal["json", "text"]
 
@@ -195,6 +194,12 @@ class RecoveryConfig(Section):
         description="Fewest nodes to continue with when others are unavailable. The global batch "
         "stays the same, and the next restart after a checkpoint tries all nodes again. None means "
         "all nodes are required.",
+    )
+    min_sequence_length: Annotated[int | None, IfSet()] = Field(
+        None,
+        ge=2,
+        description="Fewest tokens to which sequences may be shortened when memory runs out and no "
+        "other fallback is left. That changes what the model learns, so None means never.",
     )
     hang_timeout_seconds: Seconds = Field(
         600,

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.training import TrainingConfig
-from steadytrain.components.shared.section import at_odds
+from steadytrain.components.shared.effects import at_odds
 
 DEFAULT: Final[str] = TrainingConfig.model_fields["optim"].default
 ADAM_SETTINGS: Final = ("adam_beta1", "adam_beta2", "adam_epsilon")

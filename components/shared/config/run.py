@@ -13,6 +13,12 @@ from steadytrain.components.shared.batch import REPLICATED
 from steadytrain.components.shared.config.compatibility import conflicts, obstacles
 from steadytrain.components.shared.config.compute import ComputeConfig
 from steadytrain.components.shared.config.data import DataConfig
+from steadytrain.components.shared.config.data_sections import (
+    MIXED,
+    MULTI_LABEL,
+    MULTI_TASK,
+    SERIES,
+)
 from steadytrain.components.shared.config.document import dump, saved_text
 from steadytrain.components.shared.config.evaluation import (
     EvaluationConfig,
@@ -33,7 +39,6 @@ from steadytrain.components.shared.config.optimizers import (
     optimizer_spec,
 )
 from steadytrain.components.shared.config.schedules import schedule_spec
-from steadytrain.components.shared.config.task_names import MIXED, MULTI_LABEL, MULTI_TASK, SERIES
 from steadytrain.components.shared.config.training import TrainingConfig
 from steadytrain.components.shared.config.tune import (
     AblationConfig,
@@ -42,9 +47,8 @@ from steadytrain.components.shared.config.tune import (
     TuneConfig,
 )
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.effects import Effect, Use, counted
+from steadytrain.components.shared.effects import Effect, Folder, Section, Use, at_odds, counted
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.section import Folder, Section, at_odds
 
 SCHEMA_VERSION: Final = 1
 RUN_NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
@@ -336,7 +340,7 @@ class RunConfig(Section):
         return next((f"{name}: {why}" for name, why in obstacles(self, feature)), "")
 
     def not_supported_by(self, strategy: str) -> str:
-        """Return the setting that does not support a strategy, apart from the optimizer.
+        """Return the setting other than the optimizer that does not support a strategy.
 
         As field and value; "" if there is none.
         """
@@ -365,11 +369,11 @@ class RunConfig(Section):
 
     def counted(self, use: Use) -> dict[str, Any]:
         """Return the fields that count for a use, as plain data."""
-        found = counted(self, use)
+        result = counted(self, use)
         if self.cross_validation.fold is None and use is not Use.STUDY:
             # Without a fold, no run reads the number of folds.
-            found.pop("cross_validation", None)
-        return found
+            result.pop("cross_validation", None)
+        return result
 
     @cached_property
     def _digest(self) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config.training import TrainingConfig
+from steadytrain.components.shared.effects import whole_steps
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.section import whole_steps
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ def find_secrets(content: Any) -> Iterator[Problem]:
 
     The problems do not repeat the secret's value.
     """
-    for place in _places(content, ()):
-        yield _problem(functools.reduce(_below, place, ""))
+    for path in _paths(content, ()):
+        yield _problem(functools.reduce(_below, path, ""))
 
 
 def _below(field: str, key: str | int) -> str:
@@ -46,34 +46,34 @@ def _below(field: str, key: str | int) -> str:
     return f"{field}.{redact(key)}" if field else redact(key)
 
 
-def _places(content: Any, place: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+def _paths(content: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
     """Yield the keys and indices that lead to each secret."""
     if isinstance(content, dict):
         for key, value in content.items():
             name = str(key)
-            inner = (*place, name)
+            inner = (*path, name)
             # Kubernetes writes variables as {name: HF_TOKEN, value: ...}.
             of = str(content.get("name", "")) if key == "value" else name
             if name == _REFERENCE and isinstance(value, dict):
                 # It names a Secret and a key of it, which may be called what they like.
-                yield from _places(list(value.values()), inner)
+                yield from _paths(list(value.values()), inner)
             elif _is_secret_value(of, value) or contains_secret(name):
                 yield inner
             else:
-                yield from _places(value, inner)
+                yield from _paths(value, inner)
     elif isinstance(content, list | tuple | set):
         before = ""
         for index, value in enumerate(content):
-            inner = (*place, index)
+            inner = (*path, index)
             if _FLAG.fullmatch(before) and _is_secret_value(before, value):
                 yield inner
             else:
-                yield from _places(value, inner)
+                yield from _paths(value, inner)
             before = value if isinstance(value, str) else ""
     elif isinstance(content, bytes):
-        yield from _places(content.decode("latin-1"), place)
+        yield from _paths(content.decode("latin-1"), path)
     elif isinstance(content, str) and any(map(contains_secret, (content, _tight(content)))):
-        yield place
+        yield path
 
 
 def _is_secret_value(name: str, value: Any) -> bool:

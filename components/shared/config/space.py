@@ -1,18 +1,21 @@
-"""Check a search space, and an ablation's changes, against the schema before any trial starts."""
+"""Check a search space, and an ablation's changes, against the schema before any trial starts.
+
+Rungs in tokens need trials whose steps have a known number of tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any, Final
 
 from steadytrain.components.shared.config.compatibility import OPTIM
 from steadytrain.components.shared.config.document import assign, shown
-from steadytrain.components.shared.config.fidelity import fidelity_problems
 from steadytrain.components.shared.config.fields import Field, describe, effect_of
 from steadytrain.components.shared.config.optimizers import unread_settings
 from steadytrain.components.shared.config.run import RunConfig
 from steadytrain.components.shared.config.schedules import schedule_spec
-from steadytrain.components.shared.config.tune import AblationConfig, Dimension
+from steadytrain.components.shared.config.tune import AblationConfig, Dimension, TuneConfig
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 
 Build = Callable[[Mapping[str, Any]], RunConfig]
@@ -35,12 +38,12 @@ def space_problems(config: RunConfig, build: Build, *, doubtful: bool) -> Iterat
     tune = config.tune
     yield from _settings(config) if not doubtful else ()
     for field, dimension in tune.space.items():
-        found = list(_dimension_problems(config, field, dimension))
-        if not found and not doubtful and (problem := _no_effect(config, field)):
-            found = [problem]
-        for where, message, remedy in found:
+        problems = list(_dimension_problems(config, field, dimension))
+        if not problems and not doubtful and (problem := _no_effect(config, field)):
+            problems = [problem]
+        for where, message, remedy in problems:
             yield Problem(_name(field, where), _shown(dimension), message, remedy)
-        if not found and not doubtful:
+        if not problems and not doubtful:
             yield from _value_problems(config, field, build)
 
 
@@ -81,7 +84,7 @@ def changed(config: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _no_effect(config: RunConfig, field: str) -> Found | None:
-    """Return why no trial, or not each one, reads a field that varies; None if nothing says so."""
+    """Return why some or all trials ignore a field that varies; None if all read it."""
     space = config.tune.space
     kind = "model.adapter.kind"
     of_adapters = field.startswith("model.adapter.") and field != kind
@@ -91,8 +94,8 @@ def _no_effect(config: RunConfig, field: str) -> Found | None:
             f"it has no effect: {kind} is none",
             f"set {kind} to lora, or remove the field from the space",
         )
-    if found := _unread_choices(space, field):
-        unread, read = found
+    if choices := _unread_choices(space, field):
+        unread, read = choices
         return (
             "",
             f"{OPTIM} {unread[0]} does not read it",
@@ -131,9 +134,9 @@ def is_whole(field: str, dimension: Dimension) -> bool:
 
     Without a type, as in model.config, its own ends and step say it.
     """
-    found = _typed(field)
-    if found is not None:
-        return "float" not in found.kind.split(" | ")
+    result = _typed(field)
+    if result is not None:
+        return "float" not in result.kind.split(" | ")
     ends = (dimension.low, dimension.high, dimension.step)
     return all(end is None or isinstance(end, int) for end in ends)
 
@@ -176,12 +179,16 @@ def field_problem(config: RunConfig, field: str) -> Found | None:
     if reason := effect_of(field).fixed:
         return "", f"it cannot be tuned: {reason}", "remove it from the space"
     try:
-        found = _typed(field)
+        result = _typed(field)
         changed(config, {field: None})
     except BadInput as error:
         return "", "no such field", error.remedy
-    if found is not None and not found.kind:
-        return "", "it is a section, not a field", f"name a field, such as {field}.{found.inner[0]}"
+    if result is not None and not result.kind:
+        return (
+            "",
+            "it is a section, not a field",
+            f"name a field, such as {field}.{result.inner[0]}",
+        )
     return None
 
 
@@ -220,12 +227,12 @@ def _depends(space: Mapping[str, Dimension], field: str, on: str, seen: set[str]
 
 
 def _kind_problem(field: str, dimension: Dimension) -> Found | None:
-    found = _typed(field)
-    if dimension.choices is not None or found is None:
+    result = _typed(field)
+    if dimension.choices is not None or result is None:
         return None
-    kinds = found.kind.split(" | ")
+    kinds = result.kind.split(" | ")
     if not {"int", "float"} & set(kinds):
-        return "", f"a range needs a number, and the field is {found.kind}", "give choices"
+        return "", f"a range needs a number, and the field is {result.kind}", "give choices"
     ends = (dimension.low, dimension.high, dimension.step)
     if "float" not in kinds and not all(end is None or end == int(end) for end in ends):
         return "", "the field takes whole numbers only", "give whole numbers"
@@ -312,10 +319,10 @@ def _typed(field: str) -> Field | None:
         parts = field.split(".")
         for end in range(1, len(parts)):
             try:
-                found = describe(".".join(parts[:end]))
+                result = describe(".".join(parts[:end]))
             except BadInput:
                 break
-            if found.kind.startswith("dict"):
+            if result.kind.startswith("dict"):
                 return None
         raise
 
@@ -332,9 +339,9 @@ def change_problems(config: RunConfig, build: Build) -> Iterator[Problem]:
     """Yield what is wrong with the `ablation` section of an otherwise valid configuration."""
     unusable = False
     for name, values in config.ablation.changes.items():
-        found = list(_problems_of_one(config, f"ablation.changes.{name}", values, build))
-        unusable = unusable or bool(found)
-        yield from found
+        problems = list(_problems_of_one(config, f"ablation.changes.{name}", values, build))
+        unusable = unusable or bool(problems)
+        yield from problems
     if not unusable and "leave_one_out" in config.ablation.designs:
         yield from _combined_problems(config, build)
 
@@ -355,8 +362,8 @@ def _problems_of_one(
 ) -> Iterator[Problem]:
     wrong = False
     for field, value in values.items():
-        if found := field_problem(config, field):
-            _, message, remedy = found
+        if problem := field_problem(config, field):
+            _, message, remedy = problem
             wrong = True
             yield Problem(f"{where}.{field}", shown(value), message, remedy)
     if wrong:
@@ -400,3 +407,77 @@ def _rejected_change(where: str, values: Mapping[str, Any], error: ConfigError) 
     problem = error.problems[0]
     message = f"the configuration rejects these values ({problem.field}): {problem.message}"
     return Problem(where, shown(dict(values)), message, problem.remedy)
+
+
+_BATCH: Final = "training.global_batch_size"
+_LENGTH: Final = "data.sequence_length"
+_FEWEST: Final = 5
+"""Steps between the validations of every trial. Rounding them then changes a rung's tokens by at
+most a tenth."""
+
+
+def tokens_per_step(config: RunConfig, params: Mapping[str, Any]) -> int:
+    """Return the tokens of one optimizer step of a trial, with full sequences."""
+    batch: int = params.get(_BATCH, config.training.global_batch_size)
+    length: int = params.get(_LENGTH, config.data.sequence_length)
+    return batch * length
+
+
+def fidelity_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield what is wrong with a study's smallest rung and with counting steps and tokens."""
+    tune, training = config.tune, config.training
+    base_tokens = tokens_per_step(config, {})
+    for name, most, full in (
+        ("steps", tune.budget.steps, training.max_steps),
+        ("tokens", tune.budget.tokens, training.max_steps * base_tokens),
+    ):
+        if most is not None and most < full:
+            yield Problem(
+                f"tune.budget.{name}",
+                shown(most),
+                f"a trial needs {full:,} {name} to finish, so none could be the best",
+                "raise it, or lower training.max_steps",
+            )
+    if tune.min_steps is not None and 0 < training.max_steps < tune.min_steps:
+        yield Problem(
+            "tune.min_steps",
+            shown(tune.min_steps),
+            f"a trial has only training.max_steps = {training.max_steps}",
+            "lower it",
+        )
+    if tune.min_tokens is not None and 0 < training.max_steps * base_tokens < tune.min_tokens:
+        yield Problem(
+            "tune.min_tokens",
+            shown(tune.min_tokens),
+            f"a trial has only {training.max_steps * base_tokens:,} tokens: training.max_steps, "
+            f"of {base_tokens:,} tokens each",
+            "lower it",
+        )
+    if tune.min_tokens is not None and tune.min_steps is not None:
+        yield Problem(
+            "tune.min_tokens",
+            shown(tune.min_tokens),
+            "tune.min_steps also sets the smallest rung",
+            "remove one of them",
+        )
+    varies = tune.fidelity == "tokens" and {_BATCH, _LENGTH} & tune.space.keys()
+    most = _largest(tune, _BATCH, training.global_batch_size) * _largest(
+        tune, _LENGTH, config.data.sequence_length
+    )
+    if varies and training.eval_steps * base_tokens < _FEWEST * most:
+        yield Problem(
+            "training.eval_steps",
+            shown(training.eval_steps),
+            f"for tune.fidelity tokens, it is too few: the largest step of the space has {most:,} "
+            f"tokens instead of {base_tokens:,}, so such a trial would be validated every "
+            f"{training.eval_steps * base_tokens / most:.2g} steps",
+            f"set it to {ceil(_FEWEST * most / base_tokens)} or more",
+        )
+
+
+def _largest(tune: TuneConfig, field: str, own: int) -> int:
+    """Return the largest value of a field that a trial may have."""
+    dimension = tune.space.get(field)
+    values = [] if dimension is None else dimension.choices or [dimension.high]
+    # Other values are problems of their own.
+    return max([own, *(int(value) for value in values if isinstance(value, int | float))])

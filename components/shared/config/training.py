@@ -15,14 +15,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.effects import Effect, IfSet
-from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.section import (
+from steadytrain.components.shared.effects import (
+    Adjustable,
+    Effect,
+    IfSet,
     PlainJson,
     Section,
     at_odds,
     check_plugins,
 )
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques.adversarial_training import AdversarialConfig
 from steadytrain.components.techniques.averaging import AveragingConfig
 from steadytrain.components.techniques.contrastive_texts import BatchContrastiveConfig
@@ -107,7 +109,7 @@ class TrainingConfig(Section):
         description="Optimizer steps to train, instead of num_train_epochs. -1 means "
         "num_train_epochs decides.",
     )
-    learning_rate: Annotated[float | None, Effect.RATE] = Field(
+    learning_rate: Annotated[float | None, Adjustable()] = Field(
         None,
         gt=0,
         description="Peak learning rate. None means a rule chooses it from the model's size "
@@ -144,7 +146,7 @@ class TrainingConfig(Section):
     warmup_steps: Annotated[float, Field(ge=0)] = Field(
         0.05, description="Optimizer steps of warm-up. A value below 1 is a share of all steps."
     )
-    weight_decay: float = Field(
+    weight_decay: Annotated[float, Adjustable()] = Field(
         0.0,
         ge=0,
         description="The optimizer's weight decay. It does not apply to biases and norms.",
@@ -194,7 +196,7 @@ class TrainingConfig(Section):
     multi_task: MultiTaskConfig = MultiTaskConfig()
     mixture: MixtureConfig = MixtureConfig()
     denoising: Annotated[DenoisingConfig, Effect.OBJECTIVE] = DenoisingConfig()
-    max_grad_norm: float = Field(
+    max_grad_norm: Annotated[float, Adjustable()] = Field(
         1.0, ge=0, description="Norm to which gradients are clipped. 0 turns clipping off."
     )
     optim: str = Field(
@@ -294,13 +296,13 @@ class TrainingConfig(Section):
     full_determinism: Annotated[bool, Effect.EXPORTED] = Field(
         False, description="Use deterministic kernels only, which is slower."
     )
-    logging_steps: Annotated[int, Effect.HANDLING] = Field(
+    logging_steps: Annotated[int, Effect.HANDLING, Adjustable()] = Field(
         10, ge=1, description="Optimizer steps between reports of the loss."
     )
-    eval_steps: Annotated[int, Effect.VALIDATION] = Field(
+    eval_steps: Annotated[int, Effect.VALIDATION, Adjustable()] = Field(
         100, ge=1, description="Optimizer steps between validations."
     )
-    save_steps: Annotated[int | None, Effect.HANDLING] = Field(
+    save_steps: Annotated[int | None, Effect.HANDLING, Adjustable()] = Field(
         None,
         ge=1,
         description="Optimizer steps between checkpoints. None means the interval follows from "
@@ -336,13 +338,13 @@ class TrainingConfig(Section):
     load_best_model_at_end: Annotated[bool, Effect.EXPORTED] = Field(
         True, description="Export the best validated model instead of the last one."
     )
-    early_stopping_patience: Annotated[int | None, Effect.EXPORTED] = Field(
+    early_stopping_patience: Annotated[int | None, Effect.EXPORTED, Adjustable()] = Field(
         None,
         ge=1,
         description="Validations without a better score before training stops early. None "
         "means it never does.",
     )
-    early_stopping_threshold: Annotated[float, Effect.EXPORTED] = Field(
+    early_stopping_threshold: Annotated[float, Effect.EXPORTED, Adjustable()] = Field(
         0.0,
         ge=0,
         description="Only an improvement of the score by more than this resets early "
@@ -484,11 +486,11 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _unfreezes_before_the_end(self) -> TrainingConfig:
-        for place, group in enumerate(self.param_groups):
+        for index, group in enumerate(self.param_groups):
             start = group.unfreeze_at
             if start is not None and start >= self.max_steps > 0:
                 raise at_odds(
-                    f"training.param_groups.{place}.unfreeze_at",
+                    f"training.param_groups.{index}.unfreeze_at",
                     start,
                     f"training.max_steps is {self.max_steps}, so they would never be trained",
                     "use fewer steps, a share of all steps below 1, or frozen",

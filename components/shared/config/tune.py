@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from steadytrain.components.shared.effects import Effect, IfSet
-from steadytrain.components.shared.section import Section, at_odds
+from steadytrain.components.shared.effects import Effect, IfSet, Section, at_odds
 
 _LARGEST: Final = 1e15
 _MOST_CHOICES: Final = 1_000
@@ -356,8 +355,10 @@ class CrossValidationConfig(Section):
 
     def named(self, fold: int) -> str:
         """Return the name of a fold."""
-        division, place = divmod(fold, self.folds)
-        return f"fold {place}" if self.repeats == 1 else f"fold {place} of division {division + 1}"
+        division, number = divmod(fold, self.folds)
+        return (
+            f"fold {number}" if self.repeats == 1 else f"fold {number} of division {division + 1}"
+        )
 
 
 Quality = Literal["fast", "good", "best"]
@@ -400,7 +401,8 @@ class AutoMLBudget(Section):
         description="Minutes of wall time after which a unit is killed and counts as failed. They "
         "count from when its data are prepared; that may take 10 times as long, and at least 10 "
         "minutes. None means 10 times what the units before it let expect, and at least 10 "
-        "minutes; on a cluster, no limit.",
+        "minutes; before the first ones, 6 hours for the data, or more where the command itself "
+        "took long to begin; on a cluster, no limit.",
     )
     parallel: int | None = Field(
         None,
@@ -460,13 +462,14 @@ class AutoMLConfig(Section):
         le=20,
         description="How often the training side is divided into folds, each time differently. "
         "None means, for a source of fewer than 2,000 records, 2 times for good and 3 for best, "
-        "else once.",
+        "else once; also once with automl.budget.hours below 0.25.",
     )
     decision: Annotated[Literal["likeliest", "balanced_accuracy", "macro_f1"], IfSet()] = Field(
         "likeliest",
         description="Which class the model predicts: the likeliest one, or the one with which this "
-        "metric is best, by a weight of each class (of two classes, a threshold). The weights are "
-        "fitted to out-of-fold predictions and exported with the model.",
+        "metric is best, by a weight of each class (of two classes, a threshold). Sets of labels "
+        "have a threshold for each label with macro_f1, instead of a half. They are fitted to "
+        "out-of-fold predictions and exported with the model.",
     )
     budget: Annotated[AutoMLBudget, Effect.STUDY_LIMIT] = AutoMLBudget()
     constraints: AutoMLConstraints = AutoMLConstraints()

@@ -7,20 +7,106 @@ report) reads the file, so no reader can slow down or stop the writer.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import functools
 import heapq
+import json
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from steadytrain.components.shared.events.json_lines import COPY, from_json, to_json
-from steadytrain.components.shared.events.types import Event, Warned
+from pydantic import TypeAdapter
+
+from steadytrain.components.shared.batch import BatchSettings
+from steadytrain.components.shared.events.types import DecisionMade, Event, Warned
 from steadytrain.components.shared.quantities import LATEST
 from steadytrain.components.shared.storage.local import open_regular, set_aside
+
+# Create the encoder once and do not copy fields: this code runs between training steps.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+COPY: Final = "copy_of"
+"""In a ledger, the key in place of `event` in a line that copies an event of another file."""
+_LARGEST = 1 << 63
+"""Beyond the floats, a whole number cannot be shown. Nothing that is counted comes near this."""
+_TYPES: dict[str, type[Event]] = {kind.name: kind for kind in Event.__subclasses__()}
+_BATCH = tuple(item.name for item in dataclasses.fields(BatchSettings))
+
+
+def to_json(event: Event, *, job_id: str) -> str:
+    """Return one line of JSON: event, level, job_id, and the event's own fields.
+
+    The fields of `batch` are beside the others, and null if there is none.
+    """
+    content: dict[str, Any] = {"event": event.name, "level": event.severity, "job_id": job_id}
+    content |= vars(event)
+    if "batch" in content:
+        batch = content.pop("batch")
+        content |= vars(batch) if batch else dict.fromkeys(_BATCH)
+    # Python writes NaN and Infinity, which a diverged loss needs. All readers use Python too.
+    return _encode(content)
+
+
+_DIVERGING = {"loss", "grad_norm", "best_score", "scale", "signal", "noise"}
+"""Fields that may be NaN or infinite, because training diverges. In others, the line is damaged."""
+_RENAMED = {"rung": "fallback"}
+"""Fields that older versions wrote under another name."""
+
+
+def from_json(line: str) -> Event:
+    """Return the event in a line.
+
+    Raises:
+        ValueError: if the line is torn, has no known event, or has a field of the wrong type or
+            with an impossible value.
+    """
+    try:
+        content = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("nested brackets instead of an event") from error
+    name = content.pop("event", "") if isinstance(content, dict) else ""
+    if not isinstance(name, str) or name not in _TYPES:
+        raise ValueError(f"no known event in {line[:80]!r}")
+    content.update({new: content[old] for old, new in _RENAMED.items() if old in content})
+    validator, known = _validator(name)
+    if "batch" in known:
+        content["batch"] = _batch(name, content)
+    event = validator.validate_python({key: content[key] for key in known if key in content})
+    if not 0 <= event.time <= LATEST:
+        raise ValueError(f"an event with an impossible time: {event.time}")
+    for key, value in vars(event).items():
+        too_large = type(value) is int and abs(value) > _LARGEST
+        if too_large or (type(value) is float and not isfinite(value) and key not in _DIVERGING):
+            raise ValueError(f"an event with an impossible number: {key}")
+    return event
+
+
+def _batch(name: str, content: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of the batch settings; None if the event has none."""
+    fields = {field: content[field] for field in _BATCH if field in content}
+    if name == DecisionMade.name:
+        # A decision that names no strategy keeps the one in use.
+        fields.setdefault("strategy", "")
+    return fields if fields.get("micro_batch_size") is not None else None
+
+
+def prepare_validators() -> None:
+    """Build the validators of all events now, for the forks of this process."""
+    for name in _TYPES:
+        _validator(name)
+
+
+@functools.cache
+def _validator(name: str) -> tuple[TypeAdapter[Event], tuple[str, ...]]:
+    """Return the validator for an event's fields, and their names."""
+    kind = _TYPES[name]
+    return TypeAdapter(kind), tuple(item.name for item in dataclasses.fields(kind))
+
 
 FARTHEST = 4_102_444_800.0
 """The start of the year 2100: a later time is an error, and must not shift later events."""
@@ -36,33 +122,35 @@ class PositionedEvent(NamedTuple):
 
 
 class Cursor:
-    """A place in the events of a run. Events are read after it, and `ack` moves it past them.
+    """A position in the events of a run. Events are read after it, and `ack` moves it past them.
 
     What was read and not acknowledged is read again.
 
     Args:
         folder: of the event files.
-        place: byte offset in each file; 0 for a file without one.
+        position: byte offset in each file; 0 for a file without one.
 
     Attributes:
-        place: the offset in each file up to which everything is acknowledged.
+        position: the offset in each file up to which everything is acknowledged.
     """
 
-    def __init__(self, folder: Path, place: Mapping[str, int] | None = None) -> None:
-        self.folder, self.place = folder, dict(place or {})
-        self._read = dict(self.place)
+    def __init__(self, folder: Path, position: Mapping[str, int] | None = None) -> None:
+        self.folder, self.position = folder, dict(position or {})
+        self._read = dict(self.position)
 
     def read(self, skipped: Counter[str] | None = None) -> Iterator[PositionedEvent]:
-        """Yield the events after the place, ordered by time.
+        """Yield the events after the position, ordered by time.
 
         It reads one line at a time, because files may be larger than memory.
 
         Args:
             skipped: counts the lines of each file that are not an event.
         """
-        self._read = dict(self.place)
+        self._read = dict(self.position)
         paths = sorted(self.folder.glob("*.jsonl"))
-        tails = [_tail(path, self.place.get(path.name, 0), skipped, self._read) for path in paths]
+        tails = [
+            _tail(path, self.position.get(path.name, 0), skipped, self._read) for path in paths
+        ]
         for item in heapq.merge(*tails, key=lambda item: item.event.time):
             self._read[item.file] = item.offset
             yield item
@@ -82,27 +170,27 @@ class Cursor:
         return events
 
     def ack(self) -> bool:
-        """Move the place past everything that was read. Return whether that is anything."""
-        moved, self.place = self._read != self.place, dict(self._read)
+        """Move the position past everything that was read. Return whether that is anything."""
+        moved, self.position = self._read != self.position, dict(self._read)
         return moved
 
     def new(self) -> list[Event]:
-        """Return and acknowledge the events after the place, ordered by time."""
+        """Return and acknowledge the events after the position, ordered by time."""
         events = [item.event for item in self.read()]
         self.ack()
         return sorted(events, key=lambda event: event.time)
 
     def skip_to_end(self) -> None:
-        """Move the place past the existing events."""
+        """Move the position past the existing events."""
         for path in self.folder.glob("*.jsonl"):
             with contextlib.suppress(OSError):
-                self.place[path.name] = path.stat().st_size
+                self.position[path.name] = path.stat().st_size
 
 
 def read_events(folder: Path, skipped: Counter[str] | None = None) -> list[Event]:
     """Return every event of a run so far, ordered by time. See `Cursor.read`."""
-    found = (item.event for item in Cursor(folder).read(skipped))
-    return sorted(found, key=lambda event: event.time)
+    events = (item.event for item in Cursor(folder).read(skipped))
+    return sorted(events, key=lambda event: event.time)
 
 
 def newest(folder: Path) -> float:
@@ -110,30 +198,30 @@ def newest(folder: Path) -> float:
 
     A step that starts with the clock of 1970, or long before the last one, still comes after it.
     """
-    found = 0.0
+    result = 0.0
     for path in folder.glob("*.jsonl"):
         with contextlib.suppress(OSError):
             offset = max(0, path.stat().st_size - _TAIL_BYTES)
             times = [placed.event.time for placed in _tail(path, offset)]
-            found = max([found, *(when for when in times if when <= FARTHEST)])
-    return found
+            result = max([result, *(when for when in times if when <= FARTHEST)])
+    return result
 
 
 def problems(folder: Path) -> list[str]:
     """Return the files of a folder from which no event can be read, each with the reason."""
     if os.path.lexists(folder) and not folder.is_dir():
         return [f"{folder}: not a folder"]
-    found = []
+    result = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with open_regular(path) as handle:
                 size = handle.seek(0, os.SEEK_END)
         except OSError as error:
-            found.append(f"{path}: {error.strerror}")
+            result.append(f"{path}: {error.strerror}")
         else:
             if size and next(_tail(path, 0), None) is None:
-                found.append(f"{path}: no event in it")
-    return found
+                result.append(f"{path}: no event in it")
+    return result
 
 
 def _tail(
@@ -172,7 +260,7 @@ MAX_WAITING = 10_000
 
 
 class Reader(Protocol):
-    """Reads a run's events from its files, in a thread of its own, until it is closed."""
+    """Reads a run's events from its files in a separate thread until it is closed."""
 
     def close(self) -> None:
         """Deliver everything that is still held."""
@@ -215,9 +303,9 @@ class JsonLines:
     def __init__(self, path: Path, *, job_id: str) -> None:
         self.job_id = job_id
         moved = [
-            (place, set_aside(place))
-            for place, fits in ((path.parent, Path.is_dir), (path, Path.is_file))
-            if os.path.lexists(place) and not fits(place)
+            (odd, set_aside(odd))
+            for odd, fits in ((path.parent, Path.is_dir), (path, Path.is_file))
+            if os.path.lexists(odd) and not fits(odd)
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered: a buffer would write again at exit what counts as rejected here.
@@ -228,8 +316,8 @@ class JsonLines:
         self._dropped, self._refusal = 0, ""
         self._clock, self._ticks = time.time(), time.monotonic()
         self._ahead = max(0.0, newest(path.parent) - self._clock)
-        for place, now in moved:
-            message = f"{place} was not a file that a run writes there; it was moved to {now}"
+        for odd, now in moved:
+            message = f"{odd} was not a file that a run writes there; it was moved to {now}"
             self.emit(Warned(stage=path.stem, message=message))
 
     def emit(self, event: Event) -> None:
@@ -288,11 +376,11 @@ class JsonLines:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _warning(self) -> Warned:
-        place = Path(self.handle.name)
+        path = Path(self.handle.name)
         lost = f"; {self._dropped} of them are lost" if self._dropped else ""
         return Warned(
-            stage=place.stem,
-            message=f"{place} could not be written for a while: {self._refusal}{lost}",
+            stage=path.stem,
+            message=f"{path} could not be written for a while: {self._refusal}{lost}",
         )
 
 

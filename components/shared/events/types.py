@@ -338,8 +338,9 @@ class Adjusted(Event):
     attempt: the first attempt that knows the change.
     step: the optimizer step after which it counts.
     value: of the field, as in the configuration.
-    before, after: peaks of the learning rate schedule, after `training.lr_scaling` and what
-        recovery changed. `before` is None if no attempt was ready to train yet.
+    before, after: the values; of the learning rate, peaks of its schedule, after
+        `training.lr_scaling` and what recovery changed. `before` is None if none was set, or if the
+        rate was not known yet.
     request: id of the request.
     """
 
@@ -347,9 +348,9 @@ class Adjusted(Event):
     attempt: int
     step: int
     field: str
-    value: float
-    before: float | None
-    after: float
+    value: int | float
+    before: int | float | None
+    after: int | float
     request: str
 
     @property
@@ -482,6 +483,22 @@ class LayersMeasured(Event):
     gradient: dict[str, float]
     weight: dict[str, float]
     update: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersCounted(Event):
+    """Histograms of each layer at an optimizer step, with `training.monitor.histograms`.
+
+    gradient: of the gradients of a layer, after clipping, by the layer's name: the lowest and the
+        highest value, then how many values are in each of the equal intervals between them.
+    weight: of its weights, after the update.
+    """
+
+    name: ClassVar[str] = "layers_counted"
+    attempt: int
+    step: int
+    gradient: dict[str, list[float]]
+    weight: dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -646,7 +663,10 @@ class GradientOverflow(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFinished(Event):
-    """The last optimizer step is done and the model is exported."""
+    """The last optimizer step is done and the model is exported.
+
+    memory_peak: most resident bytes of rank 0's process in the attempt.
+    """
 
     name: ClassVar[str] = "training_finished"
     attempt: int
@@ -654,6 +674,7 @@ class TrainingFinished(Event):
     outcome: AttemptOutcome
     best_step: int
     best_score: float
+    memory_peak: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

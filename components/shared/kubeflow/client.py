@@ -236,8 +236,8 @@ def _broken(host: str, error: Exception) -> ServerError:
 def _reason(error: Exception) -> str:
     """Return the part of OpenSSL's message that helps people."""
     text = str(error)
-    found = re.search(r"certificate verify failed: ([^(]+?)(?: \(_ssl|$)", text)
-    return found[1] if found else text.split("] ")[-1].split(" (_ssl")[0][:120]
+    match = re.search(r"certificate verify failed: ([^(]+?)(?: \(_ssl|$)", text)
+    return match[1] if match else text.split("] ")[-1].split(" (_ssl")[0][:120]
 
 
 def _refusal(host: str, error: kfp_server_api.ApiException) -> ServerError:
@@ -272,15 +272,15 @@ def _words(body: str | None) -> str:
         return "" if plain.startswith("<") else redact(plain[:300])
     if not isinstance(content, dict):
         return ""
-    said = content.get("message") or content.get("error") or content.get("error_message") or ""
-    return redact(str(said)[:600])
+    message = content.get("message") or content.get("error") or content.get("error_message") or ""
+    return redact(str(message)[:600])
 
 
 def _lacks(answer: Any) -> str:
     """Return the id that every answer of this kind has and this one lacks; "" if it has it."""
     field = _IDS.get(type(answer).__name__, "")
-    found = getattr(answer, field) if field else "known"
-    return "" if isinstance(found, str) and found else field
+    value = getattr(answer, field) if field else "known"
+    return "" if isinstance(value, str) and value else field
 
 
 def _has_credentials() -> bool:

@@ -145,15 +145,15 @@ def _of_a_server(address: str) -> bool:
 
 
 def _namespace(namespace: str) -> str:
-    found = namespace or os.environ.get(NAMESPACE_VARIABLE, "")
-    if not found and _POD_NAMESPACE.is_file():
-        found = _POD_NAMESPACE.read_text("utf-8").strip()
-    if not found:
+    result = namespace or os.environ.get(NAMESPACE_VARIABLE, "")
+    if not result and _POD_NAMESPACE.is_file():
+        result = _POD_NAMESPACE.read_text("utf-8").strip()
+    if not result:
         raise BadInput(
             "the server is multi-user, and no namespace is given",
             remedy=f"give your profile's namespace with --namespace or {NAMESPACE_VARIABLE}",
         )
-    return found
+    return result
 
 
 def run_tags(job: str) -> dict[str, str]:

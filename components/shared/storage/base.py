@@ -35,10 +35,10 @@ class Stream(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         while not self.left:
-            found = next(self.parts, None)
-            if found is None:
+            part = next(self.parts, None)
+            if part is None:
                 return 0
-            self.left = memoryview(found)
+            self.left = memoryview(part)
         count = min(len(target), len(self.left))
         target[:count], self.left = self.left[:count], self.left[count:]
         return count

@@ -96,10 +96,10 @@ class Awaited:
 
 def _revalidate(folder: Path) -> None:
     """Open a folder. If it is missing too, ask for it in its own folder first."""
-    for place in (folder, folder.parent, folder):
+    for path in (folder, folder.parent, folder):
         with contextlib.suppress(FileNotFoundError):
-            os.close(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-            if place == folder:
+            os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            if path == folder:
                 return
 
 
@@ -167,12 +167,12 @@ class LocalStorage:
         return sorted(name for name in names if name.startswith(prefix))
 
     def sizes(self) -> Mapping[str, int]:
-        found = dict[str, int]()
+        result = dict[str, int]()
         for path in self._files():
             # What no read can reach, such as a link to itself, counts as missing.
             with contextlib.suppress(FileNotFoundError, Unreadable), local_errors("read", path):
-                found[path.relative_to(self.folder).as_posix()] = path.stat().st_size
-        return found
+                result[path.relative_to(self.folder).as_posix()] = path.stat().st_size
+        return result
 
     def folders(self) -> Sequence[str]:
         with local_errors("list", self.folder), contextlib.suppress(FileNotFoundError):
@@ -180,11 +180,11 @@ class LocalStorage:
         return []
 
     def weigh(self, folder: str = "") -> Weight:
-        place = self._path(folder) if folder else self.folder
-        with local_errors("list", place):
-            found = [path.stat() for path in place.rglob("*") if path.is_file()]
+        top = self._path(folder) if folder else self.folder
+        with local_errors("list", top):
+            stats = [path.stat() for path in top.rglob("*") if path.is_file()]
         return Weight(
-            sum(item.st_size for item in found), max((item.st_mtime for item in found), default=0.0)
+            sum(item.st_size for item in stats), max((item.st_mtime for item in stats), default=0.0)
         )
 
     def delete(self, name: str) -> None:
@@ -194,9 +194,9 @@ class LocalStorage:
             sync_folder(path.parent)
 
     def clear(self, folder: str) -> None:
-        place = self._path(folder)
-        with local_errors("delete", place), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(place)
+        path = self._path(folder)
+        with local_errors("delete", path), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
     def download(self, name: str, path: Path) -> None:
         copy_file(self._path(name), path)

@@ -32,12 +32,12 @@ EMPTY_PAGES = 100
 """Maximum number of consecutive empty pages of a listing. More count as endless."""
 
 
-def stream(get: Callable[..., Mapping[str, Any]], place: str, retry: Retry) -> Iterator[bytes]:
+def stream(get: Callable[..., Mapping[str, Any]], address: str, retry: Retry) -> Iterator[bytes]:
     """Yield the content of an object in parts. If a response breaks off, request the rest.
 
     Args:
         get: requests the object; it takes further request parameters.
-        place: the object's address, for messages.
+        address: the object's address, for messages.
         retry: how to retry requests that make no progress.
 
     Raises:
@@ -62,51 +62,51 @@ def stream(get: Callable[..., Mapping[str, Any]], place: str, retry: Retry) -> I
         if done == size or (size is None and failure is None):
             return
         if size is not None and done > size:
-            raise _odd(place, f"{done} of the {size} bytes of an object")
-        failure = failure or _odd(place, f"{done} of {size} bytes, and then nothing")
+            raise _odd(address, f"{done} of the {size} bytes of an object")
+        failure = failure or _odd(address, f"{done} of {size} bytes, and then nothing")
         if not retry.may_pass(failure):
             raise failure
         retry.pause()
         answer = get(Range=f"bytes={done}-", **same)
-        check_range(answer, place, done)
+        check_range(answer, address, done)
 
 
-def check_range(answer: Mapping[str, Any], place: str, start: int) -> None:
+def check_range(answer: Mapping[str, Any], address: str, start: int) -> None:
     """Check that a response holds the requested bytes from `start` on.
 
     Raises:
         StorageError: if it holds others.
     """
     if not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
-        raise _odd(place, f"something other than the requested bytes from {start} on (Range)")
+        raise _odd(address, f"something other than the requested bytes from {start} on (Range)")
 
 
-def listed(pages: Iterable[Mapping[str, Any]], place: str) -> Sequence[Mapping[str, Any]]:
+def listed(pages: Iterable[Mapping[str, Any]], address: str) -> Sequence[Mapping[str, Any]]:
     """Return the entries of a listing.
 
     Raises:
         StorageError: if it never ends, or lacks required fields.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    objects: dict[str, Mapping[str, Any]] = {}
     empty = 0
     try:
         for page in pages:
-            before = len(found)
-            found.update((item["Key"], item) for item in page.get("Contents", []))
-            empty = 0 if len(found) > before else empty + 1
+            before = len(objects)
+            objects.update((item["Key"], item) for item in page.get("Contents", []))
+            empty = 0 if len(objects) > before else empty + 1
             if empty > EMPTY_PAGES:
-                raise _odd(place, "an endless listing")
-        for item in found.values():
+                raise _odd(address, "an endless listing")
+        for item in objects.values():
             if missing := {"Size", "ETag", "LastModified"} - item.keys():
-                raise _odd(place, f"a listing without {', '.join(sorted(missing))}")
+                raise _odd(address, f"a listing without {', '.join(sorted(missing))}")
     except ValueError as error:
-        raise _odd(place, f"a listing that cannot be read: {error}") from error
-    return list(found.values())
+        raise _odd(address, f"a listing that cannot be read: {error}") from error
+    return list(objects.values())
 
 
-def _odd(place: str, what: str) -> StorageError:
+def _odd(address: str, what: str) -> StorageError:
     return StorageError(
-        f"{place}: the server sent {what}",
+        f"{address}: the server sent {what}",
         remedy="check that the server in AWS_ENDPOINT_URL, and any proxy or cache in front "
         "of it, behaves like S3",
     )
@@ -125,6 +125,15 @@ LARGEST_PART = 5 << 30
 READ_AHEAD_BYTES = 512 << 20
 
 _WRITER = "steadytrain-writer"
+_ALWAYS = {
+    "ListObjectsV2": "IsTruncated",
+    "PutObject": "ETag",
+    "CreateMultipartUpload": "UploadId",
+    "UploadPart": "ETag",
+    "CompleteMultipartUpload": "ETag",
+}
+"""What the answer to a request has from every server that behaves like S3. Some servers send an
+object without its tag."""
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _TAKEN = {"PreconditionFailed", "412"}
 _CONTENDED = {"ConditionalRequestConflict", "409"}
@@ -178,6 +187,9 @@ class S3Storage:
         core = botocore.session.get_session()
         session = boto3.session.Session(botocore_session=core)
         core.register_component("data_loader", _descriptions())
+        bucket = f"s3://{self.bucket}"
+        core.register("after-call.s3", partial(_check_answer, bucket))
+        core.register("needs-retry.s3.HeadBucket", partial(_check_redirect, bucket))
         return session.client(
             "s3",
             config=Config(
@@ -251,7 +263,7 @@ class S3Storage:
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=self._key(prefix)
             )
-            found = listed(pages, f"{self.uri}/{prefix}")
+            result = listed(pages, f"{self.uri}/{prefix}")
         objects = (
             ObjectInfo(
                 item["Key"][self._cut :],
@@ -259,16 +271,16 @@ class S3Storage:
                 item["ETag"],
                 item["LastModified"].timestamp(),
             )
-            for item in found
+            for item in result
             # Skip entries for folders, and keys outside the requested prefix.
             if item["Key"].startswith(self._key(prefix)) and not item["Key"].endswith("/")
         )
         return sorted(objects, key=lambda item: item.name)
 
     def weigh(self, folder: str = "") -> Weight:
-        found = self.describe(f"{folder}/" if folder else "")
+        objects = self.describe(f"{folder}/" if folder else "")
         return Weight(
-            sum(item.size for item in found), max((item.written for item in found), default=0.0)
+            sum(item.size for item in objects), max((item.written for item in objects), default=0.0)
         )
 
     def delete(self, name: str) -> None:
@@ -331,8 +343,8 @@ class S3Storage:
         return S3Storage(f"s3://{self.bucket}/{self._key(prefix)}", self.client)
 
     def require_conditional_writes(self) -> None:
-        place = (self.client.meta.endpoint_url, self.bucket)
-        if place in self._conditional:
+        bucket = (self.client.meta.endpoint_url, self.bucket)
+        if bucket in self._conditional:
             return
         name = f".probe-{uuid.uuid4().hex}"
         try:
@@ -351,7 +363,7 @@ class S3Storage:
                 remedy="use a server that does (Amazon S3, and current MinIO, Ceph or SeaweedFS), "
                 "or a shared folder",
             )
-        self._conditional.add(place)
+        self._conditional.add(bucket)
 
     def _write_first(self, name: str, content: bytes) -> bool:
         """Write an object if it does not exist.
@@ -382,8 +394,8 @@ class S3Storage:
     def _writer(self, name: str) -> str:
         """Return the mark of the object's first writer; "" if it has none or is gone."""
         with contextlib.suppress(FileNotFoundError), self._named(name):
-            found = self.client.head_object(Bucket=self.bucket, Key=self._key(name))
-            return found["Metadata"].get(_WRITER, "")
+            head = self.client.head_object(Bucket=self.bucket, Key=self._key(name))
+            return head["Metadata"].get(_WRITER, "")
         return ""
 
     def _key(self, name: str) -> str:
@@ -394,7 +406,7 @@ class S3Storage:
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-        place = f"s3://{self.bucket}/{self._key(name)}"
+        address = f"s3://{self.bucket}/{self._key(name)}"
         try:
             yield
         except (ClientError, Boto3Error) as error:
@@ -402,14 +414,48 @@ class S3Storage:
             refusal = error if isinstance(error, ClientError) else error.__context__
             code = _code(refusal)
             if code in _ABSENT:
-                raise FileNotFoundError(place) from error
+                raise FileNotFoundError(address) from error
             what = "it changed while it was read" if code in _TAKEN else code or error
-            failed = StorageError(f"{place}: {what}", remedy=_remedy(code))
+            failed = StorageError(f"{address}: {what}", remedy=_remedy(code))
             failed.denied = code in _REFUSED
             raise failed from error
         except BotoCoreError as error:
             code = "AccessDenied" if isinstance(error, NoCredentialsError) else ""
-            raise StorageError(f"{place}: {error}", remedy=_remedy(code)) from error
+            raise StorageError(f"{address}: {error}", remedy=_remedy(code)) from error
+
+
+def _check_answer(
+    bucket: str, http_response: Any, parsed: Mapping[str, Any], model: Any, **_: Any
+) -> None:
+    """Check that the answer to a request is one of S3, not the page of a proxy with the status 200.
+
+    boto3 would take such a page for an empty listing, or for a write that was done.
+
+    Raises:
+        StorageError: if it is not.
+    """
+    if http_response.status_code >= 300:
+        return
+    lacks = _ALWAYS.get(model.name, "") or ("ETag" if _is_page(parsed) else "")
+    if lacks and lacks not in parsed:
+        raise _odd(bucket, f"an answer to {model.name} without {lacks}")
+
+
+def _check_redirect(bucket: str, response: tuple[Any, Any] | None, **_: Any) -> None:
+    """End what botocore does about a redirect: it asks for the bucket's region, again and again.
+
+    Raises:
+        StorageError: if the answer to that is a redirect without the region.
+    """
+    answer = response[0] if response else None
+    if answer is not None and 300 <= answer.status_code < 400:
+        if "x-amz-bucket-region" in answer.headers:
+            return
+        raise _odd(bucket, "a redirect that leads to no S3 server")
+
+
+def _is_page(parsed: Mapping[str, Any]) -> bool:
+    return str(parsed.get("ContentType", "")).startswith("text/html")
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Connect to the tracking store: choose it, check it, and explain failures."""
+"""Connect to the tracking store: choose it, check it, and explain failures.
+
+The environment may name the MLflow run and the experiment.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
+from steadytrain.components.shared.cluster import POD_VARIABLE
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.evaluation import TrackingConfig
 from steadytrain.components.shared.errors import (
+    BadInput,
     SteadytrainError,
     TrackingError,
     with_causes,
@@ -27,13 +33,103 @@ from steadytrain.components.shared.redaction import (
     redact,
     secrets_of_address,
 )
-from steadytrain.components.shared.tracking.from_environment import (
-    run_from_environment,
-    stated_experiment,
-)
-from steadytrain.components.shared.tracking.parallel import run_in_parallel
+from steadytrain.components.shared.tracking.pull_sink import run_in_parallel
 from steadytrain.components.shared.tracking.store import ensure_store, sqlite_uri
 from steadytrain.components.shared.workspace import Workspace
+
+PARENT: Final = "mlflow.parentRunId"
+"""MLflow's tag of a nested run: the id of the run above it."""
+OWNER: Final = "steadytrain.owner"
+"""Tag of a given run: the identity of the run that reports into it."""
+
+
+def run_id_from_environment() -> str:
+    """Return MLFLOW_RUN_ID; "" if it is not set."""
+    return os.environ.get("MLFLOW_RUN_ID", "")
+
+
+def run_from_environment(client: Any, store: str) -> Any | None:
+    """Return the run to report into; None if MLFLOW_RUN_ID is not set.
+
+    In a step of Kubeflow Pipelines, MLFLOW_RUN_ID may be the step's own run, which its MLflow
+    plugin nests in that of the pipeline. One training has many steps, so it is the pipeline's.
+
+    Args:
+        client: MLflow's client.
+        store: address of the store, for messages.
+
+    Raises:
+        BadInput: the store has no such run, or it was deleted.
+        MlflowException: the store cannot be used.
+    """
+    if not run_id_from_environment():
+        return None
+    run = _run(
+        client, run_id_from_environment(), f"MLFLOW_RUN_ID = {run_id_from_environment()!r}", store
+    )
+    above = run.data.tags.get(PARENT, "")
+    if not above or not os.environ.get(POD_VARIABLE):
+        return run
+    return _run(client, above, f"{above!r}, in which MLFLOW_RUN_ID is nested", store)
+
+
+def stated_experiment(client: Any, configured: str, store: str) -> str:
+    """Return the experiment's name: configured, of the environment as MLflow reads it, or default.
+
+    Raises:
+        BadInput: the store has no experiment with the id in MLFLOW_EXPERIMENT_ID.
+        MlflowException: the store cannot be used.
+    """
+    default = TrackingConfig.model_fields["experiment"].default
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    number = os.environ.get("MLFLOW_EXPERIMENT_ID")
+    if configured != default or name or not number:
+        return configured if configured != default else name or default
+    with _missing_as_bad_input(f"MLFLOW_EXPERIMENT_ID = {number!r}", "experiment", store):
+        return str(client.get_experiment(number).name)
+
+
+def is_of_another(run: Any, owner: str, params: Mapping[str, str]) -> bool:
+    """Return whether a given run describes something else. MLflow never changes a parameter.
+
+    Args:
+        run: the given run.
+        owner: the identity of the run that wants to report into it.
+        params: the parameters of that run.
+    """
+    owned = run.data.tags.get(OWNER, "")
+    if owned:
+        return bool(owned != owner)
+    known = run.data.params
+    return any(known.get(name, text) != text for name, text in params.items())
+
+
+def _run(client: Any, run_id: str, what: str, store: str) -> Any:
+    with _missing_as_bad_input(what, "run", store):
+        run = client.get_run(run_id)
+    if run.info.lifecycle_stage == "deleted":
+        raise BadInput(
+            f"{what}: this run of {store} was deleted",
+            remedy=f"restore it (mlflow runs restore --run-id {run_id}), or unset it",
+        )
+    return run
+
+
+@contextlib.contextmanager
+def _missing_as_bad_input(what: str, kind: str, store: str) -> Iterator[None]:
+    """Turn MLflow's error about something that does not exist, or cannot, into BadInput."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        raise BadInput(
+            f"{what}: {store} has no such {kind}",
+            remedy=f"unset it, or point tracking.uri or MLFLOW_TRACKING_URI at the {kind}'s store",
+        ) from error
+
 
 CHECK_SECONDS = 30.0
 """Longest wait for the check, once a SQLite store exists."""
@@ -285,17 +381,17 @@ def _unavailable() -> frozenset[int]:
 
 def _answer(error: BaseException) -> tuple[int, str] | None:
     """Return the status and the words of a server that answered with an error."""
-    for found in with_causes(error):
-        if type(found).__name__ == "RestException":
-            return int(found.get_http_status_code()), str(found)  # type: ignore[attr-defined]
-        if answer := _ANSWER.search(str(found)):
+    for cause in with_causes(error):
+        if type(cause).__name__ == "RestException":
+            return int(cause.get_http_status_code()), str(cause)  # type: ignore[attr-defined]
+        if answer := _ANSWER.search(str(cause)):
             return int(answer[1]), "" if answer[2].lstrip().startswith("<") else answer[2]
     return None
 
 
 def _is_of_store(error: BaseException) -> bool:
     """Return whether an error comes from a server or a database, not from other work of MLflow."""
-    kinds = {type(found).__module__.partition(".")[0] for found in with_causes(error)}
+    kinds = {type(cause).__module__.partition(".")[0] for cause in with_causes(error)}
     return _answer(error) is not None or bool(kinds & {"requests", "sqlalchemy"})
 
 
@@ -306,11 +402,11 @@ def _is_away(error: BaseException) -> bool:
     answer = _answer(error)
     if answer is not None and answer[0] in _unavailable():
         return True
-    for found in with_causes(error):
-        if is_absence(found):
+    for cause in with_causes(error):
+        if is_absence(cause):
             return True
         # A database that is not a file, without a server of MLflow in between.
-        if type(found).__name__ == "OperationalError" and "sqlite3." not in str(found):
+        if type(cause).__name__ == "OperationalError" and "sqlite3." not in str(cause):
             return True
     return False
 
@@ -326,9 +422,9 @@ def _reason(error: Exception, uri: str) -> str:
     """Return the reason in one line, without SQL and without the words of an HTTP library."""
     from steadytrain.components.shared.http_client import is_absence, why_absent
 
-    for found in with_causes(error):
-        if is_absence(found):
-            return why_absent(found)
+    for cause in with_causes(error):
+        if is_absence(cause):
+            return why_absent(cause)
     answer = _answer(error)
     text = (str(error) if answer is None else answer[1]).replace(uri, shown(uri))
     for part in sorted(secrets_of_address(uri), key=len, reverse=True):
@@ -375,25 +471,25 @@ def registry_uri(uri: str) -> str:
 
 
 def _experiment(client: Any, name: str, uri: str, workspace: Workspace) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         # A server has its own location for artifacts. For a database, MLflow's default is a folder
         # below the current directory.
-        place = None if _served(uri) else workspace.tracking_artifacts.as_uri()
+        artifacts = None if _served(uri) else workspace.tracking_artifacts.as_uri()
         try:
-            return str(client.create_experiment(name, artifact_location=place))
+            return str(client.create_experiment(name, artifact_location=artifacts))
         except import_mlflow().MlflowException:
             # Another run may have created it in the meantime.
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage == "deleted":
+    if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
             f"the experiment {name!r} of {shown(uri)} has been deleted",
             remedy="restore it (`mlflow experiments restore`), or set another one "
             "(tracking.experiment, MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID)",
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def error_with_timeout(seconds: float, work: Callable[[], object]) -> BaseException | None:

@@ -166,9 +166,9 @@ def log_lineage(tracking: Tracking, run_id: str, config: RunConfig, workspace: W
 
 def _circumstances(events: Sequence[Event]) -> dict[str, Mapping[str, Any]]:
     """Return the tags that describe the newest attempt, as plain data."""
-    found: dict[str, Mapping[str, Any]] = {}
+    result: dict[str, Mapping[str, Any]] = {}
     if (newest := newest_attempt(events)) is not None:
-        found[PLAN] = {
+        result[PLAN] = {
             "world_size": newest.world_size,
             "nodes": newest.nodes,
             "device": newest.device,
@@ -178,8 +178,8 @@ def _circumstances(events: Sequence[Event]) -> dict[str, Mapping[str, Any]]:
         }
     for event in events:
         if isinstance(event, TrainingStarted) and event.environment:
-            found[ENVIRONMENT] = event.environment
-    return found
+            result[ENVIRONMENT] = event.environment
+    return result
 
 
 def _log_data(tracking: Tracking, run_id: str, config: RunConfig, data: DataRecord) -> None:
@@ -251,12 +251,12 @@ def _known(tracking: Tracking, workspace: Workspace) -> set[str]:
     from mlflow.entities import LoggedModelStatus
 
     mine, names = f"tags.`{_CHECKPOINT}` = '{identity(workspace)}'", set()
-    found = all_items(
+    runs = all_items(
         lambda token: tracking.client.search_logged_models(
             [tracking.experiment_id], filter_string=mine, page_token=token
         )
     )
-    for model in list(found):
+    for model in list(runs):
         if model.status == LoggedModelStatus.READY:
             names.add(model.name)
         else:
@@ -275,6 +275,6 @@ def _worth_keeping(
         (event.attempt, event.step): event for event in events if isinstance(event, CheckpointSaved)
     }
     last = dict(sorted(saved))
-    for place, event in sorted(saved.items()):
-        if place in scores or last[event.attempt] == event.step:
-            yield event, scores.get(place)
+    for position, event in sorted(saved.items()):
+        if position in scores or last[event.attempt] == event.step:
+            yield event, scores.get(position)

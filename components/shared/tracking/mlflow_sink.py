@@ -30,12 +30,12 @@ from steadytrain.components.shared.tracking.batches import (
     value,
 )
 from steadytrain.components.shared.tracking.connect import (
+    PARENT,
     Tracking,
     open_tracking,
     short_timeouts,
     tracking_errors,
 )
-from steadytrain.components.shared.tracking.from_environment import PARENT
 from steadytrain.components.shared.tracking.notes import (
     Spool,
     attempt_note,
@@ -135,10 +135,13 @@ class Delivery:
                 # The run's parameters cannot change any more.
                 size = event.batch.micro_batch_size
                 self._tag(run_id, {"micro_batch_size": size, "decision": event.reason})
+                if event.batch.sequence_length:
+                    # What the model learns is no longer what the parameters say.
+                    self._tag(self.parent, {"shortened": event.reason})
             if isinstance(event, Adjusted):
                 # Of the whole run too, whose parameters name the first value.
                 for run in (run_id, self.parent):
-                    self._tag(run, {f"adjusted.{event.step}": event.change})
+                    self._tag(run, {f"adjusted.{event.field}.{event.step}": event.change})
             if isinstance(event, AttemptEnded):
                 self._end(run_id, event)
 

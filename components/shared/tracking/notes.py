@@ -55,7 +55,7 @@ def identity(workspace: Workspace) -> str:
 
 
 class _Home(BaseModel):
-    """Which run a folder's notes are about.
+    """The run that a folder's notes are about.
 
     inode: of the folder, which it keeps when it is moved on its file system.
     """
@@ -213,7 +213,7 @@ class Spool:
             cursor = Cursor(self.workspace.events, self.sent())
             yield cursor.batch(BATCH_EVENTS, wanted)
             if cursor.ack():
-                remember(self.workspace, self.note, json.dumps(cursor.place))
+                remember(self.workspace, self.note, json.dumps(cursor.position))
 
     def sent(self) -> dict[str, int]:
         """Return the sent offset of each file. If the note is damaged, start from the beginning."""

@@ -19,23 +19,21 @@ from steadytrain.components.shared.tracking.batches import (
     key,
 )
 from steadytrain.components.shared.tracking.connect import (
+    OWNER,
+    PARENT,
     Tracking,
     check_installed,
     import_mlflow,
+    is_of_another,
     open_tracking,
     preserved_environment,
     registry_uri,
     resolve_uri,
+    run_from_environment,
+    run_id_from_environment,
     short_timeouts,
     shown,
     tracking_errors,
-)
-from steadytrain.components.shared.tracking.from_environment import (
-    OWNER,
-    PARENT,
-    is_of_another,
-    run_from_environment,
-    run_id_from_environment,
 )
 from steadytrain.components.shared.tracking.notes import (
     RUN,
@@ -154,14 +152,14 @@ def settled_run(
         if remembered and _is_active(tracking, remembered):
             return remembered
         mark = f"{identity(workspace)}/{note}"
-        found = _marked(tracking, f"= '{mark}'")
-        if not found:
+        runs = _marked(tracking, f"= '{mark}'")
+        if not runs:
             created = tracking.client.create_run(
                 tracking.experiment_id, start_time, {MARK: mark, **(tags or {})}, run_name
             )
             # Without a response, MLflow retries by itself, so there may be two runs now.
-            found = _marked(tracking, f"= '{mark}'") or [created]
-        run_id, *doubles = sorted(str(run.info.run_id) for run in found)
+            runs = _marked(tracking, f"= '{mark}'") or [created]
+        run_id, *doubles = sorted(str(run.info.run_id) for run in runs)
         for double in doubles:
             tracking.client.delete_run(double)
         remember(workspace, note, run_id)

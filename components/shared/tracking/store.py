@@ -130,8 +130,8 @@ def _artifacts_of(store: sqlite3.Connection) -> str:
     if not store.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
         return ""
     rows = store.execute("SELECT artifact_location FROM experiments ORDER BY experiment_id")
-    found = (_PLACE.fullmatch(location or "") for (location,) in rows)
-    return next((match[1] for match in found if match), "")
+    matches = (_PLACE.fullmatch(location or "") for (location,) in rows)
+    return next((match[1] for match in matches if match), "")
 
 
 def exists(uri: str) -> bool:
@@ -182,9 +182,9 @@ def _finished_by_another(path: Path) -> bool:
     """Wait for an MLflow that may be creating the store in place, as `mlflow ui` does."""
     changed, since = 0, time.monotonic()
     while not _finished(path):
-        now, found = time.monotonic(), path.stat().st_mtime_ns
-        if found != changed:
-            changed, since = found, now
+        now, modified = time.monotonic(), path.stat().st_mtime_ns
+        if modified != changed:
+            changed, since = modified, now
         if now - since >= QUIET_SECONDS:
             return False
         time.sleep(_POLL_SECONDS)

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.tabular import model as exported
 from steadytrain.components.tabular.columns import Table
-from steadytrain.components.tabular.encoder import FEATURES, parsed
+from steadytrain.components.tabular.encoder import FEATURES, fit_texts, parsed
 from steadytrain.components.tabular.model import (
     LabelSetsModel,
     Preparation,
@@ -30,7 +30,6 @@ from steadytrain.components.tabular.model import (
     odds_of,
     plain_number,
 )
-from steadytrain.components.tabular.texts import fit_texts
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.tasks.encoding.base import COLUMNS
 from steadytrain.components.tasks.scoring.table import class_counts, read_batches
@@ -52,15 +51,15 @@ def read_table(data: DataRecord) -> Table:
 class OneLabel(DataRecord):
     """Prepared data with sets of labels, of which one label counts: the classes are no and yes.
 
-    place: of the label.
+    index: of the label.
     """
 
-    place: int
+    index: int
 
     @classmethod
-    def of(cls, data: DataRecord, place: int) -> OneLabel:
+    def of(cls, data: DataRecord, index: int) -> OneLabel:
         """Return the data for one label."""
-        return cls.model_construct(**{**dict(data), "labels": ["no", "yes"], "place": place})
+        return cls.model_construct(**{**dict(data), "labels": ["no", "yes"], "index": index})
 
 
 def read_side(data: DataRecord, side: Side) -> tuple[list[Mapping[str, Any]], Array]:
@@ -80,11 +79,11 @@ def read_side(data: DataRecord, side: Side) -> tuple[list[Mapping[str, Any]], Ar
 
 def _targets(column: Any, data: DataRecord) -> Array:
     if not pa.types.is_list(column.type):
-        found: Array = column.to_numpy().astype(np.float64)
-        return found
+        result: Array = column.to_numpy().astype(np.float64)
+        return result
     sets = column.to_pylist()
     if isinstance(data, OneLabel):
-        return np.array([data.place in own for own in sets], np.float64)
+        return np.array([data.index in labels for labels in sets], np.float64)
     flags = np.zeros((len(sets), len(data.labels)))
     for row, places in enumerate(sets):
         flags[row, places] = 1
@@ -142,10 +141,10 @@ class TableLearner:
         self.threads = threads_for(self.matrix.size, config.compute)
 
     def _check_settings(self) -> None:
-        found = self.config.model.config.get("model_type")
-        if found != self.model_type:
+        kind = self.config.model.config.get("model_type")
+        if kind != self.model_type:
             raise BadInput(
-                f"model.config.model_type = {found!r}: model.framework "
+                f"model.config.model_type = {kind!r}: model.framework "
                 f"{self.config.model.framework} trains {self.model_type}",
                 remedy=f"set it to {self.model_type}",
             )
@@ -166,17 +165,17 @@ class TableLearner:
 
     def _weights(self, records: Sequence[Mapping[str, Any]]) -> Array | None:
         settings, column = self.config.training.class_weights, self.config.data.columns.weight
-        found = None
+        weights = None
         if column:
-            found = np.array([plain_number(record[column]) for record in records])
+            weights = np.array([plain_number(record[column]) for record in records])
         if settings.on:
             from steadytrain.components.techniques.rare_classes.weights import class_weights
 
             of_class: Any = class_weights(settings, self.labels, self._counts)
             mine = of_class.numpy().astype(np.float64)[self.targets.astype(int)]
-            found = mine if found is None else found * mine
-        if found is None or self.weighs:
-            return None if found is None else found / found.mean()
+            weights = mine if weights is None else weights * mine
+        if weights is None or self.weighs:
+            return None if weights is None else weights / weights.mean()
         field = "data.columns.weight" if column else "training.class_weights"
         raise BadInput(
             f"{field}: in model_type {self.model_type}, all records weigh the same",
@@ -188,7 +187,7 @@ class TableLearner:
 
     def _monotone(self, given: Any) -> npt.NDArray[np.int64]:
         names, kinds = self.preparation.columns, self.preparation.kinds
-        found = np.zeros(len(names), int)
+        result = np.zeros(len(names), int)
         for name, sign in (given if isinstance(given, dict) else {"": given}).items():
             if kinds.get(name) != "number" or sign not in (1, -1) or isinstance(sign, bool):
                 raise BadInput(
@@ -196,14 +195,14 @@ class TableLearner:
                     "or -1",
                     remedy="write {column: 1} for outputs that rise with the column, or -1",
                 )
-            found[self.preparation.places[name]] = sign
-        if found.any() and self.outputs > 1:
+            result[self.preparation.places[name]] = sign
+        if result.any() and self.outputs > 1:
             raise BadInput(
                 f"model.config.monotone = {given!r}: with {self.outputs} classes, none of them "
                 "rises alone",
                 remedy="leave it out, or predict two classes or a number",
             )
-        return found
+        return result
 
     def refused(self, error: Exception) -> BadInput:
         """Return the error about settings that a library refuses."""
@@ -217,7 +216,7 @@ class TableLearner:
         if self.sets:
             return
         seen = {*self.targets.astype(int).tolist()} if self.labels else set[int]()
-        if absent := [name for place, name in enumerate(self.labels) if place not in seen]:
+        if absent := [name for index, name in enumerate(self.labels) if index not in seen]:
             raise BadInput(
                 f"no training record has the class {absent[0]!r}, so {self.model_type} does not "
                 "learn it",
@@ -249,8 +248,8 @@ class TableLearner:
 
         Each class counts once more than it occurs, so that none has a probability of 0.
         """
-        found: Array = (self.counted() + 1) / (self.counted() + 1).sum()
-        return found
+        result: Array = (self.counted() + 1) / (self.counted() + 1).sum()
+        return result
 
     def counted(self) -> Array:
         """Return what the records of each class weigh together."""
@@ -271,8 +270,8 @@ class TableLearner:
         if self.sets:
             each: Array = (np.logaddexp(0, raw) - targets * raw).mean(axis=1)
             return each
-        found: Array = -log_probabilities(raw)[np.arange(len(targets)), targets.astype(int)]
-        return found
+        result: Array = -log_probabilities(raw)[np.arange(len(targets)), targets.astype(int)]
+        return result
 
     def validate(self, rows: Iterable[Row]) -> Mapping[str, float]:
         del rows
@@ -342,13 +341,13 @@ class ConstantLearner(TableLearner):
         return Learned(self.training_loss(raw), learning_rate_scale)
 
     def held_out(self) -> Array:
-        found: Array = self.model().raw(self.held_out_matrix)
-        return found
+        result: Array = self.model().raw(self.held_out_matrix)
+        return result
 
     def model(self) -> TableModel:
-        found = TableModel(self.preparation, self.labels, self.base())
-        found.sets = self.sets
-        return found
+        result = TableModel(self.preparation, self.labels, self.base())
+        result.sets = self.sets
+        return result
 
     def state(self) -> State:
         return {}
@@ -373,10 +372,10 @@ class LabelSetsLearner(TableLearner):
         counts, rows = class_counts(data), data.sides["train"].rows
         constant = made.needs_classes & ((counts == 0) | (counts == rows))
         self.learners = [
-            ConstantLearner(_without_settings(config), OneLabel.of(data, place))
-            if constant[place]
-            else made(config, OneLabel.of(data, place))
-            for place in range(len(data.labels))
+            ConstantLearner(_without_settings(config), OneLabel.of(data, index))
+            if constant[index]
+            else made(config, OneLabel.of(data, index))
+            for index in range(len(data.labels))
         ]
         self.preparation = self.learners[0].preparation
         self.held_out_targets = np.stack([each.held_out_targets for each in self.learners], axis=1)
@@ -386,29 +385,29 @@ class LabelSetsLearner(TableLearner):
         return sum(each.parameters for each in self.learners)
 
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
-        found = [
+        losses = [
             each.learn(rows, learning_rate_scale=learning_rate_scale) for each in self.learners
         ]
-        mean = float(np.mean([each.loss for each in found]))
-        return dataclasses.replace(found[0], loss=mean)
+        mean = float(np.mean([each.loss for each in losses]))
+        return dataclasses.replace(losses[0], loss=mean)
 
     def held_out(self) -> Array:
         return np.stack([odds_of(each.held_out()) for each in self.learners], axis=1)
 
     def state(self) -> State:
         return {
-            f"{place}.{name}": value
-            for place, each in enumerate(self.learners)
+            f"{index}.{name}": value
+            for index, each in enumerate(self.learners)
             for name, value in each.state().items()
         }
 
     def restore(self, state: State) -> None:
         parts = [dict[str, Any]() for _ in self.learners]
         for key, value in state.items():
-            place, _, name = key.partition(".")
-            parts[int(place)][name] = value
-        for each, own in zip(self.learners, parts, strict=True):
-            each.restore(own)
+            index, _, name = key.partition(".")
+            parts[int(index)][name] = value
+        for each, part in zip(self.learners, parts, strict=True):
+            each.restore(part)
 
     def model(self) -> TableModel:
         members = [each.model() for each in self.learners]

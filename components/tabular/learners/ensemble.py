@@ -7,19 +7,20 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.task_names import TABULAR_MULTI_LABEL
+from steadytrain.components.shared.config.data_sections import TABULAR_MULTI_LABEL
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tabular import model as exported
 from steadytrain.components.tabular.learners.base import MODULE, TableLearner
 from steadytrain.components.tabular.model import EnsembleModel, TableModel
-from steadytrain.components.train.framework.ensemble import EnsembleLearner
+from steadytrain.components.train.framework import LearnerTrainer
+from steadytrain.components.train.framework.ensemble import EnsembleLearner, learner
 from steadytrain.components.train.step import load_trainer
 
 
@@ -48,11 +49,12 @@ def calibration_of(config: RunConfig, labels: Sequence[str]) -> Calibrated:
         )
     sets = config.data.task == TABULAR_MULTI_LABEL
     fits = isinstance(decision, dict) and {*decision} in ({*labels}, set())
-    if not fits or not all(map(_positive, decision.values())) or (decision and sets):
+    right, kind = (_is_chance, "from 0 to 1") if sets else (_positive, "above 0")
+    if not fits or not all(map(right, decision.values())):
         raise BadInput(
-            f"model.config.decision = {decision!r}: it does not map each class to a number above 0",
-            remedy=f"give a weight for each of {', '.join(labels)}"
-            if labels and not sets
+            f"model.config.decision = {decision!r}: it does not map each class to a number {kind}",
+            remedy=f"give a {'threshold' if sets else 'weight'} for each of {', '.join(labels)}"
+            if labels
             else "leave it out",
         )
     isotonic = given.get("isotonic", [])
@@ -88,6 +90,10 @@ def _positive(value: Any) -> bool:
     return number and 0 < value < math.inf
 
 
+def _is_chance(value: Any) -> bool:
+    return value == 0 or (_positive(value) and value <= 1)
+
+
 class TableEnsembleLearner(EnsembleLearner):
     """Trains members on the training and the validation side."""
 
@@ -102,13 +108,13 @@ class TableEnsembleLearner(EnsembleLearner):
         )
         self.data = data.model_copy(update={"sides": {**data.sides, "train": both}})
 
-    def member(self, place: int) -> TableLearner:
-        trainer = load_trainer(self.members[place].framework)
+    def member(self, index: int) -> TableLearner:
+        trainer = load_trainer(self.members[index].framework)
         new = getattr(trainer, "learner", None)
-        found = new(self.configs[place], self.data) if new else None
-        if not isinstance(found, TableLearner):
-            raise self.unlike(place, "tables", "use another one")
-        return found
+        result = new(self.configs[index], self.data) if new else None
+        if not isinstance(result, TableLearner):
+            raise self.unlike(index, "tables", "use another one")
+        return result
 
     def model_of(self, member: TableLearner) -> TableModel:
         return member.model()
@@ -123,3 +129,6 @@ class TableEnsembleLearner(EnsembleLearner):
             setattr(ensemble, name, value)
         ensemble.save(folder)
         shutil.copyfile(exported.__file__, folder / MODULE)
+
+
+ENSEMBLE: Final = LearnerTrainer(learner)

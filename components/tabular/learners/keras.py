@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from steadytrain.components.tabular.learners.networks import (
     embedding_size,
 )
 from steadytrain.components.tasks.base import Row
-from steadytrain.components.train.framework import Learned
+from steadytrain.components.train.framework import Learned, LearnerTrainer
 from steadytrain.components.train.framework.learner import State
 
 
@@ -94,11 +94,11 @@ class KerasLearner(NetworkLearner):
 
         inputs = [keras.Input((each.shape[1],), dtype=each.dtype.name) for each in self.read]
         parts = [inputs[0]]
-        for place, count in enumerate(self.inputs.counts):
+        for index, count in enumerate(self.inputs.counts):
             start = keras.initializers.RandomUniform(seed=seed())
             size = embedding_size(count)
-            layer = keras.layers.Embedding(count + 1, size, start, name=f"embedding{place}")
-            parts.append(layer(inputs[1][:, place]))
+            layer = keras.layers.Embedding(count + 1, size, start, name=f"embedding{index}")
+            parts.append(layer(inputs[1][:, index]))
         hidden = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
         for layer in range(int(self.sizes["layers"])):
             hidden = dense(f"layer{layer}", int(self.sizes["width"]), "relu")(hidden)
@@ -112,7 +112,7 @@ class KerasLearner(NetworkLearner):
         order = np.random.default_rng([self.seed, self.epochs]).permutation(len(self.targets))
         weights = None if self.row_weights is None else self.row_weights[order].astype(np.float32)
         aims = self.aims[order].astype(np.int32 if self.labels else np.float32)
-        found = self.network.fit(
+        fitted = self.network.fit(
             [each[order] for each in self.read],
             aims,
             batch_size=self.batch,
@@ -121,33 +121,33 @@ class KerasLearner(NetworkLearner):
             verbose=0,
         )
         self.epochs += 1
-        return Learned(float(found.history["loss"][0]) * self.scale, rate)
+        return Learned(float(fitted.history["loss"][0]) * self.scale, rate)
 
     def trained(self) -> dict[str, Any]:
-        found = dict[str, Any]()
-        for place in range(len(self.inputs.counts)):
-            (found[f"embedding{place}"],) = self.network.get_layer(
-                f"embedding{place}"
+        weights = dict[str, Any]()
+        for index in range(len(self.inputs.counts)):
+            (weights[f"embedding{index}"],) = self.network.get_layer(
+                f"embedding{index}"
             ).get_weights()
         for layer in range(int(self.sizes["layers"])):
             weight, bias = self.network.get_layer(f"layer{layer}").get_weights()
-            found |= {f"weight{layer}": weight, f"bias{layer}": bias[None]}
+            weights |= {f"weight{layer}": weight, f"bias{layer}": bias[None]}
         weight, bias = self.network.get_layer("head").get_weights()
-        return found | {"head": weight[None], "head_bias": bias[None]}
+        return weights | {"head": weight[None], "head_bias": bias[None]}
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
         """Yield what `learn` changes: weights, what dropout draws next, and moments."""
         for owner in ("network", "optimizer"):
-            for place, variable in enumerate(getattr(self, owner).variables):
-                yield f"{owner} {place}", variable
+            for index, variable in enumerate(getattr(self, owner).variables):
+                yield f"{owner} {index}", variable
 
     def state(self) -> State:
         convert = importlib.import_module("keras").ops.convert_to_numpy
-        found = {name: np.array(convert(variable)) for name, variable in self._variables()}
+        arrays = {name: np.array(convert(variable)) for name, variable in self._variables()}
         # A checkpoint holds no unsigned numbers of 32 bits, which seeds are.
         return {
             name: array.astype(np.int64) if array.dtype.kind == "u" else array
-            for name, array in found.items()
+            for name, array in arrays.items()
         } | {"epochs": np.array(self.epochs)}
 
     def restore(self, state: State) -> None:
@@ -190,3 +190,7 @@ class TensorFlowLearner(KerasLearner):
             threads.set_intra_op_parallelism_threads(self.threads)
             threads.set_inter_op_parallelism_threads(1)
         tensorflow.config.experimental.enable_op_determinism()
+
+
+JAX: Final = LearnerTrainer(JaxLearner)
+TENSORFLOW: Final = LearnerTrainer(TensorFlowLearner)

@@ -61,41 +61,41 @@ class NetworkLearner(TableLearner):
         self.epochs = 0
 
     def _number(self, name: str, like: float) -> float:
-        found = self.given.get(name, like)
+        result = self.given.get(name, like)
         whole, least = isinstance(like, int), 1 if isinstance(like, int) else 0
         most = 1 if name == "dropout" else math.inf
         kinds = int if whole else (int, float)
-        if isinstance(found, bool) or not isinstance(found, kinds) or not least <= found < most:
+        if isinstance(result, bool) or not isinstance(result, kinds) or not least <= result < most:
             raise BadInput(
-                f"model.config.{name} = {found!r}: it is not a {'whole ' * whole}number from "
+                f"model.config.{name} = {result!r}: it is not a {'whole ' * whole}number from "
                 f"{least}{' to below 1' * (name == 'dropout')}",
                 remedy=f"use a number such as {like}",
             )
-        return found
+        return result
 
     @abstractmethod
     def trained(self) -> Mapping[str, Any]:
         """Return the weights, by their names in `NetworkModel`."""
 
     def held_out(self) -> Array:
-        found: Array = self.model().raw(self.held_out_matrix)
-        return found
+        result: Array = self.model().raw(self.held_out_matrix)
+        return result
 
     def model(self) -> TableModel:
         shared = self.preparation, self.labels, self.middle
-        found = NetworkModel(*shared, **self.inputs.arrays, **self.trained())
-        found.sets = self.sets
-        return found
+        result = NetworkModel(*shared, **self.inputs.arrays, **self.trained())
+        result.sets = self.sets
+        return result
 
 
 def _quantiles(matrix: Array, categories: Sequence[int]) -> dict[str, Any]:
     """Return points of each column of numbers, and what a normal distribution has there."""
     points, scores, ends = [np.zeros(0)], [np.zeros(0)], [0]
     normal = NormalDist()
-    for place in range(matrix.shape[1]):
-        if place in categories:
+    for index in range(matrix.shape[1]):
+        if index in categories:
             continue
-        present = np.sort(matrix[:, place][~np.isnan(matrix[:, place])])
+        present = np.sort(matrix[:, index][~np.isnan(matrix[:, index])])
         shares = np.linspace(0, 1, min(_QUANTILES, len(present)))
         values = np.quantile(present, shares) if len(present) else np.zeros(0)
         unique, where = np.unique(values, return_inverse=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tabular.learners.base import TableLearner
+from steadytrain.components.train.framework import LearnerTrainer
 
 
 def learner(config: RunConfig, data: DataRecord) -> TableLearner:
@@ -19,3 +22,6 @@ def learner(config: RunConfig, data: DataRecord) -> TableLearner:
             remedy=f"use {' or '.join(sorted(MODELS))}",
         )
     return MODELS[name](config, data)
+
+
+PYTORCH: Final = LearnerTrainer(learner, ("steadytrain.components.tabular.learners.torch_tables",))

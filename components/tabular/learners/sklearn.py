@@ -24,7 +24,7 @@ from steadytrain.components.tabular.model import (
     standardized,
 )
 from steadytrain.components.tasks.base import Row
-from steadytrain.components.train.framework import Learned
+from steadytrain.components.train.framework import Learned, LearnerTrainer
 from steadytrain.components.train.framework.learner import State
 
 _PENALTY: Final = 1.0
@@ -51,8 +51,8 @@ class StandardizingLearner(TableLearner):
         self.inputs = standardized(dense, **self.scaling)
 
     def held_out(self) -> Array:
-        found: Array = self.model().raw(self.held_out_matrix)
-        return found
+        result: Array = self.model().raw(self.held_out_matrix)
+        return result
 
 
 class LinearLearner(StandardizingLearner):
@@ -189,3 +189,6 @@ def learner(config: RunConfig, data: DataRecord) -> TableLearner:
             remedy=f"use {', '.join(sorted(MODELS))}",
         )
     return MODELS[name](config, data)
+
+
+SKLEARN: Final = LearnerTrainer(learner, ("sklearn.ensemble", "sklearn.linear_model"))

@@ -53,24 +53,24 @@ class MlpLearner(NetworkLearner):
         def uniform(*shape: int, fan: int) -> torch.Tensor:
             return (2 * torch.rand(*shape, generator=chance) - 1) / math.sqrt(fan)
 
-        found, wide = dict[str, torch.Tensor](), numbers
-        for place, count in enumerate(self.inputs.counts):
+        result, wide = dict[str, torch.Tensor](), numbers
+        for index, count in enumerate(self.inputs.counts):
             size = embedding_size(count)
-            found[f"embedding{place}"] = uniform(count + 1, size, fan=size)
+            result[f"embedding{index}"] = uniform(count + 1, size, fan=size)
             wide += size
         out = int(self.sizes["width"])
         for layer in range(int(self.sizes["layers"])):
-            found[f"weight{layer}"] = uniform(wide, out, fan=wide)
-            found[f"bias{layer}"] = uniform(self.members, out, fan=wide)
+            result[f"weight{layer}"] = uniform(wide, out, fan=wide)
+            result[f"bias{layer}"] = uniform(self.members, out, fan=wide)
             if self.members > 1:
                 signs = torch.randint(0, 2, (self.members, wide), generator=chance) * 2.0 - 1
-                found[f"before{layer}"] = signs if layer == 0 else torch.ones(self.members, wide)
-                found[f"after{layer}"] = torch.ones(self.members, out)
+                result[f"before{layer}"] = signs if layer == 0 else torch.ones(self.members, wide)
+                result[f"after{layer}"] = torch.ones(self.members, out)
             wide = out
         outputs = max(1, len(self.labels))
-        found["head"] = uniform(self.members, wide, outputs, fan=wide)
-        found["head_bias"] = torch.zeros(self.members, outputs)
-        return found
+        result["head"] = uniform(self.members, wide, outputs, fan=wide)
+        result["head_bias"] = torch.zeros(self.members, outputs)
+        return result
 
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         del rows
@@ -108,18 +108,20 @@ class MlpLearner(NetworkLearner):
         return float(loss.detach()) * self.scale
 
     def _loss(self, some: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-        found = self._forward(some, chance)
+        outputs = self._forward(some, chance)
         targets = torch.from_numpy(self.targets)[some]
         if self.sets:
-            flags = targets.float().expand_as(found)
-            losses = functional.binary_cross_entropy_with_logits(found, flags, reduction="none")
+            flags = targets.float().expand_as(outputs)
+            losses = functional.binary_cross_entropy_with_logits(outputs, flags, reduction="none")
             losses = losses.mean(dim=2).flatten()
         elif self.labels:
             rows = targets.long().expand(self.members, -1)
-            losses = functional.cross_entropy(found.flatten(0, 1), rows.flatten(), reduction="none")
+            losses = functional.cross_entropy(
+                outputs.flatten(0, 1), rows.flatten(), reduction="none"
+            )
         else:
             aim = torch.from_numpy(self.aims)[some].float()
-            losses = (found[..., 0] - aim).square().flatten()
+            losses = (outputs[..., 0] - aim).square().flatten()
         losses = losses.view(self.members, -1).mean(dim=0)
         if self.row_weights is not None:
             losses = losses * torch.from_numpy(self.row_weights).float()[some]
@@ -129,8 +131,8 @@ class MlpLearner(NetworkLearner):
         """Return (members, rows, outputs)."""
         weights = self.weights
         embedded = [
-            weights[f"embedding{place}"][self.places[some, place]]
-            for place in range(len(self.inputs.counts))
+            weights[f"embedding{index}"][self.places[some, index]]
+            for index in range(len(self.inputs.counts))
         ]
         hidden = torch.cat([self.numbers[some], *embedded], dim=1).unsqueeze(0)
         keep = 1 - self.sizes["dropout"]
@@ -156,8 +158,8 @@ class MlpLearner(NetworkLearner):
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.weights.items()
-        for place, moment in enumerate(self.moments):
-            yield from ((f"moment{place} {name}", tensor) for name, tensor in moment.items())
+        for index, moment in enumerate(self.moments):
+            yield from ((f"moment{index} {name}", tensor) for name, tensor in moment.items())
 
     def restore(self, state: State) -> None:
         self.epochs = int(state["epochs"])

@@ -159,8 +159,8 @@ class HistogramBoostingLearner(SklearnTreesLearner):
         self.inputs[:, : len(categories)][rare] = np.nan
 
     def shares(self) -> Array:
-        found: Array = self.counted() / self.counted().sum()
-        return found
+        result: Array = self.counted() / self.counted().sum()
+        return result
 
     def next_part(self, rate: float) -> bytes:
         from threadpoolctl import threadpool_limits
@@ -191,7 +191,7 @@ class HistogramBoostingLearner(SklearnTreesLearner):
         from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
 
         name = "HistGradientBoosting" + ("Classifier" if self.labels else "Regressor")
-        found = getattr(ensemble, name)(
+        result = getattr(ensemble, name)(
             **self.given,
             max_iter=1,
             early_stopping=False,
@@ -201,13 +201,13 @@ class HistogramBoostingLearner(SklearnTreesLearner):
             categorical_features=list(range(len(self.preparation.categories))),
         )
         if self.parts:
-            found.fit(self.inputs, self.targets, self.row_weights)
+            result.fit(self.inputs, self.targets, self.row_weights)
             trees = [TreePredictor(*tree) for part in self.parts for tree in _trees_of(part)]
-            wide = len(found._predictors[0])
-            found._predictors = [
+            wide = len(result._predictors[0])
+            result._predictors = [
                 trees[first : first + wide] for first in range(0, len(trees), wide)
             ]
-        return found
+        return result
 
     def trees(self, part: bytes) -> Trees:
         return joined([self._arrays(nodes, raw) for nodes, _, raw in _trees_of(part)])

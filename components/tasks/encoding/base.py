@@ -206,8 +206,8 @@ class Encoder(Protocol):
 
 def class_reader(encoder: Encoder) -> Callable[[str], Sequence[str]]:
     """Return the function that returns the classes in `Content.label`."""
-    found: Callable[[str], Sequence[str]] = getattr(encoder, "classes_in", _one_class)
-    return found
+    result: Callable[[str], Sequence[str]] = getattr(encoder, "classes_in", _one_class)
+    return result
 
 
 def has_label_sets(encoder: Encoder) -> bool:

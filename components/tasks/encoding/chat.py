@@ -93,9 +93,9 @@ class ChatEncoder:
     def columns(self) -> Sequence[Sequence[str]]:
         columns = self.data.columns
         more = [columns.input] if columns.input else []
-        own = [[columns.messages], [columns.prompt, columns.completion, *more]]
+        layouts = [[columns.messages], [columns.prompt, columns.completion, *more]]
         others = (layout.columns for layout in layouts_for(columns))
-        return [*own, *([name for name in each.values() if name != "input"] for each in others)]
+        return [*layouts, *([name for name in each.values() if name != "input"] for each in others)]
 
     def read(self, row: Mapping[str, Any]) -> Content:
         """Return the messages, with the tools if there are any, as canonical JSON."""
@@ -183,12 +183,12 @@ class ChatRows:
             return Defect("refused_by_template", "it leaves nothing to predict")
         tokens, limit = len(encoded.input_ids), self.sequence_length
         try:
-            found = rows_of(encoded, limit, self.long_records)
+            cut_rows = rows_of(encoded, limit, self.long_records)
         except Defect as defect:
             return defect
         rows = [
             window_row(np.array(row.input_ids, np.int32), np.array(row.targets, np.int8))
-            for row in found
+            for row in cut_rows
         ]
         windowed = tokens > limit and self.long_records == "window"
         return EncodedRecord(

@@ -216,14 +216,14 @@ def number_of(row: Mapping[str, Any], column: str) -> float:
         raise Defect("missing_field", f"{column} is absent or null")
     plain = _NUMBER.fullmatch(value) if isinstance(value, str) else not isinstance(value, bool)
     try:
-        found = (
+        result = (
             float(value) if plain and isinstance(value, str | int | float | Decimal) else math.nan
         )
     except OverflowError:
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise Defect("wrong_type", f"{column} is {value!r:.80}, not a finite decimal number")
-    return found
+    return result
 
 
 def is_judgment(column: str, value: Any, label: str) -> bool:

@@ -94,8 +94,8 @@ class TargetedTextEncoder:
         contents: list[Any] = records["content"].to_pylist()
         firsts, seconds = zip(*map(two_texts, contents), strict=True) if contents else ((), ())
         texts = {"text": firsts, PAIR: seconds}
-        found = {name: pa.array(values, pa.string()) for name, values in texts.items()}
-        return {**found, "label": records["label"]}
+        columns = {name: pa.array(values, pa.string()) for name, values in texts.items()}
+        return {**columns, "label": records["label"]}
 
     def row_encoder(self, fitted: Fitted) -> TextRows:
         assert fitted.tokenizer is not None
@@ -184,6 +184,27 @@ class ClassIndex:
 
 
 @dataclass(frozen=True)
+class LabeledRows:
+    """Encodes records of one row and one target each, without a tokenizer. It can be pickled.
+
+    values_of: returns the columns of the row, but for the column `label`.
+    """
+
+    target: Target
+    values_of: Callable[[Content], Mapping[str, Any]]
+
+    def encode(self, records: Sequence[Content]) -> list[EncodedRecord | Defect]:
+        return [self._encoded(record) for record in records]
+
+    def _encoded(self, record: Content) -> EncodedRecord | Defect:
+        target = self.target(record)
+        if isinstance(target, Defect):
+            return target
+        values = {**self.values_of(record), "label": target}
+        return EncodedRecord(1, [EncodedRow(values, tokens=1, targets=1)])
+
+
+@dataclass(frozen=True)
 class TextRows:
     """Encodes texts with the tokenizer in a folder."""
 
@@ -204,8 +225,8 @@ class TextRows:
         pieces: dict[int, list[list[int]]] = {}
         firsts: dict[int, Any] = {}
         owners = encoded["overflow_to_sample_mapping"]
-        found = zip(owners, encoded["input_ids"], encoded.encodings, strict=True)
-        for owner, ids, encoding in found:
+        encodings = zip(owners, encoded["input_ids"], encoded.encodings, strict=True)
+        for owner, ids, encoding in encodings:
             pieces.setdefault(owner, []).append(ids)
             firsts.setdefault(owner, encoding)
         special = tokenizer.num_special_tokens_to_add()
@@ -237,12 +258,12 @@ class PairRows(TextRows):
         tokenizer = cached_tokenizer(self.tokenizer)
         pairs = [two_texts(record.text) for record in records]
         whole = pair_tokens(tokenizer, pairs)
-        long = [place for place, row in enumerate(whole) if len(row[0]) > self.sequence_length]
-        cut = pair_tokens(tokenizer, [pairs[place] for place in long], self.sequence_length)
+        long = [index for index, row in enumerate(whole) if len(row[0]) > self.sequence_length]
+        cut = pair_tokens(tokenizer, [pairs[index] for index in long], self.sequence_length)
         rows = {**dict(enumerate(whole)), **dict(zip(long, cut, strict=True))}
         return [
-            self._pair(record, rows[place], len(whole[place][0]))
-            for place, record in enumerate(records)
+            self._pair(record, rows[index], len(whole[index][0]))
+            for index, record in enumerate(records)
         ]
 
     def _pair(
@@ -257,8 +278,8 @@ class PairRows(TextRows):
             "label": target,
             TYPES: np.array(types, np.int8),
         }
-        found = EncodedRow(values, len(ids), targets=1)
-        return EncodedRecord(tokens, [found], truncated=len(ids) < tokens)
+        encoded = EncodedRow(values, len(ids), targets=1)
+        return EncodedRecord(tokens, [encoded], truncated=len(ids) < tokens)
 
 
 def pair_tokens(
@@ -317,8 +338,8 @@ def each_once(content: Content) -> Content:
 
 def classes_in(label: str) -> Sequence[str]:
     """Return the labels in `Content.label`."""
-    found: list[str] = json.loads(label)
-    return found
+    result: list[str] = json.loads(label)
+    return result
 
 
 def sets_of(labels: Any) -> Any:

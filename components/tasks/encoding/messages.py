@@ -73,7 +73,7 @@ def _refused(value: Any) -> Any:
 
 
 def text_of_messages(messages: Sequence[Message]) -> str:
-    """Return what is said in messages, except by the system."""
+    """Return the text of all messages but the system's."""
     asked = (message for message in messages if message["role"] not in _SYSTEM)
     return "\n".join(text for message in asked for text in texts_of(message))
 
@@ -92,7 +92,7 @@ def opening(messages: Sequence[Message]) -> str | None:
 
 
 def texts_of(message: Message) -> Iterator[str]:
-    """Yield what is said in a message: thoughts, content, and calls."""
+    """Yield the texts of a message: thoughts, content, and calls."""
     if REASONING[0] in message:
         yield message[REASONING[0]]
     if message["content"] is not None:
@@ -114,8 +114,8 @@ def learned_in(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 def only_last_turn(messages: Sequence[Message]) -> list[Message]:
     """Mark what the assistant says before the last question that it answers as not learned."""
     roles = [message["role"] for message in messages]
-    answer = max((place for place, role in enumerate(roles) if role == "assistant"), default=0)
-    asked = max((place for place in range(answer) if roles[place] == "user"), default=0)
+    answer = max((index for index, role in enumerate(roles) if role == "assistant"), default=0)
+    asked = max((index for index in range(answer) if roles[index] == "user"), default=0)
     return [*as_context(messages[:asked]), *messages[asked:]]
 
 
@@ -127,7 +127,7 @@ def as_context(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def check_learned(messages: Sequence[Message], place: str = "") -> None:
+def check_learned(messages: Sequence[Message], prefix: str = "") -> None:
     """Check that the model learns something of messages.
 
     Raises:
@@ -136,7 +136,7 @@ def check_learned(messages: Sequence[Message], place: str = "") -> None:
     if not learned_in(messages):
         silent = all(message["role"] != "assistant" for message in messages)
         what = "the assistant says nothing" if silent else "weight or train leaves nothing to learn"
-        raise Defect("bad_messages", place + what)
+        raise Defect("bad_messages", prefix + what)
 
 
 def scored_in(messages: Sequence[Message]) -> Iterator[str]:
@@ -199,10 +199,10 @@ def _unread(turn: Mapping[str, Any]) -> Iterator[str]:
         yield from _others(call.get("function", {}), _FUNCTION, "tool_calls.function.")
 
 
-def _others(item: Mapping[str, Any], known: set[str], place: str = "") -> Iterator[str]:
+def _others(item: Mapping[str, Any], known: set[str], prefix: str = "") -> Iterator[str]:
     for key, value in item.items():
         if key not in known and value not in (None, "", [], {}):
-            yield f"{place}{key}"
+            yield f"{prefix}{key}"
 
 
 def tools_of(value: Any, column: str) -> list[Any]:
@@ -211,11 +211,11 @@ def tools_of(value: Any, column: str) -> list[Any]:
     Raises:
         Defect: it is something else.
     """
-    found = [] if value is None or value == "" else _list_of(value, column, "wrong_type")
-    for tool in found:
+    result = [] if value is None or value == "" else _list_of(value, column, "wrong_type")
+    for tool in result:
         if not _name_of(tool):
             raise Defect("wrong_type", f"{column} has {tool!r:.80}, not a schema with a name")
-    return found
+    return result
 
 
 def tool_names(tools: Sequence[Any]) -> list[str]:
@@ -320,10 +320,10 @@ def _thoughts_of(item: Mapping[str, Any]) -> str:
     for key, value in given.items():
         if not isinstance(value, str):
             raise Defect("wrong_type", f"{key} is {type(value).__name__}, not text")
-    found = {*given.values()}
-    if len(found) > 1:
+    thoughts = {*given.values()}
+    if len(thoughts) > 1:
         raise Defect("bad_messages", f"{', '.join(REASONING)} differ in one message")
-    return found.pop() if found else ""
+    return thoughts.pop() if thoughts else ""
 
 
 def _content_of(item: Mapping[str, Any], calls: Sequence[Any]) -> str | None:
@@ -418,12 +418,12 @@ def layout_of(row: Mapping[str, Any], columns: Columns) -> Layout | None:
     """Return the layout of a row that has none of the columns of a chat."""
     if any(row.get(getattr(columns, name)) is not None for name in _OWN):
         return None
-    found = (
+    result = (
         layout
         for layout in layouts_for(columns)
         if all(layout.columns[name] in row for name in _OWN if name in layout.columns)
     )
-    return next(found, None)
+    return next(result, None)
 
 
 def input_column(columns: Columns) -> str | None:
@@ -436,10 +436,10 @@ def as_message(turn: Any) -> Any:
     """Return a turn of ShareGPT as a message with role and content; anything else unchanged."""
     if not isinstance(turn, Mapping) or "from" not in turn or {"role", "content"} & turn.keys():
         return turn
-    role, said = turn["from"], turn.get("value")
+    role, content = turn["from"], turn.get("value")
     others = {name: value for name, value in turn.items() if name not in ("from", "value")}
-    if role == "function_call" and isinstance(said, str):
-        calls = said if said.lstrip().startswith("[") else f"[{said}]"
+    if role == "function_call" and isinstance(content, str):
+        calls = content if content.lstrip().startswith("[") else f"[{content}]"
         return {"role": "assistant", "content": None, "tool_calls": calls, **others}
     known = _ROLES.get(role, role) if isinstance(role, str) else role
-    return {"role": known, "content": said, **others}
+    return {"role": known, "content": content, **others}

@@ -61,7 +61,7 @@ def _texts(content: str) -> Sequence[str]:
 
 
 def _prompt_and_answers(content: str) -> tuple[str, ...]:
-    """Return what is said in the prompt without the system, and in each answer."""
+    """Return the text of the prompt without the system message, and of each answer."""
     pair = json.loads(content)
     return tuple(text_of_messages(pair[part]) for part in ("prompt", *ANSWERS))
 
@@ -136,13 +136,13 @@ class PreferenceEncoder:
         for column, value in row.items():
             if column in used or column in answers or value is None:
                 continue
-            said = str(value)[:40].strip().casefold()
-            tie = _TIE.fullmatch(column) and said in ("true", "1", "yes")
+            verdict = str(value)[:40].strip().casefold()
+            tie = _TIE.fullmatch(column) and verdict in ("true", "1", "yes")
             other = column.replace(*answers, 1)
             kind = column.replace(answers[0], "", 1).strip("-_. ")
             high, low = score_of(kind, value), score_of(kind, row.get(other))
-            if tie or (_WINNER.fullmatch(column) and said.startswith(("tie", answers[1]))):
-                raise Defect("contradicted", f"{column[:80]} is {said}")
+            if tie or (_WINNER.fullmatch(column) and verdict.startswith(("tie", answers[1]))):
+                raise Defect("contradicted", f"{column[:80]} is {verdict}")
             if other != column and high is not None and low is not None and high < low:
                 named = f"{column[:80]} is {value}, less than {other[:80]}, which is {row[other]}"
                 raise Defect("contradicted", named)
@@ -238,8 +238,8 @@ def _whole_prompt(prompt: list[Message], shared: list[Message]) -> list[Message]
     if not any(message["role"] == "system" for message in shared):
         shared = [*system, *shared]
     turns, places = _compared(prompt), range(len(shared) - len(prompt) + 1)
-    found = any(_compared(shared)[place : place + len(turns)] == turns for place in places)
-    return shared if found else []
+    occurs = any(_compared(shared)[index : index + len(turns)] == turns for index in places)
+    return shared if occurs else []
 
 
 def _compared(messages: list[Message]) -> list[Message]:
@@ -247,7 +247,7 @@ def _compared(messages: list[Message]) -> list[Message]:
 
 
 def starts_conversation(answer: list[Message], prompt: list[Message]) -> bool:
-    """Return whether an answer cannot follow the prompt, since it begins with one of its own."""
+    """Return whether an answer cannot follow the prompt because it begins with a prompt itself."""
     first = answer[0]["role"]
     return bool(first == "system" or first == "user" == prompt[-1]["role"])
 

@@ -100,8 +100,8 @@ class _Template:
     @cached_property
     def added(self) -> list[str]:
         """Tokens that are not pieces of text, long ones first."""
-        found = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
-        return sorted(found | set(self.tokenizer.all_special_tokens), key=len, reverse=True)
+        tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        return sorted(tokens | set(self.tokenizer.all_special_tokens), key=len, reverse=True)
 
     @cached_property
     def reasoning(self) -> str:
@@ -144,13 +144,13 @@ class _Template:
 
     def _split_reasoning(self, message: Message) -> Message:
         """Move thoughts at the beginning of a content to the key that the template reads."""
-        found = _THOUGHTS.match(message["content"] or "")
-        if message["role"] != "assistant" or not found or not self.reasoning:
+        match = _THOUGHTS.match(message["content"] or "")
+        if message["role"] != "assistant" or not match or not self.reasoning:
             return message
-        apart = {**message, "content": message["content"][found.end() :]}
-        if found[1].strip() and self.reasoning not in message:
-            apart[self.reasoning] = found[1].strip("\n")
-        return apart
+        answer = {**message, "content": message["content"][match.end() :]}
+        if match[1].strip() and self.reasoning not in message:
+            answer[self.reasoning] = match[1].strip("\n")
+        return answer
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
         template = None if self.tokenizer.chat_template else DEFAULT_CHAT_TEMPLATE
@@ -173,11 +173,11 @@ class _Template:
                 f"the tokenizer's chat template rejects the messages: {error}",
                 remedy="check the roles and their order, or use another chat template",
             ) from error
-        said = _size(messages, self.tools)
-        allowed = 8 * said + _OWN_CHARACTERS * len(messages) + (1 << 20)
+        size = _size(messages, self.tools)
+        allowed = 8 * size + _OWN_CHARACTERS * len(messages) + (1 << 20)
         if len(text) > allowed:
             raise BadInput(
-                f"the tokenizer's chat template makes {len(text)} characters of {said}",
+                f"the tokenizer's chat template makes {len(text)} characters of {size}",
                 remedy="use another chat template",
             )
         return text
@@ -207,12 +207,12 @@ def _json(call: Any) -> str:
 def _size(messages: Sequence[Message], tools: Sequence[Any]) -> int:
     """Return the characters of what the messages and tools say."""
     more = [message for message in messages if len(message) > 2]
-    rest = len(json.dumps([more, list(tools)])) if more or tools else 0
-    return rest + sum(len(message["content"] or "") for message in messages)
+    other_bytes = len(json.dumps([more, list(tools)])) if more or tools else 0
+    return other_bytes + sum(len(message["content"] or "") for message in messages)
 
 
 class _Conversation:
-    """A conversation, printed once as it is, and once with marks in place of what is said.
+    """A conversation, printed once as it is, and once with marks in place of its texts.
 
     What is between the marks is the template's own. The rest of the text is what is said.
     """
@@ -222,10 +222,12 @@ class _Conversation:
         self._text = template.render(messages)
         self._leaves: list[_Leaf] = []
         self._marked = [self._mark(*item) for item in enumerate(messages)]
-        own = _MARK.split(template.render(self._marked))
+        printed = _MARK.split(template.render(self._marked))
         # A template may reorder messages, such as print the system message within the last turn.
-        self._own, self._order = own[::2], list(map(int, own[1::2]))
-        self._place = {leaf: place for place, leaf in reversed(list(enumerate(self._order)))}
+        self._own, self._order = printed[::2], list(map(int, printed[1::2]))
+        self._position_of = {
+            leaf: position for position, leaf in reversed(list(enumerate(self._order)))
+        }
         self._prompts: dict[int, list[str]] = {}
 
     def _mark(self, index: int, message: Message) -> Message:
@@ -255,12 +257,12 @@ class _Conversation:
         spans = content_spans(self._own, contents, self._text)
         if not spans:
             raise _rewritten()
-        places: dict[int, list[int]] = {}
-        for leaf, place in sorted(self._place.items(), key=lambda item: item[1]):
+        positions: dict[int, list[int]] = {}
+        for leaf, position in sorted(self._position_of.items(), key=lambda item: item[1]):
             if self._leaves[leaf].key != "name":
-                places.setdefault(self._leaves[leaf].message, []).append(place)
-        found = {i: self._span(i, each, spans) for i, each in places.items() if i in wanted}
-        return Printed(self._text, found, unprinted)
+                positions.setdefault(self._leaves[leaf].message, []).append(position)
+        result = {i: self._span(i, each, spans) for i, each in positions.items() if i in wanted}
+        return Printed(self._text, result, unprinted)
 
     def _unprinted(self) -> Counter[str]:
         """Count the thoughts, names and ids of calls that the template does not print.
@@ -276,26 +278,26 @@ class _Conversation:
             elif number not in times or (times[number] > 1 and leaf.key in ("content", *REASONING)):
                 raise _rewritten()
             elif leaf.key == "tool_calls":
-                _check_arguments(leaf, self._own[self._place[number] + 1])
-        for number, place in self._place.items():
+                _check_arguments(leaf, self._own[self._position_of[number] + 1])
+        for number, position in self._position_of.items():
             message = self._messages[self._leaves[number].message]
-            around = self._own[place] + self._own[place + 1]
+            around = self._own[position] + self._own[position + 1]
             if message["role"] == "tool":
                 keys = ("name", "tool_call_id")
                 unprinted.update(key for key in keys if str(message.get(key, "")) not in around)
-        own = "".join(self._own)
+        printed = "".join(self._own)
         for name in tool_names(self._template.tools):
-            if name not in own:
+            if name not in printed:
                 raise BadInput(
                     f"the tokenizer's chat template does not print the tool {name[:80]!r}",
                     remedy="use a chat template that prints the tools",
                 )
         return unprinted
 
-    def _span(self, index: int, places: Sequence[int], spans: Sequence[Span]) -> Span:
-        """Return what is said in a message, whose leaves are at these places."""
-        first, last = places[0], places[-1]
-        if len(places) <= last - first:
+    def _span(self, index: int, positions: Sequence[int], spans: Sequence[Span]) -> Span:
+        """Return the text of the message whose leaves are at these positions."""
+        first, last = positions[0], positions[-1]
+        if len(positions) <= last - first:
             raise _rewritten()
         start, end = spans[first][0], spans[last][1]
         if self._leaves[self._order[first]].key != "content":
@@ -305,45 +307,45 @@ class _Conversation:
             end += self._tail(index, last)
         return start, end
 
-    def _prompt(self, index: int, place: int, *, thinks: bool) -> int:
+    def _prompt(self, index: int, position: int, *, thinks: bool) -> int:
         """Return how much of what is printed before a message the model is given to answer."""
-        own = self._own[place]
+        printed = self._own[position]
         # Without thoughts, some templates print empty ones, and give them with the prompt.
         for options in [{}] if thinks else [{"enable_thinking": False}, {}]:
             known = self._prompts.setdefault(len(options), [])
             for prompt in known:
-                if own.startswith(prompt):
+                if printed.startswith(prompt):
                     return len(prompt)
-            prompt = self._ending(index, place, add_generation_prompt=True, **options)
-            if own.startswith(prompt):
+            prompt = self._ending(index, position, add_generation_prompt=True, **options)
+            if printed.startswith(prompt):
                 known.append(prompt)
                 return len(prompt)
         # The prompt may begin an answer that this message does not give, such as thoughts.
-        before = self._ending(index, place)
-        if not own.startswith(before):
+        before = self._ending(index, position)
+        if not printed.startswith(before):
             raise _unclear(index)
         borders = re.finditer("|".join([*map(re.escape, self._template.added), r"\s"]), prompt)
         ends = (border.end() for border in borders)
-        return max(len(before), *(end for end in ends if own.startswith(prompt[:end])), 0)
+        return max(len(before), *(end for end in ends if printed.startswith(prompt[:end])), 0)
 
-    def _tail(self, index: int, place: int) -> int:
+    def _tail(self, index: int, position: int) -> int:
         """Return the length of what the template prints after a message's last leaf.
 
         The token that ends the turn does not count.
         """
-        own = self._own[place + 1]
-        tail = self._ending(index + 1, place + 1).rstrip()
-        if not own.startswith(tail):
+        printed = self._own[position + 1]
+        tail = self._ending(index + 1, position + 1).rstrip()
+        if not printed.startswith(tail):
             raise _unclear(index)
         end = next(filter(tail.endswith, self._template.added), "")
         return len(tail) - len(end)
 
-    def _ending(self, count: int, place: int, **options: Any) -> str:
-        """Return what is printed last for the first messages, after the leaf before `place`."""
-        own = _MARK.split(self._template.render(self._marked[:count], **options))
-        if own[1::2][-1:] != [str(leaf) for leaf in self._order[:place][-1:]]:
+    def _ending(self, count: int, position: int, **options: Any) -> str:
+        """Return what is printed last for the first messages, after the leaf before `position`."""
+        printed = _MARK.split(self._template.render(self._marked[:count], **options))
+        if printed[1::2][-1:] != [str(leaf) for leaf in self._order[:position][-1:]]:
             raise _unclear(count)
-        return own[-1]
+        return printed[-1]
 
 
 def _check_arguments(call: _Leaf, after: str) -> None:
@@ -426,9 +428,9 @@ def _span(content: str, after: str, text: str, start: int, *, last: bool) -> Spa
         return None
     end += len(core)
     # Take the first match. There is no backtracking.
-    found = len(text) - len(after) if last else text.find(after, end, end + len(tail) + len(after))
-    if found < end or not text.startswith(after, found):
+    result = len(text) - len(after) if last else text.find(after, end, end + len(tail) + len(after))
+    if result < end or not text.startswith(after, result):
         return None
     # A content of only white space may have lost both ends.
-    left = text[end:found]
-    return (start, found) if tail.startswith(left) or (not core and left in tail) else None
+    left = text[end:result]
+    return (start, result) if tail.startswith(left) or (not core and left in tail) else None

@@ -99,10 +99,10 @@ class TextPairRows:
         tokenizer = cached_tokenizer(self.tokenizer)
         special = tokenizer.num_special_tokens_to_add()
         texts = [texts_of(record.text) for record in records]
-        found = iter(
+        encodings = iter(
             text_windows(tokenizer, [text for both in texts for text in both], self.sequence_length)
         )
-        return [_record([next(found) for _ in both], special) for both in texts]
+        return [_record([next(encodings) for _ in both], special) for both in texts]
 
 
 def _record(texts: Sequence[Sequence[Sequence[int]]], special: int) -> EncodedRecord:
@@ -129,10 +129,10 @@ def halves(ids: npt.ArrayLike, special: Sequence[int]) -> tuple[Tokens, Tokens]:
         special: tokens that are not the text's own.
     """
     given = np.asarray(ids, dtype=np.int32)
-    own = np.flatnonzero(~np.isin(given, special))
-    if not len(own):
+    text_tokens = np.flatnonzero(~np.isin(given, special))
+    if not len(text_tokens):
         return given, given
-    start, end = own[0], own[-1] + 1
+    start, end = text_tokens[0], text_tokens[-1] + 1
     middle = (start + end + 1) // 2
     first = np.concatenate([given[:middle], given[end:]])
     return first, np.concatenate([given[:start], given[middle:]])

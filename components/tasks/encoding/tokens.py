@@ -277,13 +277,13 @@ def windows(encoded: Encoded, length: int) -> list[Encoded]:
     """
     if length < 2:
         raise ValueError(f"a window of {length} tokens has nothing to predict")
-    found = [Encoded(encoded.input_ids[:length], encoded.targets[:length])]
+    result = [Encoded(encoded.input_ids[:length], encoded.targets[:length])]
     for start in range(length - 1, len(encoded.input_ids) - 1, length - 1):
         ids, targets = (
             part[start : start + length] for part in (encoded.input_ids, encoded.targets)
         )
-        found.append(Encoded(ids, [0, *targets[1:]]))
-    return found
+        result.append(Encoded(ids, [0, *targets[1:]]))
+    return result
 
 
 def encode_record(tokenizer: Any, record: Mapping[str, Any]) -> Encoded:
@@ -341,7 +341,7 @@ def _chosen(
 
     A span also includes the special token after it, if only white space is in between.
     """
-    targets, found = [0] * len(ids), set()
+    targets, kept_tokens = [0] * len(ids), set()
     ends = [index for index, token in enumerate(ids) if token in special]
     token = after = 0
     for start, end in spans:
@@ -351,7 +351,7 @@ def _chosen(
             low, high = offsets[ends[after]]
             if _blank(text, end, low):
                 end = high
-                found.add(ids[ends[after]])
+                kept_tokens.add(ids[ends[after]])
         while token < len(ids) and max(offsets[token][1], offsets[token][0] + 1) <= start:
             token += 1
         index = token
@@ -360,12 +360,12 @@ def _chosen(
             index += 1
     if targets:
         targets[0] = 0
-    return Encoded(ids, targets, frozenset(found))
+    return Encoded(ids, targets, frozenset(kept_tokens))
 
 
 def _blank(text: str, start: int, end: int) -> bool:
     """Return whether a range contains only white space. Stops at the first other character."""
-    return not any(not text[place].isspace() for place in range(start, end))
+    return not any(not text[index].isspace() for index in range(start, end))
 
 
 def rows_of(encoded: Encoded, length: int, how: LongRecords | None) -> list[Encoded]:

@@ -157,14 +157,14 @@ def label_indices(records: pa.Table, labels: Sequence[str]) -> npt.NDArray[np.in
         DataError: the model does not have one of the labels.
     """
     known = {label: index for index, label in enumerate(labels)}
-    found: list[Any] = records.column("label").to_pylist()
-    unknown = sorted({str(label) for label in found if label not in known})
+    result: list[Any] = records.column("label").to_pylist()
+    unknown = sorted({str(label) for label in result if label not in known})
     if unknown:
         raise DataError(
             f"test side: label {unknown[0]!r} is not one of {', '.join(labels)}",
             remedy="set data.labels to all labels that may occur, and prepare the data again",
         )
-    return np.array([known[label] for label in found], dtype=np.int64)
+    return np.array([known[label] for label in result], dtype=np.int64)
 
 
 def _attacked(

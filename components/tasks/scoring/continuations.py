@@ -125,7 +125,7 @@ def judge(targets: TokenTargets, words: int, block: Block) -> tuple[torch.Tensor
     """
     device = targets.places.device
     width = _CELLS.get(device.type, _CELLS["cuda"]) // _ROWS
-    # Sort by place and vocabulary block, so that the tokens of a block are contiguous.
+    # Sort by position and vocabulary block, so that the tokens of a block are contiguous.
     groups = targets.of // _ROWS * (words // width + 1) + targets.tokens // width
     order = groups.argsort(stable=True)
     nats = torch.empty(len(order), dtype=torch.float32, device=device)
@@ -148,10 +148,10 @@ def judge(targets: TokenTargets, words: int, block: Block) -> tuple[torch.Tensor
                 mine = order[begin : begin + count]
                 begin += count
                 rows, tokens = targets.of[mine] - top, targets.tokens[mine] - left
-                own = logits[rows, tokens]
-                best = own == peak[rows]
+                chosen_logits = logits[rows, tokens]
+                best = chosen_logits == peak[rows]
                 best[best.clone()] = logits[rows[best]].argmax(-1) == tokens[best]
-                answered.append((mine, rows, own, best, left))
+                answered.append((mine, rows, chosen_logits, best, left))
             above = peak > highest
             leading[above] = left
             reached = torch.where(above, peak, highest)
@@ -159,9 +159,9 @@ def judge(targets: TokenTargets, words: int, block: Block) -> tuple[torch.Tensor
             shares = logits.sub_(reached[:, None]).exp_().sum(-1)
             summed = summed * (highest - reached).exp() + shares
             highest = reached
-        for mine, rows, own, best, left in answered:
+        for mine, rows, chosen_logits, best, left in answered:
             # Keep this order: for a certain token, the first difference is exactly 0.
-            nats[mine] = (own - highest[rows]) - summed[rows].log()
+            nats[mine] = (chosen_logits - highest[rows]) - summed[rows].log()
             greedy[mine] = best & (leading[rows] == left)
     return nats, greedy
 
@@ -232,15 +232,15 @@ class Continuations:
     @torch.inference_mode()
     def answer(self, requests: Sequence[Request], report: Report) -> list[Answer]:
         """Return the answers, in the order of the requests."""
-        found: list[Answer] = []
+        result: list[Answer] = []
         for start in range(0, len(requests), _REQUESTS_AT_ONCE):
             block = requests[start : start + _REQUESTS_AT_ONCE]
             answers: dict[int, Answer] = {}
             for members, part in self._passes(block):
                 answers |= zip(members, part, strict=True)
                 report(start + len(answers))
-            found += (answers[index] for index in range(len(block)))
-        return found
+            result += (answers[index] for index in range(len(block)))
+        return result
 
     def _passes(self, requests: Sequence[Request]) -> Iterator[tuple[list[int], list[Answer]]]:
         """Yield the indices of requests and their answers, one forward pass at a time."""

@@ -1,4 +1,4 @@
-"""Score a language model on the test side, and token frequencies as its baseline.
+"""Score a causal or masked language model on the test side, and token frequencies as a baseline.
 
 Only the text is scored. The end token that encoding appends is steadytrain's own and adds no loss.
 Therefore the summed losses of two models with different tokenizers cover identical bytes and are
@@ -24,7 +24,12 @@ from torch.nn import functional
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
-from steadytrain.components.tasks.encoding.plain_text import LEAST, corruption_of, plain_windows
+from steadytrain.components.tasks.encoding.plain_text import (
+    LEAST,
+    corruption_of,
+    plain_windows,
+    text_windows,
+)
 from steadytrain.components.tasks.encoding.tokens import (
     Encoded,
     encode_record,
@@ -38,6 +43,8 @@ from steadytrain.components.tasks.encoding.tokens import (
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.padding import longest, pad, padding_id
 from steadytrain.components.tasks.scoring.table import read_batches, score_pieces, score_table
+from steadytrain.components.techniques.base import IGNORED
+from steadytrain.components.techniques.masked_tokens.masking import Masking
 
 # What a tokenizer loses of a text, and what that costs a model.
 #
@@ -228,8 +235,8 @@ def document_losses(
     )
     totals = np.zeros(len(documents))
     np.add.at(totals, [index for index, _ in pieces], sums)
-    found: list[float] = totals.tolist()
-    return found
+    result: list[float] = totals.tolist()
+    return result
 
 
 @torch.inference_mode()
@@ -271,15 +278,15 @@ class DenoisingScorer:
     def score(self, components: Components, records: pa.Table) -> pa.Table:
         model, tokenizer = components["model"].eval(), components["tokenizer"]
         length = longest(model, self.data.sequence_length)
-        found = list(self._documents(tokenizer, records, length))
+        documents = list(self._documents(tokenizer, records, length))
         losses = document_losses(
             model,
-            [document for _, document in found],
+            [document for _, document in documents],
             batch_size=self.config.evaluation.batch_size,
             length=length,
             fill=padding_id(tokenizer),
         )
-        return _denoising_table(records, found, losses)
+        return _denoising_table(records, documents, losses)
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         """Predict each token by its frequency among the targets of training, plus one."""
@@ -291,12 +298,12 @@ class DenoisingScorer:
             for batch in read_batches(self.data, "train", ["input_ids"])
             for ids in batch.column("input_ids")
         )
-        for place, ids in enumerate(islice(rows, _SAMPLE)):
-            np.add.at(counts, scored_tokens(Encoded(*corruption.apply(ids, length, 0, place))), 1)
+        for index, ids in enumerate(islice(rows, _SAMPLE)):
+            np.add.at(counts, scored_tokens(Encoded(*corruption.apply(ids, length, 0, index))), 1)
         surprise = -np.log(counts / counts.sum())
-        found = list(self._documents(tokenizer, records, length))
-        losses = [float(surprise[scored_tokens(document)].sum()) for _, document in found]
-        return _denoising_table(records, found, losses) if found else None
+        documents = list(self._documents(tokenizer, records, length))
+        losses = [float(surprise[scored_tokens(document)].sum()) for _, document in documents]
+        return _denoising_table(records, documents, losses) if documents else None
 
     def _documents(
         self, tokenizer: Any, records: pa.Table, length: int
@@ -308,9 +315,9 @@ class DenoisingScorer:
         texts_windows = plain_windows(tokenizer, texts, length)
         for row, (name, pieces) in enumerate(zip(names, texts_windows, strict=True)):
             seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
-            for place, ids in enumerate(pieces):
+            for index, ids in enumerate(pieces):
                 if len(ids) >= LEAST:
-                    yield row, Encoded(*corruption.apply(ids, length, seed, place))
+                    yield row, Encoded(*corruption.apply(ids, length, seed, index))
 
 
 def _denoising_table(
@@ -324,3 +331,84 @@ def _denoising_table(
     """
     counts = [sum(document.targets) for _, document in found]
     return score_pieces(records, [row for row, _ in found], losses, counts)
+
+
+Masked = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""What the model gets of a window, and what it predicts."""
+
+
+class MaskedScorer:
+    """Scores the masked tokens of each record. Its identity decides which ones are masked."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        model, tokenizer = components["model"].eval(), components["tokenizer"]
+        length = longest(model, self.data.sequence_length)
+        windows = list(self._windows(tokenizer, records, length))
+        windows.sort(key=lambda item: len(item[1][0]), reverse=True)
+        sums = batched(
+            lambda part: _losses(model, part, padding_id(tokenizer)).tolist(),
+            [item for _, item in windows],
+            self.config.evaluation.batch_size,
+            lambda item: len(item[0]),
+        )
+        return _table(records, windows, sums)
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Predict each token by its frequency on the training side, plus one."""
+        tokenizer = load_tokenizer(self.data.path(self.data.tokenizer))
+        counts = np.ones(len(tokenizer))
+        for batch in read_batches(self.data, "train", ["input_ids"]):
+            ids = batch.column("input_ids").flatten().to_numpy()
+            counts += np.bincount(ids, minlength=len(counts))
+        surprise = -np.log(counts / counts.sum())
+        windows = list(self._windows(tokenizer, records, self.data.sequence_length))
+        losses = [surprise[targets[targets != IGNORED]].sum() for _, (_, targets) in windows]
+        table = _table(records, windows, losses)
+        return table if np.asarray(table["targets"]).any() else None
+
+    def _windows(
+        self, tokenizer: Any, records: pa.Table, length: int
+    ) -> Iterator[tuple[int, Masked]]:
+        """Yield each masked window with the index of its record."""
+        masking = Masking.by(tokenizer, self.config.training.masking.probability)
+        texts: list[Any] = records.column("text").to_pylist()
+        names = map(str, records.column("id").to_pylist())
+        result = text_windows(tokenizer, texts, length)
+        for row, (name, pieces) in enumerate(zip(names, result, strict=True)):
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+            for index, ids in enumerate(pieces):
+                yield row, masking.apply(ids, seed, index)
+
+
+def _table(
+    records: pa.Table, windows: Sequence[tuple[int, Masked]], losses: Sequence[float]
+) -> pa.Table:
+    """Return the scores of records.
+
+    Args:
+        windows: each with the index of its record.
+        losses: each window's, in nats.
+    """
+    counts = [int((targets != IGNORED).sum()) for _, (_, targets) in windows]
+    return score_pieces(records, [row for row, _ in windows], losses, counts)
+
+
+@torch.inference_mode()
+def _losses(
+    model: torch.nn.Module, windows: Sequence[Masked], fill: int
+) -> npt.NDArray[np.float64]:
+    """Return the summed loss of each window in nats."""
+    device = next(model.parameters()).device
+    ids, mask = pad([given.tolist() for given, _ in windows], fill)
+    wanted, _ = pad([targets.tolist() for _, targets in windows], IGNORED)
+    wanted = wanted.to(device)
+    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+    kept = wanted != IGNORED
+    losses = functional.cross_entropy(logits[kept].float(), wanted[kept], reduction="none")
+    sums = torch.zeros(len(windows), dtype=torch.float64, device=device)
+    sums.index_add_(0, kept.nonzero()[:, 0], losses.double())
+    result: npt.NDArray[np.float64] = sums.cpu().numpy()
+    return result

@@ -26,6 +26,7 @@ from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Components
 from steadytrain.components.tasks.scoring.classification import ClassificationScorer
 from steadytrain.components.tasks.scoring.table import class_counts, read_batches, score_table
+from steadytrain.components.tasks.scoring.thresholds import HALF, LEAST
 from steadytrain.components.tasks.scoring.whole_texts import Attacking, head_answers
 from steadytrain.components.techniques.adversarial_training import Attack
 
@@ -101,9 +102,9 @@ def constant_labels(data: DataRecord, metric: str | None) -> _Flags:
         return _most_frequent_set(data)
     order = np.argsort(-counts, kind="stable")
     scores = 2 * np.cumsum(counts[order]) / (counts.sum() + rows * np.arange(1, len(counts) + 1))
-    found = np.zeros(len(counts), dtype=np.bool_)
-    found[order[: scores.argmax() + 1]] = True
-    return found
+    result = np.zeros(len(counts), dtype=np.bool_)
+    result[order[: scores.argmax() + 1]] = True
+    return result
 
 
 def _most_frequent_set(data: DataRecord) -> _Flags:
@@ -113,9 +114,9 @@ def _most_frequent_set(data: DataRecord) -> _Flags:
         for labels in batch.column("label").to_pylist()
     )
     most = max(sorted(sets), key=sets.__getitem__)
-    found = np.zeros(len(data.labels), dtype=np.bool_)
-    found[list(most)] = True
-    return found
+    result = np.zeros(len(data.labels), dtype=np.bool_)
+    result[list(most)] = True
+    return result
 
 
 def label_flags(records: pa.Table, labels: Sequence[str]) -> _Flags:
@@ -169,9 +170,6 @@ def label_scores(
 
 FIELD: Final = THRESHOLDS
 """In config.json: the threshold of each label. Without it, all are HALF."""
-HALF: Final = 0.5
-LEAST: Final = 10
-"""Validation records with a label that the choice of its threshold needs."""
 
 
 def label_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -186,48 +184,20 @@ def label_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     ).mean(1)
 
 
-def best_thresholds(
-    truth: npt.NDArray[np.bool_], probabilities: npt.NDArray[np.float64], *, shared: bool
-) -> list[float]:
-    """Return the threshold of each label with the best F1; HALF for a label with few records.
-
-    Args:
-        truth, probabilities: (records, labels).
-        shared: return the same threshold for all labels, the one with the best micro F1.
-    """
-    if shared:
-        return [_best_threshold(truth.ravel(), probabilities.ravel())] * truth.shape[1]
-    return [
-        _best_threshold(mine, chances) if mine.sum() >= LEAST else HALF
-        for mine, chances in zip(truth.T, probabilities.T, strict=True)
-    ]
-
-
-def _best_threshold(truth: npt.NDArray[np.bool_], probabilities: npt.NDArray[np.float64]) -> float:
-    order = np.argsort(-probabilities, kind="stable")
-    ordered = probabilities[order]
-    # Records with equal probabilities are all predicted, or none is.
-    ends = np.flatnonzero(np.diff(ordered, append=-1.0))
-    scores = 2 * np.cumsum(truth[order])[ends] / (ends + 1 + truth.sum())
-    between = (ordered[ends] + np.append(ordered[1:], 0.0)[ends]) / 2
-    best = between[scores == scores.max()]
-    return float(best[np.abs(best - HALF).argmin()])
-
-
 def thresholds_of(model: Any, labels: Sequence[str]) -> npt.NDArray[np.float64]:
     """Return the threshold of each label, as recorded in a model's configuration.
 
     Raises:
         BadInput: the field has an invalid value.
     """
-    found = getattr(model.config, FIELD, {})
-    if not isinstance(found, Mapping) or not all(_is_share(item) for item in found.values()):
+    stored = getattr(model.config, FIELD, {})
+    if not isinstance(stored, Mapping) or not all(_is_share(item) for item in stored.values()):
         raise BadInput(
-            f"{FIELD} in the model's config.json is {str(found)[:80]!r}, not a number from 0 to 1 "
+            f"{FIELD} in the model's config.json is {str(stored)[:80]!r}, not a number from 0 to 1 "
             "for each label",
             remedy="restore that field: steadytrain wrote it when it trained the model",
         )
-    return np.array([found.get(label, HALF) for label in labels], dtype=np.float64)
+    return np.array([stored.get(label, HALF) for label in labels], dtype=np.float64)
 
 
 def without_thresholds(model: torch.nn.Module) -> torch.nn.Module:

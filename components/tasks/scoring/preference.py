@@ -80,8 +80,8 @@ class PreferenceScorer:
 
     def losses(self, margins: Floats, _: Sequence[str]) -> Floats:
         """Return the loss of each record."""
-        found: Floats = np.logaddexp(0, -margins)
-        return found
+        result: Floats = np.logaddexp(0, -margins)
+        return result
 
     def _losses(self, components: Components, contents: Sequence[str]) -> Floats:
         """Return the loss of each document in nats."""
@@ -92,14 +92,14 @@ class PreferenceScorer:
             for content in contents
             for document in self.encode(tokenizer, content)
         ]
-        found = document_losses(
+        losses = document_losses(
             model.eval(),
             documents,
             batch_size=self.config.evaluation.batch_size,
             length=length,
             fill=padding_id(tokenizer),
         )
-        return np.array(found)
+        return np.array(losses)
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
         """Score the reference model itself: all margins are 0, which prefers neither answer."""

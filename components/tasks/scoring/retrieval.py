@@ -66,9 +66,9 @@ class RetrievalScorer:
         texts, own, candidates = (
             self._embedded(model, part, fill) for part in (asked.texts, asked.own, sample.own)
         )
-        found = compare(texts, own, candidates, _same(asked, sample).to(texts.device))
-        losses = found.losses(self.config.training.batch_contrastive.temperature)
-        ranks = found.ranks().double().cpu().numpy()
+        comparison = compare(texts, own, candidates, _same(asked, sample).to(texts.device))
+        losses = comparison.losses(self.config.training.batch_contrastive.temperature)
+        ranks = comparison.ranks().double().cpu().numpy()
         return _table(records, losses.double().cpu().numpy(), 1 / ranks, ranks == 1)
 
     def score_baseline(self, records: pa.Table) -> pa.Table | None:
@@ -118,8 +118,8 @@ class RetrievalScorer:
             batch = {"input_ids": ids, "attention_mask": mask}
             return list(embedded(model, to_device(batch, device)))
 
-        found = torch.stack(batched(embed, order, size, lambda index: len(texts[index])))
-        return found[torch.tensor(order, device=device).argsort()]
+        vectors = torch.stack(batched(embed, order, size, lambda index: len(texts[index])))
+        return vectors[torch.tensor(order, device=device).argsort()]
 
 
 def _table(records: pa.Table, losses: Any, reciprocal_ranks: Any, first: Any) -> pa.Table:
@@ -149,8 +149,8 @@ def _pairs(tokenizer: Any, records: pa.Table, length: int) -> Pairs:
     others: list[Any] = records.column("completion").to_pylist()
 
     def tokens(given: list[str]) -> list[list[int]]:
-        found: list[list[int]] = tokenizer(given, truncation=True, max_length=length)["input_ids"]
-        return found
+        result: list[list[int]] = tokenizer(given, truncation=True, max_length=length)["input_ids"]
+        return result
 
     special = tuple(sorted(tokenizer.all_special_ids))
     # A text without a counterpart stands in for it here, and is split below.

@@ -40,7 +40,7 @@ _TYPES: dict[str, Any] = {
     "high": pa.float64(),
     "series": pa.string(),
     "time": pa.string(),
-    "place": pa.float64(),
+    "ordinal": pa.float64(),
     "pinball": pa.float64(),
 }
 
@@ -104,14 +104,14 @@ def training_numbers(data: DataRecord) -> npt.NDArray[np.float64]:
         DataError: they are all the same.
     """
     parts = [batch.column("label").to_numpy() for batch in read_batches(data, "train", ["label"])]
-    found: npt.NDArray[np.float64] = np.concatenate(parts)
-    if (found == found[0]).all():
+    result: npt.NDArray[np.float64] = np.concatenate(parts)
+    if (result == result[0]).all():
         raise DataError(
-            f"each record of the training side has the number {found[0]:g}, so that there is "
+            f"each record of the training side has the number {result[0]:g}, so that there is "
             "nothing to learn",
             remedy="give records with different numbers, or check data.columns.label",
         )
-    return found
+    return result
 
 
 def class_counts(data: DataRecord, side: Side = "train") -> npt.NDArray[np.int64]:

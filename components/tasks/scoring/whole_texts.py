@@ -1,9 +1,13 @@
-"""What the head of a model answers about the raw texts of records."""
+"""What the head of a model answers about the raw texts of records, and scores of predicted numbers.
+
+The baseline of numbers is the middle of the training side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Batch, Components
 from steadytrain.components.tasks.encoding.labeled_text import PAIR, pair_tokens
 from steadytrain.components.tasks.fitting import batched
 from steadytrain.components.tasks.scoring.padding import longest, pad, padding_id, token_types
+from steadytrain.components.tasks.scoring.table import score_table, training_numbers
 from steadytrain.components.techniques.adversarial_training import Attack
 from steadytrain.components.techniques.adversarial_training.attack import perturbed, search
 from steadytrain.components.techniques.modules import to_device
@@ -87,13 +94,13 @@ def head_answers(
             return list(forward(to_device(batch, device)))
 
         ordered = np.stack(batched(ask, order, batch_size, lambda row: len(encoded[row])))
-        found = np.empty_like(ordered)
-        found[order] = ordered
-        return found
+        result = np.empty_like(ordered)
+        result[order] = ordered
+        return result
 
     starts = range(0, len(texts), _RECORDS_AT_ONCE)
     places = [slice(start, start + _RECORDS_AT_ONCE) for start in starts]
-    parts = [answers(texts[place], targets[place]) for place in places]
+    parts = [answers(texts[index], targets[index]) for index in places]
     return np.concatenate([np.zeros((0, outputs)), *parts])
 
 
@@ -109,11 +116,92 @@ def _encoded(
 
 @torch.inference_mode()
 def _answered(model: torch.nn.Module, batch: Batch, answer: Answer) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = answer(_logits(model, batch)).cpu().numpy()
-    return found
+    result: npt.NDArray[np.float64] = answer(_logits(model, batch)).cpu().numpy()
+    return result
 
 
 def _logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     inputs = {name: value for name, value in batch.items() if name != "targets"}
     logits: torch.Tensor = model(**inputs).logits
     return logits
+
+
+class RegressionScorer:
+    """Scores predicted numbers. The loss is the squared error relative to the training variance."""
+
+    def __init__(self, config: RunConfig, data: DataRecord) -> None:
+        self.config, self.data = config, data
+
+    @cached_property
+    def seen(self) -> npt.NDArray[np.float64]:
+        """The numbers of the training side."""
+        return training_numbers(self.data)
+
+    def score(self, components: Components, records: pa.Table) -> pa.Table:
+        return self._score(components, records)
+
+    def score_attacked(self, components: Components, records: pa.Table, attack: Attack) -> pa.Table:
+        return self._score(components, records, Attacking(attack, _squared_errors))
+
+    def _score(
+        self, components: Components, records: pa.Table, attacking: Attacking | None = None
+    ) -> pa.Table:
+        truth = _numbers(records)
+        answers = head_answers(
+            components,
+            records,
+            torch.from_numpy(truth),
+            torch.Tensor.double,
+            outputs=1,
+            batch_size=self.config.evaluation.batch_size,
+            max_length=self.data.sequence_length,
+            attacking=attacking,
+        )
+        return self._table(records, truth, answers[:, 0], answers[:, 0])
+
+    def score_baseline(self, records: pa.Table) -> pa.Table | None:
+        """Predict the mean of the training side; for the absolute error its median.
+
+        They are the best constants for squared and for absolute errors.
+        """
+        truth = _numbers(records)
+        if not len(truth):
+            return None
+        middles = (self.seen.mean(), np.median(self.seen))
+        mean, median = (np.full(len(truth), middle) for middle in middles)
+        return self._table(records, truth, mean, median)
+
+    def _table(
+        self,
+        records: pa.Table,
+        truth: npt.NDArray[np.float64],
+        predicted: npt.NDArray[np.float64],
+        middle: npt.NDArray[np.float64],
+    ) -> pa.Table:
+        """Return the scores.
+
+        Args:
+            middle: what the absolute errors are of.
+        """
+        squared = np.square(predicted - truth)
+        return score_table(
+            records,
+            {
+                "loss": squared / self.seen.var(),
+                "targets": np.ones(len(truth), dtype=np.int64),
+                "bytes": np.zeros(len(truth), dtype=np.int64),
+                "target": truth,
+                "predicted": predicted,
+                "squared_error": squared,
+                "absolute_error": np.abs(middle - truth),
+            },
+        )
+
+
+def _numbers(records: pa.Table) -> npt.NDArray[np.float64]:
+    result: npt.NDArray[np.float64] = records.column("label").to_numpy()
+    return result
+
+
+def _squared_errors(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (logits[:, 0].double() - targets).square().sum()

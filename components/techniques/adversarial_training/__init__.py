@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.section import Section, at_odds
+from steadytrain.components.shared.effects import Section, at_odds
 from steadytrain.components.techniques.settings import ObjectiveConfig
 
 _STEP: Final = 0.3

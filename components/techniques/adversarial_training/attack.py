@@ -35,8 +35,8 @@ class Texts:
 
     def norm(self, values: torch.Tensor) -> torch.Tensor:
         """Return the l2 norm of all values of each text."""
-        found: torch.Tensor = values.norm(dim=(1, 2), keepdim=True)
-        return found
+        result: torch.Tensor = values.norm(dim=(1, 2), keepdim=True)
+        return result
 
     def are_finite(self, values: torch.Tensor) -> torch.Tensor:
         """Return whether all values of each text are finite."""
@@ -70,8 +70,8 @@ class _Documents(Texts):
 
     def _of_each(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """Reduce the values (rows, length) of each document. Return (rows, length, 1)."""
-        found = torch.segment_reduce(values.flatten(), how, lengths=self.lengths, unsafe=True)
-        return found[self.owners].unsqueeze(2)
+        reduced = torch.segment_reduce(values.flatten(), how, lengths=self.lengths, unsafe=True)
+        return reduced[self.owners].unsqueeze(2)
 
 
 def texts_of(batch: Batch) -> Texts:
@@ -126,8 +126,8 @@ def ascended(
         direction = scaled / texts.norm(scaled).clamp_min(_SHORTEST)
         moved = perturbation + attack.step_size * direction
         moved = moved * (attack.epsilon / texts.norm(moved).clamp_min(attack.epsilon))
-    found = torch.where(texts.are_finite(gradient), moved, perturbation)
-    return found.requires_grad_()
+    result = torch.where(texts.are_finite(gradient), moved, perturbation)
+    return result.requires_grad_()
 
 
 def search(

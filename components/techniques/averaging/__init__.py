@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.section import at_odds, whole_steps
+from steadytrain.components.shared.effects import at_odds, whole_steps
 from steadytrain.components.techniques.settings import Recipe, Rule, TechniqueConfig
 
 

@@ -39,12 +39,12 @@ class Compared:
         """
         scores = torch.cat([self.own.unsqueeze(1), self.others], 1) / temperature
         chances = scores.log_softmax(1)
-        found = -chances[:, 0]
+        result = -chances[:, 0]
         if not smoothing:
-            return found
+            return result
         kept = scores.isfinite()
         even = torch.where(kept, chances, 0.0).sum(1) / kept.sum(1)
-        return (1 - smoothing) * found - smoothing * even
+        return (1 - smoothing) * result - smoothing * even
 
     def ranks(self) -> torch.Tensor:
         """Return the place of each counterpart, from 1, (texts,). In a tie, it comes last."""
@@ -149,5 +149,5 @@ def without_pooler(model: Any) -> torch.nn.Module:
     """
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    found: torch.nn.Module = model
-    return found
+    result: torch.nn.Module = model
+    return result

@@ -44,11 +44,11 @@ def document_spans(batch: Batch) -> list[Span]:
     wanted = (batch["targets"].flatten() != IGNORED).long().cumsum(0)
     before = [0, *wanted.tolist()]
     ends = [*starts[1:], len(wanted)]
-    found = (
+    spans = (
         Span(start, end, before[end] - before[start])
         for start, end in zip(starts, ends, strict=True)
     )
-    return [span for span in found if span.targets and span.end - span.start > 1]
+    return [span for span in spans if span.targets and span.end - span.start > 1]
 
 
 def similarity_loss(
@@ -79,9 +79,9 @@ class _SimilarityLoss(torch.autograd.Function):
         gradient = torch.zeros_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             for span in spans:
-                place = slice(span.start, span.end)
-                found, gradient[place] = _of_document(hidden[place].float(), span.targets, settings)
-                loss += found
+                block = slice(span.start, span.end)
+                value, gradient[block] = _of_document(hidden[block].float(), span.targets, settings)
+                loss += value
         ctx.save_for_backward(gradient)
         return loss
 
@@ -100,13 +100,13 @@ def _of_document(
     loss, pulls = states.new_zeros(()), torch.empty_like(states)
     size = similarity_rows(len(states))
     for start in range(0, len(states), size):
-        place = slice(start, start + size)
+        block = slice(start, start + size)
         # The similarity of a state with itself is 1.
-        excess = directions[place] @ directions.T + (settings.margin - 1)
+        excess = directions[block] @ directions.T + (settings.margin - 1)
         excess.diagonal(start).fill_(-torch.inf)
         values, slopes = _hinge(excess, settings.temperature)
         loss += values.sum()
-        pulls[place] = slopes @ directions
+        pulls[block] = slopes @ directions
     # Each pair occurs twice, so a direction's gradient is twice the sum over its row.
     scale = targets / (len(states) * (len(states) - 1))
     along = (pulls * directions).sum(1, keepdim=True) * directions

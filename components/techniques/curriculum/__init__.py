@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.effects import Effect, IfSet, Use
+from steadytrain.components.shared.effects import Effect, IfSet, Use, at_odds, complete_address
 from steadytrain.components.shared.errors import Problem
-from steadytrain.components.shared.section import at_odds, complete_address
 from steadytrain.components.techniques.settings import PYTORCH_ONLY, Recipe, Rule, TechniqueConfig
 
 CUTS: Final = "sequence_length"

@@ -58,14 +58,14 @@ class Curriculum:
     def take(self, position: int, count: int) -> Sequence[int]:
         """Return the indices of `count` rows of the stream, starting at `position`."""
         end = self.steps * self.batch
-        early = [self._at(place) for place in range(position, min(position + count, end))]
-        rest = count - len(early)
-        if not rest:
+        early = [self._at(index) for index in range(position, min(position + count, end))]
+        missing = count - len(early)
+        if not missing:
             return early
-        return [*early, *self.order.take(max(0, position - end), rest)]
+        return [*early, *self.order.take(max(0, position - end), missing)]
 
-    def _at(self, place: int) -> int:
-        number, offset = divmod(place, self.batch)
+    def _at(self, position: int) -> int:
+        number, offset = divmod(position, self.batch)
         if number != self._number:
             self._number, self._drawn = number, self._draw(number)
         return int(self._drawn[offset])
@@ -150,13 +150,13 @@ class SequenceLength:
         share = math.ceil(share_at(self.config, number / self.steps) * LENGTHS)
         return max(2, math.ceil(share * self.full / LENGTHS))
 
-    def cut(self, row: Row, place: int) -> Row:
+    def cut(self, row: Row, position: int) -> Row:
         """Return a packed row with its documents cut.
 
         Args:
-            place: of the row in the endless stream of training rows.
+            position: of the row in the endless stream of training rows.
         """
-        longest = self.at(place // self.batch)
+        longest = self.at(position // self.batch)
         lengths = [part for length in row["lengths"] for part in _parts(int(length), longest)]
         return {**row, "lengths": lengths}
 

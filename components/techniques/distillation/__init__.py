@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from steadytrain.components.shared.effects import IfSet
+from steadytrain.components.shared.effects import IfSet, Section, at_odds, complete_address
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.section import Section, at_odds, complete_address
 from steadytrain.components.techniques.curriculum import CUT
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
 

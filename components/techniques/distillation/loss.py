@@ -40,10 +40,10 @@ def state_loss(
     Args:
         student, teacher: (tokens, width).
     """
-    own, other = student.float(), teacher.float()
+    states, other = student.float(), teacher.float()
     if kind == "cosine":
-        return 1 - functional.cosine_similarity(own, other, dim=1)
-    return (own - other).square().mean(1)
+        return 1 - functional.cosine_similarity(states, other, dim=1)
+    return (states - other).square().mean(1)
 
 
 class HiddenStates(Auxiliary):
@@ -64,9 +64,9 @@ class HiddenStates(Auxiliary):
         kind: Literal["cosine", "mse"],
     ) -> None:
         super().__init__()
-        own, other = widths
+        student, other = widths
         self.pairs, self.kind = tuple(pairs), kind
-        self.projection = None if own == other else torch.nn.Linear(own, other, bias=False)
+        self.projection = None if student == other else torch.nn.Linear(student, other, bias=False)
         self.expected: tuple[Sequence[torch.Tensor], torch.Tensor] | None = None
 
     def forward(
@@ -88,10 +88,10 @@ class HiddenStates(Auxiliary):
         loss = torch.zeros((), device=shares.device)
         with torch.autocast(shares.device.type, enabled=False):
             for (layer, _), other in zip(self.pairs, teacher, strict=True):
-                own = states[layer][kept]
+                projected = states[layer][kept]
                 if self.projection is not None:
-                    own = self.projection(own.to(self.projection.weight.dtype))
-                loss = loss + (state_loss(own, other[kept], self.kind) * shares).sum()
+                    projected = self.projection(projected.to(self.projection.weight.dtype))
+                loss = loss + (state_loss(projected, other[kept], self.kind) * shares).sum()
         return loss
 
     def answer(self, model: torch.nn.Module, inputs: object, output: Any) -> Any:
@@ -116,8 +116,8 @@ class Comparison:
 
     def loss(self, output: Any) -> torch.Tensor:
         """Return the weighted loss from what the student returned within `comparing`."""
-        found: torch.Tensor = output.hidden_states[0]
-        return self.weight * found
+        states: torch.Tensor = output.hidden_states[0]
+        return self.weight * states
 
 
 @contextlib.contextmanager
@@ -225,29 +225,29 @@ def top_answers(logits: torch.Tensor, top_k: int, temperature: float) -> TopAnsw
     """
     answers = (logits.float() / temperature).log_softmax(1)
     likely, classes = answers.topk(top_k, dim=1)
-    rest = answers.scatter(1, classes, -math.inf).logsumexp(1)
-    return TopAnswers(classes, likely, rest)
+    remainder = answers.scatter(1, classes, -math.inf).logsumexp(1)
+    return TopAnswers(classes, likely, remainder)
 
 
 def collate_answers(rows: Sequence[Row]) -> Batch:
     """Return the stored answers of rows as entries of a micro-batch; none if there are none."""
     if REST not in rows[0]:
         return {}
-    classes, likely, rest = (
+    classes, likely, remainder = (
         torch.from_numpy(np.concatenate([np.asarray(row[name]) for row in rows]))
         for name in COLUMNS
     )
-    shape = (len(rest), len(classes) // max(len(rest), 1))
-    return {CLASSES: classes.view(shape), LIKELY: likely.view(shape), REST: rest}
+    shape = (len(remainder), len(classes) // max(len(remainder), 1))
+    return {CLASSES: classes.view(shape), LIKELY: likely.view(shape), REST: remainder}
 
 
 def answers_in(batch: Batch, ignored: int) -> Callable[[torch.Tensor], TopAnswers] | None:
     """Return what gives the answers for places in "targets"; None if none are stored."""
     if REST not in batch:
         return None
-    found = TopAnswers(*(batch[name] for name in COLUMNS))
+    stored = TopAnswers(*(batch[name] for name in COLUMNS))
     numbers = (batch["targets"].flatten() != ignored).cumsum(0) - 1
-    return lambda places: found[numbers[places]]
+    return lambda places: stored[numbers[places]]
 
 
 @dataclass(frozen=True)
@@ -319,13 +319,13 @@ def turn_into_gradient(
     loss = torch.zeros((), device=logits.device)
     size = comparison_rows(logits.shape[1])
     for start in range(0, logits.shape[0], size):
-        place = slice(start, start + size)
-        teacher = teaching.logits(rows[place])
-        found, gradient = _compared(
-            logits[place].float(), targets[place], teacher, teaching.settings, smoothing
+        block = slice(start, start + size)
+        teacher = teaching.logits(rows[block])
+        value, gradient = _compared(
+            logits[block].float(), targets[block], teacher, teaching.settings, smoothing
         )
-        loss += found
-        logits[place] = gradient.to(logits.dtype)
+        loss += value
+        logits[block] = gradient.to(logits.dtype)
     return loss
 
 
@@ -338,17 +338,17 @@ def _compared(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the summed loss of a block of rows and its gradient, (rows, vocabulary)."""
     heat, share = settings.temperature, settings.weight
-    own = (student / heat).log_softmax(1)
+    logs = (student / heat).log_softmax(1)
     if isinstance(teacher, TopAnswers):
-        other = teacher.completed(own)
+        other = teacher.completed(logs)
     else:
         other = (teacher.float() / heat).log_softmax(1)
     if settings.divergence == "forward":
         given = other.exp()
-        loss = (given * (other - own)).sum()
-        gradient = own.exp().sub_(given)
+        loss = (given * (other - logs)).sum()
+        gradient = logs.exp().sub_(given)
     else:
-        chances, difference = own.exp(), own - other
+        chances, difference = logs.exp(), logs - other
         each = (chances * difference).sum(1, keepdim=True)
         loss, gradient = each.sum(), chances.mul_(difference.sub_(each))
     loss, gradient = loss * (share * heat**2), gradient.mul_(share * heat)

@@ -151,13 +151,13 @@ class AnsweringTeacher:
         """Return the answers of each row, as flat lists."""
         counts = [len(_places(self.collate([row]))) for row in rows]
         batch = to_device(self.collate(rows), device)
-        teaching, places, found = self.teacher.teach(self.forward, batch), _places(batch), []
+        teaching, places, answers = self.teacher.teach(self.forward, batch), _places(batch), []
         for start in range(0, max(len(places), 1), self.block):
             logits = teaching.logits(places[start : start + self.block])
             assert isinstance(logits, torch.Tensor), "this teacher is a model"
             top = top_answers(logits, self.top_k, self.teacher.settings.temperature)
-            found.append((top.classes.int(), top.likely, top.rest))
-        whole = [torch.cat(part).cpu().numpy() for part in zip(*found, strict=True)]
+            answers.append((top.classes.int(), top.likely, top.rest))
+        whole = [torch.cat(part).cpu().numpy() for part in zip(*answers, strict=True)]
         return [
             {
                 name: part[end - count : end].ravel()

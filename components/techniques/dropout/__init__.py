@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import Field
 
+from steadytrain.components.shared.effects import Section
 from steadytrain.components.shared.errors import ConfigError, Problem
-from steadytrain.components.shared.section import Section
 
 Names = Mapping[str, tuple[str, ...]]
 """The fields of Transformers' configuration, by place."""
@@ -71,11 +71,11 @@ def dropout_problem(dropout: DropoutConfig, family: str) -> Problem | None:
         family: `model_type`.
     """
     names = FAMILIES.get(family, {})
-    for place, value in dropout.places.items():
-        if place not in names:
+    for where, value in dropout.places.items():
+        if where not in names:
             known = [f"model.dropout.{each} ({', '.join(names[each])})" for each in names]
             return Problem(
-                f"model.dropout.{place}",
+                f"model.dropout.{where}",
                 str(value),
                 f"a {family} model has no such dropout"
                 if known
@@ -96,4 +96,4 @@ def dropout_fields(dropout: DropoutConfig, family: str) -> dict[str, Any]:
     if problem := dropout_problem(dropout, family):
         raise ConfigError([problem])
     names = FAMILIES.get(family, {})
-    return {field: value for place, value in dropout.places.items() for field in names[place]}
+    return {field: value for where, value in dropout.places.items() for field in names[where]}

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.section import at_odds
+from steadytrain.components.shared.effects import at_odds
 from steadytrain.components.techniques.settings import PYTORCH_ONLY, Recipe, Rule, TechniqueConfig
 
 _FIELD: Final = "training.gradient_compression"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from steadytrain.components.techniques.settings import ObjectiveConfig
+from steadytrain.components.shared.effects import IfSet, at_odds
+from steadytrain.components.techniques.settings import ObjectiveConfig, Recipe
 
 
 class ImageAugmentationConfig(ObjectiveConfig):
@@ -52,6 +53,35 @@ class ImageAugmentationConfig(ObjectiveConfig):
         "(Zhong et al. 2017).",
     )
 
+    crop: Annotated[float, IfSet()] = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Least share of the area that is cut out and enlarged to the whole size, with "
+        "sides at ratios from 3:4 to 4:3 (Szegedy et al. 2015). 0 turns it off.",
+    )
+    rand_operations: Annotated[int, IfSet()] = Field(
+        0,
+        ge=0,
+        le=14,
+        description="How many of 14 operations change each image one after the other (RandAugment, "
+        "Cubuk et al. 2019). 0 turns it off.",
+    )
+    rand_magnitude: Annotated[int, IfSet()] = Field(
+        9, ge=0, le=30, description="How strong the operations of RandAugment are."
+    )
+
+    def check(self, recipe: Recipe) -> None:
+        del recipe
+        if not self.rand_operations and self.rand_magnitude != 9:
+            raise at_odds(
+                "training.image_augmentation.rand_magnitude",
+                self.rand_magnitude,
+                "without training.image_augmentation.rand_operations, nothing reads it",
+                "set training.image_augmentation.rand_operations, such as 2, or leave it out",
+            )
+
     @property
     def on(self) -> bool:
-        return any(value not in (0.0, "none") for value in self.model_dump().values())
+        fields = self.model_dump(exclude={"rand_magnitude"}).values()
+        return any(value not in (0.0, "none") for value in fields)

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.section import at_odds
+from steadytrain.components.shared.effects import at_odds
 from steadytrain.components.techniques.settings import Rule, TechniqueConfig
 
 Weight = Annotated[float, Field(gt=0, le=1e9)]

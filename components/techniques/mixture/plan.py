@@ -67,11 +67,11 @@ class MixturePlan:
 
     def rows(self, places: int) -> npt.NDArray[np.int64]:
         """Return the rows drawn of each data set, (sources), in the first places of the order."""
-        blocks, rest = divmod(places, order.BLOCK)
-        found: npt.NDArray[np.int64] = blocks * self.counts + np.bincount(
-            self._block[:rest], minlength=len(self.counts)
+        blocks, remainder = divmod(places, order.BLOCK)
+        result: npt.NDArray[np.int64] = blocks * self.counts + np.bincount(
+            self._block[:remainder], minlength=len(self.counts)
         )
-        return found
+        return result
 
     def drawn(self, places: int) -> list[Drawn]:
         """Return what the first places of the order draw of each data set."""

@@ -1,4 +1,4 @@
-"""Mixtures of two texts: of their token embeddings, and of the losses on their labels.
+"""Mixtures of two texts or images: of embeddings or pixels, and of the losses on their labels.
 
 Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization"; for token embeddings Guo, Mao and
 Zhang 2019, "Augmenting Data with Mixup for Sentence Classification" (wordMixup). The partner of a
@@ -8,10 +8,13 @@ row comes with the row, so a mixture does not depend on the micro-batch.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from steadytrain.components.techniques.base import Batch
 
@@ -19,6 +22,9 @@ PARTNER: Final = "partner"
 """In a row: the row that it is mixed with."""
 SHARE: Final = "share"
 """In a row: its share in the mixture, from 0 to 1. The rest is its partner's."""
+CENTER: Final = "center"
+"""In a row of an image: where a rectangle of its partner is put, from 0 to 1 down and sideways;
+None if all pixels are mixed."""
 
 
 def mixed_batch(own: Batch, partners: Batch, shares: Sequence[float], fill: int) -> Batch:
@@ -51,6 +57,40 @@ def mixed_batch(own: Batch, partners: Batch, shares: Sequence[float], fill: int)
     }
 
 
+def mixed_images(
+    own: NDArray[np.uint8],
+    partners: NDArray[np.uint8],
+    shares: Sequence[float],
+    centers: Sequence[tuple[float, float] | None],
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:
+    """Return images in which rectangles of their partners are put, and how the others are mixed.
+
+    A rectangle (CutMix, Yun et al. 2019) that leaves the image is cut off, so that it counts less.
+
+    Args:
+        own, partners: (images, height, width, channels).
+        shares, centers: as SHARE and CENTER of the rows.
+
+    Returns:
+        The images; the share of their own pixels where pixels are mixed, and the share of their own
+        target, both (images).
+    """
+    result, height, width = own.copy(), own.shape[1], own.shape[2]
+    pixels, targets = (np.array(shares, dtype=np.float32) for _ in range(2))
+    for index, (share, center) in enumerate(zip(shares, centers, strict=True)):
+        if center is None:
+            continue
+        side = math.sqrt(1 - share)
+        tall, wide = int(height * side), int(width * side)
+        down, right = int(center[0] * height), int(center[1] * width)
+        rows = slice(max(down - tall // 2, 0), min(down + (tall + 1) // 2, height))
+        columns = slice(max(right - wide // 2, 0), min(right + (wide + 1) // 2, width))
+        result[index, rows, columns] = partners[index, rows, columns]
+        area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        pixels[index], targets[index] = 1, 1 - area / (height * width)
+    return result, pixels, targets
+
+
 @contextlib.contextmanager
 def mixing(embedding: Any, batch: Batch) -> Iterator[None]:
     """Mix the embeddings of a micro-batch's texts in every forward pass within this context.
@@ -70,9 +110,9 @@ def mixing(embedding: Any, batch: Batch) -> Iterator[None]:
 
     def mix(_: object, __: object, found: torch.Tensor) -> torch.Tensor:
         first, second = found.chunk(2)
-        share, rest = batch["token_shares"].split(1, dim=2)
+        share, other_share = batch["token_shares"].split(1, dim=2)
         # Shares stay in 32 bits if the embeddings are in 16.
-        mixed: torch.Tensor = first * share + second * rest
+        mixed: torch.Tensor = first * share + second * other_share
         return mixed.to(found.dtype)
 
     # One lookup of both, because strategies gather and release the table around it.

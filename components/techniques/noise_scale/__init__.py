@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import Field
 
-from steadytrain.components.shared.section import at_odds
+from steadytrain.components.shared.effects import at_odds
 from steadytrain.components.techniques.settings import Recipe, Rule, TechniqueConfig
 
 
@@ -19,6 +19,11 @@ class MonitorConfig(TechniqueConfig):
         description="Measure the norms of gradients, weights and updates of each layer, and "
         "diagnose the learning rate and the gradients by layer. Not with ZeRO.",
     )
+    histograms: bool = Field(
+        False,
+        description="Count the weights and the gradients of each layer by their values, for "
+        "TensorBoard, Weights & Biases, the report and `steadytrain ui`. Not with ZeRO.",
+    )
     noise_scale: bool = Field(
         False,
         description="Estimate the gradient noise scale, and from it the critical batch size: up to "
@@ -29,10 +34,10 @@ class MonitorConfig(TechniqueConfig):
 
     @property
     def on(self) -> bool:
-        return self.layers or self.noise_scale
+        return self.layers or self.histograms or self.noise_scale
 
     def features(self) -> Iterator[tuple[str, str, str]]:
-        for name in ("layers", "noise_scale"):
+        for name in ("layers", "histograms", "noise_scale"):
             if getattr(self, name):
                 yield f"training.monitor.{name}", f"training.monitor.{name}", "true"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from steadytrain.components.shared.section import Section
+from steadytrain.components.shared.effects import Section
 from steadytrain.components.techniques.settings import PYTORCH_ONLY, Rule
 
 FROZEN: Final = "training.param_groups frozen"
@@ -48,22 +48,22 @@ class ParamGroupConfig(Section):
 
     @model_validator(mode="after")
     def _frozen_stays_frozen(self) -> ParamGroupConfig:
-        beside = [
+        ignored = [
             name
             for name, field in type(self).model_fields.items()
             if name not in ("match", "frozen") and getattr(self, name) != field.default
         ]
-        if self.frozen and beside:
-            raise ValueError(f"frozen parameters are never trained: leave out {', '.join(beside)}")
+        if self.frozen and ignored:
+            raise ValueError(f"frozen parameters are never trained: leave out {', '.join(ignored)}")
         return self
 
-    def features(self, place: int) -> Iterator[tuple[str, str, str]]:
+    def features(self, index: int) -> Iterator[tuple[str, str, str]]:
         """As for `TechniqueConfig`.
 
         Args:
-            place: in `training.param_groups`.
+            index: in `training.param_groups`.
         """
-        field = f"training.param_groups.{place}"
+        field = f"training.param_groups.{index}"
         yield "training.param_groups", field, self.match
         if self.frozen:
             yield FROZEN, f"{field}.frozen", "true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.section import at_odds
+from steadytrain.components.shared.effects import at_odds
 from steadytrain.components.techniques.settings import ObjectiveConfig
 
 

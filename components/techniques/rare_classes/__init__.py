@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
+from steadytrain.components.shared.effects import at_odds
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.section import at_odds
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
 
 

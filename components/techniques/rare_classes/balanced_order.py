@@ -57,5 +57,5 @@ class BalancedOrder(RowOrder):
             members[np.random.default_rng([self.seed, number, each]).permutation(size)]
             for each in rounds
         ]
-        found = np.concatenate(rows) if rows else members[:0]
-        return found[start - rounds.start * size :][: end - start]
+        stream = np.concatenate(rows) if rows else members[:0]
+        return stream[start - rounds.start * size :][: end - start]

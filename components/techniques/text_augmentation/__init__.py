@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field, model_validator
 
-from steadytrain.components.shared.section import at_odds
+from steadytrain.components.shared.effects import at_odds
 from steadytrain.components.techniques.settings import ObjectiveConfig, Rule
 
 

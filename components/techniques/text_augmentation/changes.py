@@ -35,21 +35,21 @@ def with_typos(text: str, share: float, random: np.random.Generator) -> str:
     Args:
         share: of the characters that get an error. Spaces stay.
     """
-    found, position = [], 0
+    typed, position = [], 0
     while position < len(text):
         here = text[position]
         following = text[position + 1 : position + 2]
         position += 1
         if here.isspace() or random.random() >= share:
-            found.append(here)
+            typed.append(here)
             continue
         kind = random.integers(3)
         if kind == 0 and following.strip():
-            found.append(following + here)
+            typed.append(following + here)
             position += 1
         elif kind == 1:
-            found.append(_LETTERS[random.integers(len(_LETTERS))])
-    return "".join(found)
+            typed.append(_LETTERS[random.integers(len(_LETTERS))])
+    return "".join(typed)
 
 
 _SPACES: Final = re.compile(r"(\s+)")
@@ -80,7 +80,7 @@ def with_deletions(text: str, share: float, random: np.random.Generator) -> str:
     kept = random.random(len(words)) >= share
     if len(words) and not kept.any():
         kept[random.integers(len(words))] = True
-    left = "".join(spaces[place] + words[place] for place in np.flatnonzero(kept))
+    left = "".join(spaces[index] + words[index] for index in np.flatnonzero(kept))
     return left + spaces[-1]
 
 
@@ -102,9 +102,9 @@ def with_swaps(text: str, share: float, random: np.random.Generator) -> str:
 
 def _parts(text: str) -> tuple[list[str], list[str]]:
     """Return the words, and the white space before each and after the last one."""
-    found = _SPACES.split(text)
+    result = _SPACES.split(text)
     # The pattern splits words, which come first, from the spaces between them.
-    words, spaces = found[::2], ["", *found[1::2], ""]
+    words, spaces = result[::2], ["", *result[1::2], ""]
     if not words[0]:
         del words[0], spaces[0]
     if words and not words[-1]:

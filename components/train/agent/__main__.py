@@ -24,7 +24,8 @@ from pathlib import Path
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.lease import Renewal
-from steadytrain.components.shared.processes import set_title
+from steadytrain.components.shared.periodic import pause
+from steadytrain.components.shared.processes import oom_kills, set_title
 from steadytrain.components.shared.retry import retry_storage
 from steadytrain.components.shared.stopping import StopRequest, die_with_parent, stop_requests
 from steadytrain.components.shared.storage import LocalStorage
@@ -33,16 +34,15 @@ from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.fork_server import ENDED, SERVE, Requests, requests_of
 from steadytrain.components.train.agent.hang import HangWatch
-from steadytrain.components.train.agent.memory import oom_kills
 from steadytrain.components.train.agent.ranks import NodeShare, Ranks, started
 from steadytrain.components.train.attempt import (
     PREEMPTED_EXIT,
     AttemptFolder,
     AttemptSpec,
     Exits,
+    Heartbeat,
     RankError,
 )
-from steadytrain.components.train.heartbeat import Heartbeat
 
 _POLL_SECONDS = 0.1
 
@@ -75,13 +75,14 @@ class Agent:
                 stop_requests() as request,
                 started(self.folder, program, self.share, threads=threads) as ranks,
             ):
+                began = time.monotonic()
                 while not ranks.all_exited():
                     heartbeat.beat("follow")
                     if heartbeat.refusal:
                         # The ranks write to the same folder.
                         self.hangs.excuse()
                     self._follow(ranks, request)
-                    time.sleep(_POLL_SECONDS)
+                    pause(began, _POLL_SECONDS)
             exits = ranks.exits()
         except Unkillable as error:
             exits = self._report_unkillable(error)
@@ -117,8 +118,8 @@ class Agent:
     def _report_unkillable(self, why: Unkillable) -> Mapping[int, int]:
         """Report ranks that do not end, and return their exit statuses as if they had."""
         self.stuck = True
-        found = Awaited(self.node.error)
-        hang = RankError.load(self.node.error) if found.there() else None
+        file = Awaited(self.node.error)
+        hang = RankError.load(self.node.error) if file.there() else None
         RankError(
             rank=self.share.ranks[0],
             time=time.time(),

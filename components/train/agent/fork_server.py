@@ -242,7 +242,7 @@ class ForkServer:
 
     @classmethod
     def fork(cls, serve: Callable[[Requests], int]) -> Self:
-        """Fork a server from this process, in a session of its own."""
+        """Fork a server from this process into a new session."""
         channel, theirs = socket.socketpair()
         with theirs:
             process = forking.Forked(partial(_serve, serve, theirs, channel), dict(os.environ))

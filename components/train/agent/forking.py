@@ -6,6 +6,7 @@ Forks share the memory of the imported modules until someone writes to it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -15,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -39,12 +41,23 @@ def possible() -> bool:
 
 def prepare(modules: Iterable[str]) -> None:
     """Import the modules that forked processes need. Call this once, before the first fork."""
-    for module in modules:
-        importlib.import_module(module)
+    with without_collection():
+        for module in modules:
+            importlib.import_module(module)
     global _possible
     _possible = freeze("ranks")
     # Forks are asked to stop individually, and must not run their parent's handlers.
     os.register_at_fork(after_in_child=_forget_signals)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Import without garbage collection, whose search of all that stays takes over a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def freeze(what: str) -> bool:
@@ -58,10 +71,10 @@ def freeze(what: str) -> bool:
     """
     # Memory that the garbage collector never touches is never written to, and stays shared.
     gc.freeze()
-    found = list(_obstacles())
-    for obstacle in found:
+    obstacles = list(_obstacles())
+    for obstacle in obstacles:
         start_process(what, obstacle)
-    return not found
+    return not obstacles
 
 
 def start_process(what: str, reason: object) -> None:
@@ -110,6 +123,18 @@ def write_to(log: Path) -> None:
     os.dup2(descriptor, sys.stderr.fileno())
     os.close(descriptor)
     redact_output()
+
+
+def leave(status: int) -> NoReturn:
+    """End this fork at once.
+
+    At its usual end, the interpreter takes apart all that was imported, which copies the memory.
+    A full disk takes the last lines of output, but not the status.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def _become(main: Callable[[], int], environment: Mapping[str, str]) -> None:

@@ -14,8 +14,7 @@ from steadytrain.components.shared.periodic import Pulse
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.train.agent.processes import alive, is_stopped, save_stacks, state
 from steadytrain.components.train.agent.ranks import NodeShare
-from steadytrain.components.train.attempt import AttemptFolder, RankError
-from steadytrain.components.train.heartbeat import FINISHING, STARTING, Beat
+from steadytrain.components.train.attempt import FINISHING, STARTING, AttemptFolder, Beat, RankError
 
 _log = logging.getLogger(__name__)
 
@@ -91,17 +90,17 @@ class HangWatch:
         processes = {
             rank: rank_state.process for rank, rank_state in states.items() if rank_state.process
         }
-        found = time.time()
+        now = time.time()
         save_stacks(self.folder, processes)
         hang = RankError(
             rank=rank,
-            time=found,
+            time=now,
             kind="Hang",
             message=f"no progress for longer than {duration(states[rank].limit)}: {silences}; "
             f"stacks: {self.folder.stacks(rank)}",
             traceback="",
             step=max((item.beat.step for item in states.values() if item.beat), default=0),
-            still_since=found - states[rank].silence,
+            still_since=now - states[rank].silence,
         )
         try:
             hang.save(self.folder.node(self.share.node).error)

@@ -62,10 +62,10 @@ def end_processes(folder: Path, root: int | None = None, *, spared: Collection[i
     """
     killed: dict[psutil.Process, float] = {}
     while True:
-        found = {item for item in processes_of(folder, root) if item.pid not in spared}
+        remaining = {item for item in processes_of(folder, root) if item.pid not in spared}
         now = time.monotonic()
         # An ending process no longer shows what it belongs to.
-        killed = {item: killed.get(item, now) for item in found | killed.keys() if alive(item)}
+        killed = {item: killed.get(item, now) for item in remaining | killed.keys() if alive(item)}
         if not killed:
             return
         kill(killed)
@@ -96,16 +96,16 @@ def state(process: psutil.Process) -> str:
 
 def _details(process: psutil.Process) -> str:
     """Return a process's stack in the kernel and its devices, as far as we may read them."""
-    found, place = "", Path(f"/proc/{process.pid}")
+    result, proc = "", Path(f"/proc/{process.pid}")
     with contextlib.suppress(OSError):
-        lines = (place / "stack").read_text().splitlines()
+        lines = (proc / "stack").read_text().splitlines()
         if calls := [line.split()[-1].partition("+")[0] for line in lines if line.strip()]:
-            found += f" (called by {', '.join(calls[1:])})" if len(calls) > 1 else ""
+            result += f" (called by {', '.join(calls[1:])})" if len(calls) > 1 else ""
     with contextlib.suppress(OSError):
-        opened = {str(path.readlink()) for path in (place / "fd").iterdir()}
+        opened = {str(path.readlink()) for path in (proc / "fd").iterdir()}
         if devices := sorted(path for path in opened if _DEVICE.match(path)):
-            found += f", which holds {', '.join(devices)}"
-    return found
+            result += f", which holds {', '.join(devices)}"
+    return result
 
 
 def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
@@ -114,23 +114,33 @@ def processes_of(folder: Path, root: int | None = None) -> list[psutil.Process]:
     This process itself is never among them.
     """
     real = folder.resolve()
-    found = {process for process in psutil.process_iter() if _is_of(process, folder, real)}
+    processes = {process for process in psutil.process_iter() if _is_of(process, folder, real)}
     with contextlib.suppress(psutil.NoSuchProcess):
         if root is not None:
             main = psutil.Process(root)
-            found.update([main, *main.children(recursive=True)])
-    return [process for process in found if alive(process)]
+            processes.update([main, *main.children(recursive=True)])
+    return [process for process in processes if alive(process)]
 
 
-def memory_of(root: int) -> int:
+def memory_of(root: int, enough: float = 0.0) -> int:
     """Return the bytes that a process and its descendants take, each shared page in parts.
 
     Return 0 if it has ended.
+
+    Args:
+        enough: if they take no more with every shared page in full, return that: the kernel knows
+            it, and for the parts it has to walk through all pages.
     """
-    total = 0
+    total = whole = 0
     with contextlib.suppress(psutil.Error):
         first = psutil.Process(root)
-        for process in (first, *first.children(recursive=True)):
+        processes = [first, *first.children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                whole += process.memory_info().rss
+        if whole <= enough:
+            return whole
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_full_info().pss
     return total
@@ -190,7 +200,7 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def answer_to_signal(path: Path) -> None:
-    """From now on, append the stacks of all threads to a file when the signal arrives.
+    """Append the stacks of all threads to a file whenever the signal arrives.
 
     If storage refuses the file, they go to the standard error instead.
     """
@@ -241,7 +251,7 @@ def is_stopped(process: psutil.Process) -> bool:
 def _written(path: Path, size: int, pulse: Pulse) -> bool:
     """Return whether a file has grown beyond `size` and no longer grows, or cannot be read."""
     try:
-        found = path.stat().st_size
+        written = path.stat().st_size
     except OSError:
         return True
-    return pulse.silence(found) > _QUIET_SECONDS and found > size
+    return pulse.silence(written) > _QUIET_SECONDS and written > size

@@ -179,14 +179,14 @@ class Checkpoint:
             CheckpointDamaged: the manifest cannot be read, so the files are not known.
             BadInput: another version of steadytrain wrote the checkpoint.
         """
-        found = {}
+        result = {}
         for entry in self.manifest.files:
             try:
                 for _ in self._verified(entry.name):
                     pass
             except CheckpointDamaged as error:
-                found[entry.name] = error.message.partition(f"/{entry.name}: ")[2]
-        return found
+                result[entry.name] = error.message.partition(f"/{entry.name}: ")[2]
+        return result
 
     def tensors(self, part: str) -> dict[str, torch.Tensor]:
         """Return the full tensors of a part ("model", "optimizer") by name, on the CPU.
@@ -196,9 +196,9 @@ class Checkpoint:
         """
         from steadytrain.components.train.checkpoint.snapshot import whole
 
-        found = self._empty(part, "cpu")
-        self.copy_into(part, {name: whole(tensor) for name, tensor in found.items()})
-        return found
+        result = self._empty(part, "cpu")
+        self.copy_into(part, {name: whole(tensor) for name, tensor in result.items()})
+        return result
 
     def outline(self, part: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a part without their content, on the meta device."""
@@ -338,7 +338,7 @@ def _check_sizes(entries: Mapping[str, TensorEntry], regions: Regions) -> None:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Which checkpoints count now.
+    """The checkpoints that count now.
 
     generation: generation of the supervisor that holds the run.
     found: labels of the checkpoints that existed when it took over the run. None means unknown, and

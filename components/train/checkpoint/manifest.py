@@ -109,9 +109,9 @@ class Manifest(_Plain):
 
 def merged(records: list[RankRecord]) -> list[TensorEntry]:
     """Merge the ranks' slices into full tensors."""
-    found: dict[str, TensorEntry] = {}
+    entries: dict[str, TensorEntry] = {}
     for entry in (entry for record in records for entry in record.tensors):
-        before = found.get(entry.name)
+        before = entries.get(entry.name)
         slices = [*before.slices, *entry.slices] if before else entry.slices
-        found[entry.name] = entry.model_copy(update={"slices": slices})
-    return list(found.values())
+        entries[entry.name] = entry.model_copy(update={"slices": slices})
+    return list(entries.values())

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steadytrain.components.shared.errors import SteadytrainError, StorageError
+from steadytrain.components.train.attempt import OTHER_RANKS_SECONDS
 from steadytrain.components.train.checkpoint.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.snapshot import (
     HostMemory,
@@ -27,7 +28,6 @@ from steadytrain.components.train.checkpoint.snapshot import (
     in_place,
 )
 from steadytrain.components.train.checkpoint.store import CheckpointStore
-from steadytrain.components.train.heartbeat import OTHER_RANKS_SECONDS
 
 _WAIT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -153,9 +153,9 @@ class Saver:
         take_part = self.memory.take if self.snapshot else in_place
         snapshots = [take_part(part, pieces) for part, pieces in state.parts.items()]
         # As text, because training keeps changing the data.
-        shared, own = json.dumps(state.shared).encode(), json.loads(json.dumps(state.own))
+        shared, rank_state = json.dumps(state.shared).encode(), json.loads(json.dumps(state.own))
         self._save = _Save(
-            step, best_step, snapshots, shared, own, self._name, time.monotonic() - began
+            step, best_step, snapshots, shared, rank_state, self._name, time.monotonic() - began
         )
         threading.Thread(
             target=self._work, args=(self._save,), name=f"checkpoint-{step}", daemon=True
@@ -195,10 +195,10 @@ class Saver:
         self._save = None
 
     def _agree(self, future: Future[None]) -> None:
-        own = self._ended(future)
-        found = [error for error in self.gather([_portable(own)]) if error is not None]
-        if found:
-            raise own or found[0]
+        failed = self._ended(future)
+        failures = [error for error in self.gather([_portable(failed)]) if error is not None]
+        if failures:
+            raise failed or failures[0]
 
     def _ended(self, future: Future[None]) -> BaseException | None:
         """Return the future's exception once it is done.

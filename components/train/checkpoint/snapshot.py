@@ -23,7 +23,7 @@ from pydantic import BaseModel, NonNegativeInt, TypeAdapter
 
 from steadytrain.components.shared.storage.base import CHUNK_BYTES, Buffer, Stream
 from steadytrain.components.train.checkpoint.manifest import FileEntry, Slice, TensorEntry
-from steadytrain.components.train.errors import NonFiniteState
+from steadytrain.components.train.failures import NonFiniteState
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Snapshot:
 
     def content(self) -> Iterator[Buffer]:
         """Yield the bytes of all pieces, a few megabytes at a time."""
-        own = (_flat(piece.values) for piece in self.pieces)
-        for flat in own if self.memory is None else [self.memory]:
+        values = (_flat(piece.values) for piece in self.pieces)
+        for flat in values if self.memory is None else [self.memory]:
             for start in range(0, len(flat), CHUNK_BYTES):
                 yield flat[start : start + CHUNK_BYTES].cpu().numpy().data
 
@@ -182,10 +182,10 @@ class HostMemory:
         memory = self._memory(part, sum(piece.bytes for piece in ordered))
         copied, start = [], 0
         for piece in ordered:
-            place = memory[start : start + piece.bytes].view(piece.values.dtype)
-            place = place.view(piece.values.shape)
-            place.copy_(piece.values, non_blocking=True)
-            copied.append(Piece(piece.name, place, piece.offsets, piece.shape))
+            target = memory[start : start + piece.bytes].view(piece.values.dtype)
+            target = target.view(piece.values.shape)
+            target.copy_(piece.values, non_blocking=True)
+            copied.append(Piece(piece.name, target, piece.offsets, piece.shape))
             start += piece.bytes
         if memory.is_pinned():
             torch.cuda.current_stream().synchronize()

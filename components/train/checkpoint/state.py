@@ -39,11 +39,11 @@ def restore_model(model: torch.nn.Module, checkpoint: Checkpoint, region: Region
     Raises:
         CheckpointDamaged: the checkpoint differs from what was written, or is of another model.
     """
-    own = model_tensors(model)
-    differing = own.keys() ^ checkpoint.outline("model").keys()
+    tensors = model_tensors(model)
+    differing = tensors.keys() ^ checkpoint.outline("model").keys()
     if differing:
         raise of_another_model(min(differing))
-    checkpoint.copy_into("model", {name: region(tensor) for name, tensor in own.items()})
+    checkpoint.copy_into("model", {name: region(tensor) for name, tensor in tensors.items()})
 
 
 def optimizer_tensors(
@@ -54,11 +54,11 @@ def optimizer_tensors(
     Raises:
         BadInput: the state is not what the spec says.
     """
-    found = {}
+    result = {}
     for name, parameter in model.named_parameters():
         for key, tensor in state_tensors(optimizer, parameter, spec).items():
-            found[f"{name}/{key}"] = tensor
-    return found
+            result[f"{name}/{key}"] = tensor
+    return result
 
 
 def state_tensors(
@@ -67,7 +67,7 @@ def state_tensors(
     """Return one parameter's state by key; see `optimizer_tensors`."""
     shaped = {tensor.name for tensor in spec.tensors if tensor.same_shape}
     known = {tensor.name for tensor in spec.tensors} | {*spec.scalars, *spec.numbers}
-    found = {}
+    result = {}
     for key, value in optimizer.state.get(parameter, {}).items():
         if value is None:
             continue
@@ -79,8 +79,8 @@ def state_tensors(
                 remedy="describe every entry of optimizer.state[parameter] in tensors, scalars or "
                 "numbers of the spec that training.optim names",
             )
-        found[key] = tensor
-    return found
+        result[key] = tensor
+    return result
 
 
 def _as_tensor(value: float) -> torch.Tensor:
@@ -158,8 +158,8 @@ def restore_optimizer(
     saved = by_parameter(checkpoint.outline("optimizer"))
     regions: dict[str, Region] = {}
     for name, parameter in model.named_parameters():
-        own = allocate(optimizer, parameter, spec, saved.get(name, {}))
-        regions |= {f"{name}/{key}": region(tensor) for key, tensor in own.items()}
+        state = allocate(optimizer, parameter, spec, saved.get(name, {}))
+        regions |= {f"{name}/{key}": region(tensor) for key, tensor in state.items()}
     checkpoint.copy_into("optimizer", regions)
     settle_numbers(optimizer, spec)
     restore_groups(optimizer, settings)
@@ -167,8 +167,8 @@ def restore_optimizer(
 
 def by_parameter(tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensors]:
     """Return tensors named `<parameter>/<key>` by parameter and key."""
-    found: dict[str, Tensors] = {}
+    result: dict[str, Tensors] = {}
     for name, tensor in tensors.items():
         parameter, _, key = name.rpartition("/")
-        found.setdefault(parameter, {})[key] = tensor
-    return found
+        result.setdefault(parameter, {})[key] = tensor
+    return result

@@ -16,6 +16,7 @@ from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.storage import Storage, open_storage
 from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import OTHER_RANKS_SECONDS
 from steadytrain.components.train.checkpoint.cadence import Retention
 from steadytrain.components.train.checkpoint.checkpoint import (
     PREFIX,
@@ -33,7 +34,6 @@ from steadytrain.components.train.checkpoint.manifest import (
     TensorEntry,
     merged,
 )
-from steadytrain.components.train.heartbeat import OTHER_RANKS_SECONDS
 
 if TYPE_CHECKING:
     import torch
@@ -269,16 +269,16 @@ class CheckpointStore:
             _await(storage, _rank_record(save, rank), given_up) for rank in range(world_size)
         ]
         records = [RankRecord.model_validate_json(content) for content in contents]
-        own = {f"{save}-state.json": state}
+        files = {f"{save}-state.json": state}
         storage.write(f"{save}-state.json", state)
-        own |= {_rank_record(save, rank): content for rank, content in enumerate(contents)}
+        files |= {_rank_record(save, rank): content for rank, content in enumerate(contents)}
         manifest = Manifest(
             step=step,
             world_size=world_size,
             tensors=merged(records),
             files=[
                 *(entry for record in records for entry in record.files),
-                *(_entry(name, content) for name, content in own.items()),
+                *(_entry(name, content) for name, content in files.items()),
             ],
             name=f"{save}-manifest.json",
             state=f"{save}-state.json",
@@ -358,8 +358,8 @@ def _committed(storage: Storage) -> list[Checkpoint]:
 
 
 def _checkpoint(storage: Storage, name: str) -> Checkpoint:
-    own = storage.sub(name)
-    return Checkpoint(own.uri, own)
+    folder = storage.sub(name)
+    return Checkpoint(folder.uri, folder)
 
 
 def _set_aside(checkpoint: Checkpoint, why: CheckpointDamaged) -> bool:
@@ -404,10 +404,10 @@ def _await(storage: Storage, name: str, given_up: Event) -> bytes:
 
 def checkpoints_of(config: RunConfig) -> str:
     """Return the address of a run's checkpoints: a folder, or s3://bucket/prefix."""
-    place = config.recovery.checkpoints
-    if place is None:
+    address = config.recovery.checkpoints
+    if address is None:
         return str(Workspace.of(config).checkpoints)
-    return f"{place.rstrip('/')}/{config.run_id}"
+    return f"{address.rstrip('/')}/{config.run_id}"
 
 
 def open_store(

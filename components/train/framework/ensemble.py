@@ -13,15 +13,17 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.data_sections import SERIES
 from steadytrain.components.shared.config.load import validated
 from steadytrain.components.shared.config.space import changed
-from steadytrain.components.shared.config.task_names import SERIES
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.train.framework.learner import Learned, Learner, State
 
 ENSEMBLE: Final = "ensemble"
+SCHEDULED: Final = "pytorch"
+"""The framework whose members have a schedule of the learning rate."""
 _OF_SERIES: Final = "steadytrain.components.series.ensemble:SeriesEnsembleLearner"
 _OF_TABLES: Final = "steadytrain.components.tabular.learners.ensemble:TableEnsembleLearner"
 
@@ -29,12 +31,16 @@ _OF_TABLES: Final = "steadytrain.components.tabular.learners.ensemble:TableEnsem
 def learner(config: RunConfig, data: DataRecord) -> Learner:
     """Return the learner of an ensemble of the task."""
     # Each is imported with the libraries of its members.
-    found: Learner = resolve_name(_OF_SERIES if data.task in SERIES else _OF_TABLES)(config, data)
-    return found
+    result: Learner = resolve_name(_OF_SERIES if data.task in SERIES else _OF_TABLES)(config, data)
+    return result
 
 
 class Member(BaseModel):
-    """A member of an ensemble: fields of the configuration, and its share of the prediction."""
+    """A member of an ensemble: fields of the configuration, and its share of the prediction.
+
+    schedule_steps: steps of the learning rate's schedule, if the member stops before they are over.
+        None means `max_steps`. Only PyTorch's loop has a schedule.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,6 +48,7 @@ class Member(BaseModel):
     framework: str
     config: dict[str, Any]
     max_steps: int = Field(1, ge=1)
+    schedule_steps: int | None = Field(None, ge=1)
     learning_rate: float | None = None
 
     def of(self, config: RunConfig) -> RunConfig:
@@ -56,7 +63,7 @@ class Member(BaseModel):
                 {
                     "model.framework": self.framework,
                     "model.config": self.config,
-                    "training.max_steps": self.max_steps,
+                    "training.max_steps": self.schedule_steps or self.max_steps,
                     "training.learning_rate": self.learning_rate,
                 },
             )
@@ -74,7 +81,7 @@ def members_of(config: RunConfig) -> list[Member]:
     """
     given = config.model.config.get("members")
     try:
-        found = _MEMBERS.validate_python(given or [])
+        result = _MEMBERS.validate_python(given or [])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -82,12 +89,20 @@ def members_of(config: RunConfig) -> list[Member]:
             f"model.config.members: {where}: {first['msg']}",
             remedy="give each member a framework, its config, and max_steps, as in best.yaml",
         ) from error
-    if not found or any(item.framework == ENSEMBLE for item in found):
+    if not result or any(item.framework == ENSEMBLE for item in result):
         raise BadInput(
             "model.config.members has no member, or one that is itself an ensemble",
             remedy="list models, each with framework and config, as in best.yaml",
         )
-    return found
+    for index, item in enumerate(result):
+        steps = item.schedule_steps
+        if steps is not None and (item.framework != SCHEDULED or steps < item.max_steps):
+            raise BadInput(
+                f"model.config.members.{index}.schedule_steps = {steps}: it is for {SCHEDULED}, "
+                f"and not below max_steps, which is {item.max_steps}",
+                remedy="leave it out, or take it from best.yaml as it is",
+            )
+    return result
 
 
 class EnsembleLearner:
@@ -125,9 +140,9 @@ class EnsembleLearner:
 
     def learn(self, rows: Sequence[Row], *, learning_rate_scale: float) -> Learned:
         del rows
-        place = len(self.models)
-        member = self.member(place)
-        for _ in range(self.members[place].max_steps):
+        index = len(self.models)
+        member = self.member(index)
+        for _ in range(self.members[index].max_steps):
             learned = member.learn((), learning_rate_scale=learning_rate_scale)
         self._add(member)
         return Learned(learned.loss, learned.learning_rate)
@@ -138,8 +153,8 @@ class EnsembleLearner:
 
     def state(self) -> State:
         return {
-            f"{place}.{name}": value
-            for place, state in enumerate(self.states)
+            f"{index}.{name}": value
+            for index, state in enumerate(self.states)
             for name, value in {**state, "": np.zeros(0)}.items()
         }
 
@@ -149,16 +164,16 @@ class EnsembleLearner:
         for key, value in state.items():
             number, _, name = key.partition(".")
             parts.setdefault(int(number), {})[name] = value
-        for place in sorted(parts):
-            member = self.member(place)
-            member.restore({name: value for name, value in parts[place].items() if name})
+        for index in sorted(parts):
+            member = self.member(index)
+            member.restore({name: value for name, value in parts[index].items() if name})
             self._add(member)
 
     @abstractmethod
     def export(self, folder: Path) -> None: ...
 
     @abstractmethod
-    def member(self, place: int) -> Any:
+    def member(self, index: int) -> Any:
         """Return the learner of a member that has learned nothing.
 
         Raises:
@@ -174,10 +189,10 @@ class EnsembleLearner:
         self.models.append(self.model_of(member))
         self.parameters += member.parameters
 
-    def unlike(self, place: int, what: str, remedy: str) -> BadInput:
+    def unlike(self, index: int, what: str, remedy: str) -> BadInput:
         """Return the error about a member that does not learn such data."""
         return BadInput(
-            f"model.config.members.{place}.framework = {self.members[place].framework!r}: it does "
+            f"model.config.members.{index}.framework = {self.members[index].framework!r}: it does "
             f"not train {what}",
             remedy=remedy,
         )

@@ -83,8 +83,8 @@ def added(part: bytes, threads: int, *matrices: Array) -> tuple[int, list[Array]
 def _raw(booster: Any, matrix: Array, threads: int) -> Array:
     if not len(matrix):
         return np.zeros((0, booster.num_model_per_iteration()))
-    found = booster.predict(matrix, raw_score=True, num_threads=threads)
-    return np.asarray(found, dtype=np.float64).reshape(len(matrix), -1)
+    raw = booster.predict(matrix, raw_score=True, num_threads=threads)
+    return np.asarray(raw, dtype=np.float64).reshape(len(matrix), -1)
 
 
 def merged(texts: Sequence[str]) -> Any:

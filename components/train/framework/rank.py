@@ -62,10 +62,10 @@ class LearnerRank(RankProcess):
     def load(self) -> Callable[[RunConfig, DataRecord], Learner]:
         """Import the learner's class or function."""
         module, _, name = self.learner.partition(":")
-        found: Callable[[RunConfig, DataRecord], Learner] = attrgetter(name)(
+        result: Callable[[RunConfig, DataRecord], Learner] = attrgetter(name)(
             importlib.import_module(module)
         )
-        return found
+        return result
 
     @property
     def step(self) -> int:

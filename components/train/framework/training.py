@@ -25,15 +25,14 @@ from steadytrain.components.sizing.hardware import device_name
 from steadytrain.components.sizing.length import total_steps, without_effect
 from steadytrain.components.tasks.base import Row
 from steadytrain.components.techniques.order import RowOrder
-from steadytrain.components.train.attempt import AttemptSpec
+from steadytrain.components.train.attempt import AttemptSpec, Heartbeat
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointDamaged, CheckpointStore
 from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
 from steadytrain.components.train.checkpoint.saver import Saved, Saver
 from steadytrain.components.train.checkpoint.saver import State as Content
 from steadytrain.components.train.checkpoint.snapshot import Piece, full_piece, is_storable
-from steadytrain.components.train.errors import Diverged, NonFiniteState
+from steadytrain.components.train.failures import Diverged, NonFiniteState
 from steadytrain.components.train.framework.learner import Learned, Learner, State
-from steadytrain.components.train.heartbeat import Heartbeat
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.export import write_model

@@ -20,12 +20,12 @@ from steadytrain.components.train.agent.ranks import OUTLIVE_SECONDS
 from steadytrain.components.train.attempt import (
     AttemptFolder,
     AttemptSpec,
+    Beat,
     Exits,
     NodeFolder,
     RankError,
 )
 from steadytrain.components.train.failures import CRASHES
-from steadytrain.components.train.heartbeat import Beat
 
 _SLACK_SECONDS = KILL_SECONDS + 10.0
 """How long an agent may need beyond the grace period to end its ranks and report it."""

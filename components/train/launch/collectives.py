@@ -7,6 +7,8 @@ are those that the others wait for. On a cluster, each pod runs this module for 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import socket
@@ -17,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from steadytrain.components.shared.nccl import summarized
 from steadytrain.components.shared.quantities import size
@@ -27,7 +29,7 @@ STAGES: Final = ("started", "joining", "latency", "bandwidth", "finished")
 RANK: Final = (sys.executable, "-m", "steadytrain.components.train.loop.collective_probe")
 _POLL_SECONDS: Final = 0.1
 _START_SECONDS: Final = 120.0
-"""How long the ranks may take to import PyTorch, which takes long on a busy machine."""
+"""The least that the ranks may take to import PyTorch, which takes long on a busy machine."""
 _GRACE_SECONDS: Final = 5.0
 _ENDED: Final = "ended"
 _WAITS: Final = {
@@ -62,10 +64,10 @@ def run_here(
     node: int = 0,
     meeting: tuple[str, int] | None = None,
 ) -> Iterator[str]:
-    """Start this node's ranks, and yield the lines of their output when all have ended.
+    """Start this node's ranks, and yield the lines of their output as they come.
 
-    So many seconds after the first rank has started, those that are left are killed. For each rank,
-    a line says how it ended.
+    So many seconds after the first rank has started, those that are left are killed. At the end,
+    a line for each rank says how it ended.
 
     Args:
         variables: added to the environment of each rank, such as settings of NCCL.
@@ -77,52 +79,66 @@ def run_here(
     common = {"NCCL_DEBUG": debug, **variables, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     common |= {"WORLD_SIZE": str(nodes * ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, f"rank-{local}.log") for local in range(ranks)]
+        paths = [Path(folder, f"rank-{local}.log") for local in range(ranks)]
         started = [
-            _start((*program, str(seconds)), file, common, node * ranks + local, local)
-            for local, file in enumerate(files)
+            _start((*program, str(seconds)), path, common, node * ranks + local, local)
+            for local, path in enumerate(paths)
         ]
-        try:
-            _wait(started, files, seconds)
-        finally:
-            # None for those that the check itself ends.
-            statuses = [process.poll() for process in started]
-            for process in started:
-                process.kill()
-                process.wait()
-        for local, (file, status) in enumerate(zip(files, statuses, strict=True)):
-            yield from file.read_text(errors="replace").splitlines()
-            yield json.dumps({"rank": node * ranks + local, "stage": _ENDED, "status": status})
+        with contextlib.ExitStack() as stack:
+            outputs = [stack.enter_context(path.open("rb")) for path in paths]
+            try:
+                yield from _follow(started, outputs, seconds)
+            finally:
+                # None for those that the check itself ends.
+                statuses = [process.poll() for process in started]
+                for process in started:
+                    process.kill()
+                    process.wait()
+            for local, (output, status) in enumerate(zip(outputs, statuses, strict=True)):
+                yield from output.read().decode(errors="replace").splitlines()
+                yield json.dumps({"rank": node * ranks + local, "stage": _ENDED, "status": status})
 
 
 def _start(
-    command: Sequence[str], file: Path, common: Mapping[str, str], rank: int, local: int
+    command: Sequence[str], path: Path, common: Mapping[str, str], rank: int, local: int
 ) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(local)}
-    with file.open("wb") as output:
+    with path.open("wb") as output:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
         )
 
 
-def _wait(
-    started: Sequence[subprocess.Popen[bytes]], files: Sequence[Path], seconds: float
-) -> None:
-    """Wait until all have ended, or their time is over, which begins with the first stage."""
-    deadline, begun, died = time.monotonic() + _START_SECONDS, False, False
-    while time.monotonic() < deadline and any(one.poll() is None for one in started):
-        if not begun and any('"stage"' in file.read_text(errors="replace") for file in files):
-            deadline, begun = time.monotonic() + seconds, True
-        if not died and any(one.poll() not in (None, 0) for one in started):
+def _follow(
+    started: Sequence[subprocess.Popen[bytes]], outputs: Sequence[BinaryIO], seconds: float
+) -> Iterator[str]:
+    """Yield lines until all ranks have ended or their time is over, which begins with a stage."""
+    deadline = time.monotonic() + max(_START_SECONDS, seconds)
+    begun, died = False, False
+    while time.monotonic() < deadline and any(rank.poll() is None for rank in started):
+        for line in itertools.chain.from_iterable(map(_complete_lines, outputs)):
+            if not begun and '"stage"' in line:
+                deadline, begun = time.monotonic() + seconds, True
+            yield line
+        if not died and any(rank.poll() not in (None, 0) for rank in started):
             # The others wait for it in vain.
             deadline, died = min(deadline, time.monotonic() + _GRACE_SECONDS), True
         time.sleep(_POLL_SECONDS)
 
 
+def _complete_lines(output: BinaryIO) -> Iterator[str]:
+    """Yield the lines that a rank has finished since the last call."""
+    position = output.tell()
+    while (line := output.readline()).endswith(b"\n"):
+        position = output.tell()
+        yield line.decode(errors="replace").removesuffix("\n")
+    output.seek(position)
+
+
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
 
 
 def judged(lines: Iterable[str], ranks: int, seconds: float) -> Checked:
@@ -144,7 +160,7 @@ def judged(lines: Iterable[str], ranks: int, seconds: float) -> Checked:
     least = min(order.values())
     if least == len(STAGES):
         return Checked(_speed(reached[0], ranks), good=True)
-    behind = [rank for rank, place in order.items() if place == least]
+    behind = [rank for rank, position in order.items() if position == least]
     named = "; ".join(
         f"{_name(rank, reached[rank])} {_state(rank, reached, ends)}" for rank in behind
     )
@@ -152,13 +168,13 @@ def judged(lines: Iterable[str], ranks: int, seconds: float) -> Checked:
         text = f"within {seconds:g} s, no rank got further: {named}"
         remedy = "check the network interface (NCCL_SOCKET_IFNAME in compute.nccl) and firewalls"
     else:
-        rest = ", ".join(str(rank) for rank in order if rank not in behind)
-        text = f"within {seconds:g} s, {named}; the others ({rest}) wait for it"
+        others = ", ".join(str(rank) for rank in order if rank not in behind)
+        text = f"within {seconds:g} s, {named}; the others ({others}) wait for it"
         remedy = "look at that process and its device; leave its node out if it happens again"
     if (nccl := summarized(lines)) is not None:
         text = f"{text}. {nccl}"
-    elif said := _last_words(lines):
-        text = f"{text}. Its output ends with: {said}"
+    elif last_words := _last_words(lines):
+        text = f"{text}. Its output ends with: {last_words}"
     return Checked(text, good=False, remedy=remedy)
 
 
@@ -174,12 +190,12 @@ def _stages(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    said = [line.strip() for line in lines if line.strip() and not line.startswith('{"rank"')]
-    return said[-1][:300] if said else ""
+    printed = [line.strip() for line in lines if line.strip() and not line.startswith('{"rank"')]
+    return printed[-1][:300] if printed else ""
 
 
 def _name(rank: int, about: Mapping[str, Any]) -> str:
-    return f"rank {rank} on {about['place']}" if "place" in about else f"rank {rank}"
+    return f"rank {rank} on {about['host']}" if "host" in about else f"rank {rank}"
 
 
 def _state(
@@ -205,14 +221,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
-    given, own = parser.parse_args(), os.environ
+    given, environment = parser.parse_args(), os.environ
     lines = run_here(
         given.ranks,
         given.seconds,
         variables={},
         nodes=given.nodes,
-        node=int(own.get("PET_NODE_RANK", "0")),
-        meeting=(own["PET_MASTER_ADDR"], int(own["PET_MASTER_PORT"])) if given.nodes > 1 else None,
+        node=int(environment.get("PET_NODE_RANK", "0")),
+        meeting=(environment["PET_MASTER_ADDR"], int(environment["PET_MASTER_PORT"]))
+        if given.nodes > 1
+        else None,
     )
     for line in lines:
         print(line, flush=True)

@@ -190,8 +190,8 @@ def _waiting(pod: Manifest) -> Iterator[tuple[Manifest, str, str]]:
 
 def _stuck(pod: Manifest, container: Manifest, kind: str) -> Evidence:
     waiting = container["state"]["waiting"]
-    said = f"{waiting['reason']}: {waiting.get('message') or 'the cluster says no more'}"
-    text = f"pod {pod['metadata']['name']}, image {container['image']}: {said}"
+    state = f"{waiting['reason']}: {waiting.get('message') or 'the cluster says no more'}"
+    text = f"pod {pod['metadata']['name']}, image {container['image']}: {state}"
     remedy = _NO_IMAGE if "Image" in waiting["reason"] else _WRONG_POD
     return Evidence(kind, text, time.time(), remedy)
 
@@ -200,8 +200,8 @@ def _essence(reason: str) -> str:
     kind, _, message = reason.partition(": ")
     if kind in _PULLING:
         # The last part is the cause, such as "no such host".
-        _, found, cause = message.rpartition(": ")
-        return f"{_IMAGE}: {_NUMBERS.sub('#', cause)}" if found else _IMAGE
+        _, tail, cause = message.rpartition(": ")
+        return f"{_IMAGE}: {_NUMBERS.sub('#', cause)}" if tail else _IMAGE
     return _NUMBERS.sub("#", _POD_NAME.sub("#", reason))
 
 
@@ -229,9 +229,9 @@ def _taken(status: Manifest) -> tuple[str, str] | None:
 
 def _terminated(pod: Manifest) -> Manifest | None:
     for container in pod["status"].get("containerStatuses", []):
-        found: Manifest | None = container["state"].get("terminated")
-        if found:
-            return found
+        result: Manifest | None = container["state"].get("terminated")
+        if result:
+            return result
     return None
 
 

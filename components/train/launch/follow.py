@@ -114,8 +114,8 @@ class JobFollower(threading.Thread):
 
     def look(self) -> None:
         """Check the pods once and act on what is found."""
-        found = sorted(self.cluster.list(POD, self.job.labels), key=_born)
-        pods = {node_of(pod): pod for pod in found if self._is_ours(pod)}
+        result = sorted(self.cluster.list(POD, self.job.labels), key=_born)
+        pods = {node_of(pod): pod for pod in result if self._is_ours(pod)}
         for node in self._nodes():
             self._judge(node, pods.get(node))
         self._seen |= pods
@@ -197,8 +197,8 @@ class JobFollower(threading.Thread):
         """Write the reason to the folder, unless the node's agent already reported one."""
         if node in self.gone:
             return
-        place = self.folder.node(node)
-        if not Awaited(place.exits).there() or why.kind not in _TOLD_BY_AGENTS:
+        node_folder = self.folder.node(node)
+        if not Awaited(node_folder.exits).there() or why.kind not in _TOLD_BY_AGENTS:
             RankError(
                 rank=node * self.job.compute.nproc_per_node,
                 time=why.time,
@@ -206,7 +206,7 @@ class JobFollower(threading.Thread):
                 message=why.text,
                 traceback="",
                 step=0,
-            ).save(place.error)
+            ).save(node_folder.error)
         self.gone.add(node)
 
     def _lose_all(self, why: Evidence) -> None:

@@ -160,10 +160,10 @@ class Job:
         home = {"HOME": {"name": "HOME", "value": "/tmp"}}
         # Only the supervisor calls the webhook. Code of a user's model runs in these pods.
         inherited = {item["name"]: item for item in self.own.env if item["name"] != WEBHOOK}
-        own = {item.name: item.manifest() for item in self.pods.env}
+        configured = {item.name: item.manifest() for item in self.pods.env}
         settings = {**self.compute.nccl, **self.variables}
         added = {name: {"name": name, "value": text} for name, text in settings.items()}
-        return [*(home | inherited | own | added).values()]
+        return [*(home | inherited | configured | added).values()]
 
     @property
     def _resources(self) -> Manifest:

@@ -78,9 +78,9 @@ def launcher_for(
         Unreachable: the cluster's API server does not answer.
         Refused: this pod's service account may not read its own pod.
     """
-    compute, found = config.compute, jobs_for(config.compute)
-    if found is not None:
-        yield retry(lambda: PodsLauncher(config, *found, program))
+    compute, jobs = config.compute, jobs_for(config.compute)
+    if jobs is not None:
+        yield retry(lambda: PodsLauncher(config, *jobs, program))
     elif compute.nodes > 1:
         raise BadInput(
             f"compute.nodes = {compute.nodes}: there is only one machine here",

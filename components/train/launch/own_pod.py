@@ -161,5 +161,5 @@ def with_task(config: RunConfig, task: dsl.TaskConfig | None) -> RunConfig:
 def _accelerators(resources: dict[str, Any]) -> dict[str, Any]:
     """Return number and resource name. Unlike `cpu`, an extended resource's name has a domain."""
     limits = resources.get("limits") or {}
-    found = next((name for name in limits if "/" in name), None)
-    return {"gpu_resource": found, "gpus": int(limits[found])} if found else {}
+    accelerator = next((name for name in limits if "/" in name), None)
+    return {"gpu_resource": accelerator, "gpus": int(limits[accelerator])} if accelerator else {}

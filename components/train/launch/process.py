@@ -13,11 +13,11 @@ from typing import Final, Self
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.shared.errors import Unkillable
 from steadytrain.components.shared.output_log import open_log
+from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.sizing.hardware import device_name
 from steadytrain.components.train.agent import forking
 from steadytrain.components.train.agent.__main__ import serve
 from steadytrain.components.train.agent.fork_server import ForkServer, Served
-from steadytrain.components.train.agent.memory import host_memory
 from steadytrain.components.train.agent.processes import MARK, end_processes, unreaped
 from steadytrain.components.train.agent.ranks import threads_of_each
 from steadytrain.components.train.attempt import AttemptFolder

@@ -91,8 +91,8 @@ def remove_jobs(
 def nodes_of_pods(cluster: Cluster, run_id: str, attempts: Path) -> list[str]:
     """Return the names of the machines that still have pods of a run; see `remove_jobs`."""
     pods = cluster.list(POD, run_labels(run_id))
-    found = (pod["spec"].get("nodeName") for pod in pods if is_of(pod, attempts))
-    return sorted({name for name in found if name})
+    nodes = (pod["spec"].get("nodeName") for pod in pods if is_of(pod, attempts))
+    return sorted({name for name in nodes if name})
 
 
 def remove_jobs_below(

@@ -27,7 +27,7 @@ _WARM_UP: Final = 2
 def say(stage: str, **about: Any) -> None:
     """Print the stage that this rank enters, at once."""
     rank = int(os.environ["RANK"])
-    print(json.dumps({"rank": rank, "stage": stage, "place": socket.gethostname(), **about}))
+    print(json.dumps({"rank": rank, "stage": stage, "host": socket.gethostname(), **about}))
     sys.stdout.flush()
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.shared.effects import whole_steps
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.section import whole_steps
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.techniques.averaging import AveragingConfig
@@ -29,7 +29,11 @@ from steadytrain.components.techniques.noise_scale.estimate import NoiseScale
 from steadytrain.components.train.checkpoint import Checkpoint, CheckpointStore
 from steadytrain.components.train.checkpoint.snapshot import Piece
 from steadytrain.components.train.failures import naming
-from steadytrain.components.train.loop.monitors import LayerMonitor, StepProfiler
+from steadytrain.components.train.loop.monitors import (
+    LayerHistograms,
+    LayerMonitor,
+    StepProfiler,
+)
 from steadytrain.components.train.loop.progress import Emitter
 from steadytrain.components.train.loop.setup import Parts
 
@@ -140,7 +144,7 @@ class Components:
 
     def pieces(self) -> dict[str, Sequence[Piece]]:
         """Return what this rank saves of the tensors, by part of the checkpoint."""
-        found = {
+        result = {
             _part(name): [
                 piece
                 for key, tensors in self._tensors(name).items()
@@ -148,7 +152,7 @@ class Components:
             ]
             for name in self._by_name
         }
-        return {part: pieces for part, pieces in found.items() if pieces}
+        return {part: pieces for part, pieces in result.items() if pieces}
 
     def state(self) -> dict[str, Any]:
         """Return the rest of the state, by component, as plain JSON data."""
@@ -177,12 +181,12 @@ class Components:
             BadInput: the checkpoint has the state of other components.
             CheckpointDamaged: the checkpoint differs from what was written.
         """
-        own = {name: sorted(self._tensors(name)) for name in self._by_name}
+        names = {name: sorted(self._tensors(name)) for name in self._by_name}
         stored = {name: item["tensors"] for name, item in state.items()}
-        if own != stored:
+        if names != stored:
             raise BadInput(
                 f"checkpoint {checkpoint} has the state of the training components "
-                f"{_described(stored)}, and the configuration has {_described(own)}",
+                f"{_described(stored)}, and the configuration has {_described(names)}",
                 remedy="use the training.components and the package versions that the run was "
                 "started with, or give the run another name",
             )
@@ -200,8 +204,8 @@ class Components:
     @property
     def _exporting(self) -> tuple[str, str] | None:
         """The component whose tensors are exported, and their name; None if there is none."""
-        found = ((name, item.exports) for name, item in self._by_name.items() if item.exports)
-        return next(found, None)
+        exports = ((name, item.exports) for name, item in self._by_name.items() if item.exports)
+        return next(exports, None)
 
     def _each(self, hook: str, call: Callable[[TrainingComponent], None]) -> None:
         for name, component in self._all.items():
@@ -222,11 +226,13 @@ class Components:
 def _watching(parts: Parts) -> dict[str, TrainingComponent]:
     """Return the components that only watch, by the field that turns them on."""
     monitor, steps = parts.config.training.monitor, parts.config.training.profile.steps
-    found: dict[str, TrainingComponent] = {}
+    result: dict[str, TrainingComponent] = {}
     if monitor.layers:
-        found["training.monitor"] = LayerMonitor(monitor.every_steps)
+        result["training.monitor"] = LayerMonitor(monitor.every_steps)
+    if monitor.histograms:
+        result["training.monitor.histograms"] = LayerHistograms(monitor.every_steps)
     if monitor.noise_scale:
-        found["training.monitor.noise_scale"] = NoiseScale(
+        result["training.monitor.noise_scale"] = NoiseScale(
             monitor.every_steps,
             parts.config.training.global_batch_size,
             parts.module,
@@ -236,8 +242,8 @@ def _watching(parts: Parts) -> dict[str, TrainingComponent]:
             lambda: parts.world_size * (parts.strategy.scale or 1.0),
         )
     if steps is not None:
-        found["training.profile"] = StepProfiler(*steps, parts.accelerator.device)
-    return found
+        result["training.profile"] = StepProfiler(*steps, parts.accelerator.device)
+    return result
 
 
 def _part(name: str) -> str:
@@ -246,10 +252,10 @@ def _part(name: str) -> str:
 
 def _check(component: TrainingComponent, weights: Tensors) -> None:
     """Reject tensors that cannot be saved like weights, before the first step."""
-    found = component.tensors()
-    if component.exports and component.exports not in found:
-        raise ValueError(f"exports = {component.exports!r}, but tensors() has {list(found)}")
-    for key, tensors in found.items():
+    result = component.tensors()
+    if component.exports and component.exports not in result:
+        raise ValueError(f"exports = {component.exports!r}, but tensors() has {list(result)}")
+    for key, tensors in result.items():
         for name, tensor in tensors.items():
             if name not in weights:
                 raise ValueError(f"{key!r} has {name!r}, which is not the name of a trained weight")

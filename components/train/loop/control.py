@@ -130,9 +130,9 @@ def memory_for(field: str, address: str | None) -> Iterator[None]:
     except Exception as error:
         if not ran_out(error):
             raise
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise BadInput(
-            f"{field} = {address!r}: {said}",
+            f"{field} = {address!r}: {reason}",
             remedy="use a smaller model there, training.bf16, a smaller data.sequence_length, or a "
             "device with more memory; the training itself has not started",
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -38,11 +38,11 @@ class MappedColumn:
         self._array = array
         self._nulls = array.null_count > 0
         self._offsets = None
-        found = [number for is_type, number in _OFFSETS.items() if is_type(array.type)]
-        if found and len(array):
+        types = [number for is_type, number in _OFFSETS.items() if is_type(array.type)]
+        if types and len(array):
             offsets = array.buffers()[1]
             last = array.offset + len(array)
-            self._offsets = np.frombuffer(offsets, found[0])[array.offset : last + 1]
+            self._offsets = np.frombuffer(offsets, types[0])[array.offset : last + 1]
             self._end, self._part = _parts(array)
 
     def __getitem__(self, row: int) -> Any:
@@ -105,8 +105,8 @@ class Rows(Sequence[Row]):
                 if name != DIFFICULTY
             }
         inner = index - (self.ends[number] - batch.num_rows)
-        found = {name: column[inner] for name, column in self._columns[number].items()}
-        return found if self.beside is None else {**found, **self.beside[index]}
+        row = {name: column[inner] for name, column in self._columns[number].items()}
+        return row if self.beside is None else {**row, **self.beside[index]}
 
     def lengths(self, column: str) -> npt.NDArray[np.int32]:
         """Return the length of each row's list in a column, without reading the lists' items."""
@@ -147,37 +147,16 @@ class Rows(Sequence[Row]):
             self.beside.check_used()
 
 
-def drawn(task: TrainingTask, row: Row, place: int, *, training: bool) -> Row:
-    """Return what a task learns from a row at a place, as `TrainingTask.draw` does.
+def drawn(task: TrainingTask, row: Row, position: int, *, training: bool) -> Row:
+    """Return what a task learns from a row at a position, as `TrainingTask.draw` does.
 
     A task without that method learns from the row itself.
     """
     draw = getattr(task, "draw", None)
-    return row if draw is None else draw(row, place, training=training)
+    return row if draw is None else draw(row, position, training=training)
 
 
 def share(items: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
     """Return a rank's contiguous share. Sizes differ by at most one."""
     start, end = (len(items) * part // world_size for part in (rank, rank + 1))
     return items[start:end]
-
-
-def micro_batches(
-    rows: Sequence[Row], limit: int, cost: Callable[[Row], int] = lambda _: 1
-) -> Iterator[list[Row]]:
-    """Split rows, in order, into parts that cost at most `limit`.
-
-    Args:
-        cost: cost of a row. 1 counts rows; the task's `cost` counts tokens. A row that exceeds the
-            limit by itself gets its own part.
-    """
-    part: list[Row] = []
-    spent = 0
-    for row in rows:
-        spent += (price := cost(row))
-        if part and spent > limit:
-            yield part
-            part, spent = [], price
-        part.append(row)
-    if part:
-        yield part

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from steadytrain.components.train.heartbeat import EVERY_SECONDS, OTHER_RANKS_SECONDS
+from steadytrain.components.train.attempt import EVERY_SECONDS, OTHER_RANKS_SECONDS
 
 _PAUSES: Final = (0.0005, 0.05)
 _groups: dict[str, dist.ProcessGroup] = {}
@@ -40,9 +40,9 @@ def gather_objects(own: list[Any], beat: Callable[[], object] = lambda: None) ->
         return own
     group = _group()
     _meet(group, beat)
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, own, group=group)
-    return [item for items in found for item in items]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, own, group=group)
+    return [item for items in gathered for item in items]
 
 
 def _meet(group: dist.ProcessGroup, beat: Callable[[], object]) -> None:

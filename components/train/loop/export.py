@@ -1,4 +1,4 @@
-"""Export the trained model as a plain folder, and measure how long it takes for one sequence."""
+"""Export the trained model as a plain folder."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def merged(packager: Packager, module: torch.nn.Module, target: Path) -> torch.n
     Raises:
         StorageError: the adapters could not be written.
     """
-    beside = target.with_name(f".adapters-{target.name}")
-    export_model(packager, module, beside)
-    whole: torch.nn.Module = packager.load_exported(beside)["model"]
-    shutil.rmtree(beside)
+    adapters = target.with_name(f".adapters-{target.name}")
+    export_model(packager, module, adapters)
+    whole: torch.nn.Module = packager.load_exported(adapters)["model"]
+    shutil.rmtree(adapters)
     return whole
 
 

@@ -24,8 +24,8 @@ from steadytrain.components.memory.techniques import with_techniques
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.sizing.batch import BatchPlan
+from steadytrain.components.sizing.decisions import estimated_memory
 from steadytrain.components.sizing.hardware import CPU
-from steadytrain.components.sizing.start import estimated_memory
 from steadytrain.components.tasks.base import load_task
 from steadytrain.components.tasks.fitting import release_memory
 from steadytrain.components.techniques.settings import SMALLER_MICRO_BATCH
@@ -99,13 +99,13 @@ class Halving:
         def estimate(plan: BatchPlan) -> int | None:
             return estimated_memory(parts.config, name, 1, parts.sequence_length, plan)
 
-        found = lower(BatchPlan(parts.batch, share // size, ranks), kind, fallbacks, estimate)
-        if found is None or found.fallback != SMALLER_MICRO_BATCH:
+        fallback = lower(BatchPlan(parts.batch, share // size, ranks), kind, fallbacks, estimate)
+        if fallback is None or fallback.fallback != SMALLER_MICRO_BATCH:
             return None
         cause = failure.message.partition("\n")[0]
-        reason = f"{found.reason}; step {step + 1} is repeated after {cause}"
+        reason = f"{fallback.reason}; step {step + 1} is repeated after {cause}"
         return DecisionMade.after(
-            attempt, failure, replace(found, action="repeat_step", reason=reason)
+            attempt, failure, replace(fallback, action="repeat_step", reason=reason)
         )
 
     def repeat(self, decision: DecisionMade) -> None:

@@ -1,6 +1,6 @@
 """Progress for Kubernetes: `status.trainerStatus` of the attempt's TrainJob.
 
-Trainer 2.2 and later, with its feature gate TrainJobRuntimeStatus, sets three variables in the pods
+Trainer 2.2 and later, with its feature gate TrainJobStatus, sets three variables in the pods
 of a TrainJob: the address of its status server, its certificate authority and a token. Rank 0 posts
 its progress there (KEP-2779 of kubeflow/trainer). Without the variables, nothing is sent.
 """
@@ -31,9 +31,11 @@ AUTHORITY: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"
 EVERY_SECONDS: Final = 5.0
 """Time between two updates at least. The server limits the rate."""
-_CLOSE_SECONDS: Final = 5.0
-_METRICS: Final = 50
-"""Metrics of one update at most. The server takes 64 kB."""
+UPDATE_SECONDS: Final = 5.0
+"""Longest time for an update."""
+_METRICS, _NAME = 50, 64
+"""Metrics of one update and characters of a name at most. The server takes no longer name, and no
+update of more than 64 kB."""
 
 
 @dataclass
@@ -86,37 +88,56 @@ class TrainerStatus:
         return True
 
     def as_data(self) -> dict[str, Any]:
-        """Return the object `trainerStatus`, as the server takes it."""
-        found: dict[str, Any] = {
+        """Return the object `trainerStatus`, as the server takes it.
+
+        It has finite metrics whose names have up to 64 characters: for another one, the server
+        would refuse the update.
+        """
+        result: dict[str, Any] = {
             "lastUpdatedTime": datetime.fromtimestamp(self.time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         }
         if self.finished:
-            found |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
+            result |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
         elif self.began is not None and self.max_steps:
-            found["progressPercentage"] = min(99, 100 * self.step // self.max_steps)
+            result["progressPercentage"] = min(99, 100 * self.step // self.max_steps)
             start, first = self.began
             if self.step > first:
                 each = max(0.0, self.time - start) / (self.step - first)
-                found["estimatedRemainingSeconds"] = round(each * (self.max_steps - self.step))
-        finite = [(name, value) for name, value in self.metrics.items() if math.isfinite(value)]
-        found["metrics"] = [
-            {"name": name, "value": f"{value:.6g}"} for name, value in finite[:_METRICS]
+                result["estimatedRemainingSeconds"] = round(each * (self.max_steps - self.step))
+        taken = [
+            {"name": name, "value": f"{value:.6g}"}
+            for name, value in self.metrics.items()
+            if math.isfinite(value) and len(name) <= _NAME
         ]
-        return found
+        result["metrics"] = taken[:_METRICS]
+        return result
 
 
 class JobStatus:
-    """A sink of rank 0's events that posts the newest progress from a thread of its own.
+    """A sink of rank 0's events that posts the newest progress from a separate thread.
 
-    Training waits for it only at its end, for a few seconds at most. If the server refuses or is
-    away, a later update brings the same, and the first time is a warning.
+    Training waits for it only at its end: for the update that is under way, if any, and for the
+    last one. If the server refuses or is away, a later update brings the same, and the first time
+    is a warning.
 
     Args:
         warn: takes the warning.
+        every: seconds between two updates at least.
+        seconds: longest time for an update.
     """
 
-    def __init__(self, warn: Callable[[str], None], *, every: float = EVERY_SECONDS) -> None:
-        self.address, self.warn = os.environ[ADDRESS], warn
+    def __init__(
+        self,
+        warn: Callable[[str], None],
+        *,
+        every: float = EVERY_SECONDS,
+        seconds: float = UPDATE_SECONDS,
+    ) -> None:
+        # Here, because on a busy machine the import takes most of the time that an update has.
+        from steadytrain.components.shared import http_client
+
+        self._http = http_client
+        self.address, self.warn, self.seconds = os.environ[ADDRESS], warn, seconds
         self.status = TrainerStatus()
         self._lock, self._changed, self._warned = threading.Lock(), False, False
         self._thread = Periodic("job-status", self._send, every=every, finish=self._send)
@@ -126,8 +147,8 @@ class JobStatus:
             self._changed |= self.status.add(event)
 
     def close(self) -> None:
-        """Send what is new, within a few seconds."""
-        self._thread.end(_CLOSE_SECONDS)
+        """Send what is new, after the update that is under way."""
+        self._thread.end(2 * self.seconds)
 
     def _send(self) -> None:
         with self._lock:
@@ -146,28 +167,21 @@ class JobStatus:
 
     def _post(self, content: dict[str, Any]) -> str:
         """Post an update. Return why it was not accepted; "" if it was."""
-        from steadytrain.components.shared.http_client import (
-            LimitExceeded,
-            deadline,
-            session,
-            why_absent,
-        )
-
         try:
             # The kubelet replaces the token before it expires.
             token = Path(os.environ.get(TOKEN, "")).read_text().strip()
             authority = os.environ.get(AUTHORITY)
-            with session() as opened, deadline(_CLOSE_SECONDS):
+            with self._http.session() as opened, self._http.deadline(self.seconds):
                 answer = opened.post(
                     self.address,
                     json=content,
                     headers={"Authorization": f"Bearer {token}"},
                     verify=authority or True,
-                    timeout=_CLOSE_SECONDS,
+                    timeout=self.seconds,
                     allow_redirects=False,
                 )
-        except (OSError, LimitExceeded) as error:
-            return why_absent(error)
+        except (OSError, self._http.LimitExceeded) as error:
+            return self._http.why_absent(error)
         return "" if answer.ok else f"status {answer.status_code}"
 
 

@@ -29,7 +29,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.toolchain import REMEDY, missing_tools
 from steadytrain.components.tasks import fused_loss
 from steadytrain.components.tasks.models import attention_name
-from steadytrain.components.train.errors import CompiledCodeDamaged
+from steadytrain.components.train.failures import CompiledCodeDamaged
 from steadytrain.components.train.loop.exchange import gather_objects
 
 _ELEMENTS: Final = 1 << 14
@@ -78,8 +78,8 @@ def usable(config: RunConfig, accelerator: Accelerator) -> Usable:
     """
     kernels = list(_kernels(config, accelerator))
     everyones = gather_objects([[_failure(kernel) for kernel in kernels]])
-    found = [next(filter(None, reasons), "") for reasons in zip(*everyones, strict=True)]
-    broken = {kernel.name: why for kernel, why in zip(kernels, found, strict=True) if why}
+    result = [next(filter(None, reasons), "") for reasons in zip(*everyones, strict=True)]
+    broken = {kernel.name: why for kernel, why in zip(kernels, result, strict=True) if why}
     if _ASKED_ATTENTION in broken:
         raise BadInput(
             f"{_ASKED_ATTENTION} = {config.training.attention!r}: it does not work here: "
@@ -217,11 +217,11 @@ def keep_compiled(folder: Path) -> bool:
         return False
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        result = folder.lstat()
     except OSError as error:
         _log.warning("%s; compiled code is not kept", error)
         return False
-    if found.st_uid != os.getuid() or found.st_mode & 0o022 or not stat.S_ISDIR(found.st_mode):
+    if result.st_uid != os.getuid() or result.st_mode & 0o022 or not stat.S_ISDIR(result.st_mode):
         # Code found in this folder would be executed.
         _log.warning("%s: other users can write there; compiled code is not kept", folder)
         return False

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadytrain.components.shared.errors import DataError, StorageError
-from steadytrain.components.train.attempt import AttemptFolder
-from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.heartbeat import FINISHING, STARTING
+from steadytrain.components.train.attempt import FINISHING, STARTING, AttemptFolder
+from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.loop.process import RankProcess, serve
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class Rank(RankProcess):
         from steadytrain.components.train.checkpoint import Checkpoint
         from steadytrain.components.train.loop.control import StoppedEarly, Watch
         from steadytrain.components.train.loop.kernels import keep_compiled
-        from steadytrain.components.train.loop.latency import latency_is_known, measure_latency
         from steadytrain.components.train.loop.process import wait_for_file
         from steadytrain.components.train.loop.reporter import Reporter
         from steadytrain.components.train.loop.setup import set_up
@@ -68,9 +66,8 @@ class Rank(RankProcess):
             return stop.outcome
         parts.heartbeat = self.heartbeat
         parts.usage = Usage(workspace, spec.attempt, self.number)
-        limited = config.tune.constraints.latency_ms is not None
-        if limited and self.number == 0 and not latency_is_known(workspace):
-            reporter.latency(parts, measure_latency(config, parts.accelerator.device))
+        if config.tune.constraints.latency_ms is not None and self.number == 0:
+            reporter.latency(parts, workspace)
         self.requests.cut_at(spec.until, eval_steps=config.training.eval_steps, steps=parts.steps)
         self.training = Training(
             parts,
@@ -79,6 +76,7 @@ class Rank(RankProcess):
             self.requests,
             self.cadence(),
             peak=partial(spec.peak, configured=learning_rate(parts.recipe)),
+            changes=spec.changes,
         )
         if spec.resume_from:
             self.training.resume(Checkpoint.at(spec.resume_from))

@@ -1,4 +1,4 @@
-"""Components that only watch: norms of each layer, and a profile of a few steps."""
+"""Components that only watch: norms and histograms of each layer, and a profile of a few steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from steadytrain.components.shared.events.types import LayersMeasured
+from steadytrain.components.shared.events.histograms import edges_of
+from steadytrain.components.shared.events.types import LayersCounted, LayersMeasured
 from steadytrain.components.techniques.base import (
     TrainingComponent,
     TrainingContext,
@@ -23,7 +24,7 @@ SAMPLE: Final = 4096
 would need as much memory as the model."""
 
 
-class LayerMonitor(TrainingComponent):
+class _Measurement(TrainingComponent):
     """Measures every few steps, and changes nothing.
 
     Args:
@@ -32,13 +33,28 @@ class LayerMonitor(TrainingComponent):
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self._measured: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def begin(self, context: TrainingContext) -> None:
         self.context = context
+
+    def is_due(self, update: Update) -> bool:
+        """Return whether this rank measures at a step."""
+        # With complete weights on each rank, all ranks would measure the same.
+        return not update.step % self.every and (self.context.sharded or not self.context.rank)
+
+
+class LayerMonitor(_Measurement):
+    """Measures the norms of each layer's weights, gradients and updates."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(every)
+        self._measured: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    def begin(self, context: TrainingContext) -> None:
+        super().begin(context)
         self.names = list(context.weights)
         self.layers = list(dict.fromkeys(map(layer_of, self.names)))
-        places = {layer: place for place, layer in enumerate(self.layers)}
+        places = {layer: index for index, layer in enumerate(self.layers)}
         weights = self._weights()
         device = weights[0].device
         self._layer_of = torch.tensor(
@@ -55,8 +71,7 @@ class LayerMonitor(TrainingComponent):
 
     @torch.no_grad()
     def before_update(self, update: Update) -> None:
-        # With complete weights on each rank, all ranks would measure the same.
-        if update.step % self.every or (self.context.rank and not self.context.sharded):
+        if not self.is_due(update):
             return
         weights, gradients = self._weights(), self.context.gradients()
         squares = torch.stack(
@@ -118,10 +133,86 @@ class LayerMonitor(TrainingComponent):
         return dict(zip(self.layers, values, strict=True))
 
 
+BINS: Final = 32
+"""Intervals of a histogram."""
+_AT_ONCE: Final = 1 << 20
+"""Most elements that are counted at once: their intervals need several times their memory."""
+
+
+class LayerHistograms(_Measurement):
+    """Counts the weights and gradients of each layer by value.
+
+    With parts of the weights on each rank, the ranks agree on the ends of each histogram and add
+    their counts: the result is that of the complete tensors.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__(every)
+        self._gradients: tuple[int, dict[str, list[float]]] | None = None
+
+    def begin(self, context: TrainingContext) -> None:
+        super().begin(context)
+        self.names: dict[str, list[str]] = {}
+        for name in context.weights:
+            self.names.setdefault(layer_of(name), []).append(name)
+
+    @torch.no_grad()
+    def before_update(self, update: Update) -> None:
+        if not self.is_due(update):
+            return
+        self._gradients = update.step, self._histograms(self.context.gradients())
+
+    @torch.no_grad()
+    def after_update(self, update: Update) -> None:
+        gradients, self._gradients = self._gradients, None
+        # A loss scaler may have skipped the update of the measured step.
+        if gradients is None or gradients[0] != update.step:
+            return
+        self.context.emit(
+            LayersCounted(
+                attempt=self.context.attempt,
+                step=update.step,
+                gradient=gradients[1],
+                weight=self._histograms(self.context.weights),
+            )
+        )
+
+    def _histograms(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[float]]:
+        """Return lowest value, highest value and counts by layer, as `LayersCounted` has them."""
+        layers = [
+            [tensors[name].flatten() for name in names if name in tensors]
+            for names in self.names.values()
+        ]
+        device = next(iter(self.context.weights.values())).device
+        # The lowest is negated, so that one maximum over the ranks finds both.
+        ends = torch.full((len(layers), 2), -math.inf, device=device)
+        for index, parts in enumerate(layers):
+            for part in (part for part in parts if part.numel()):
+                low, high = part.aminmax()
+                ends[index] = torch.maximum(ends[index], torch.stack((-low, high)).float())
+        if self.context.sharded:
+            torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
+        known = [(-low, high) if math.isfinite(low + high) else None for low, high in ends.tolist()]
+        counts = torch.zeros((len(layers), BINS), dtype=torch.int64, device=device)
+        for index, (parts, span) in enumerate(zip(layers, known, strict=True)):
+            if span is not None:
+                inner = torch.tensor(edges_of(*span, BINS)[1:-1], device=device)
+                for few in (few for part in parts for few in torch.split(part, _AT_ONCE)):
+                    bins = torch.bucketize(few.float(), inner, out_int32=True, right=True)
+                    counts[index] += bins.bincount(minlength=BINS)
+        if self.context.sharded:
+            torch.distributed.all_reduce(counts)
+        return {
+            layer: [*span, *each]
+            for layer, span, each in zip(self.names, known, counts.tolist(), strict=True)
+            if span is not None
+        }
+
+
 def layer_of(weight: str) -> str:
     """Return the name of a weight's layer: up to the first number in it, or its module."""
     parts = weight.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
     return ".".join(parts[:-1] if number is None else parts[: number + 1]) or weight
 
 
@@ -184,11 +275,11 @@ class StepProfiler(TrainingComponent):
 
     def _summary(self, recorded: profile, seconds: float) -> dict[str, Any]:
         """Return what was recorded, as `observe.profile.RankProfile` reads it."""
-        own = "self_device_time_total" if self.cuda else "self_cpu_time_total"
-        found = sorted(recorded.key_averages(), key=lambda item: -getattr(item, own))
+        column = "self_device_time_total" if self.cuda else "self_cpu_time_total"
+        events = sorted(recorded.key_averages(), key=lambda item: -getattr(item, column))
         operators = [
-            {"name": item.key, "seconds": getattr(item, own) / 1e6, "calls": item.count}
-            for item in found[:_OPERATORS]
+            {"name": item.key, "seconds": getattr(item, column) / 1e6, "calls": item.count}
+            for item in events[:_OPERATORS]
         ]
         return {
             "rank": self.rank,
@@ -196,7 +287,7 @@ class StepProfiler(TrainingComponent):
             "last": self.last,
             "device": self.device,
             "seconds": seconds,
-            "busy_seconds": sum(getattr(item, own) for item in found) / 1e6,
+            "busy_seconds": sum(getattr(item, column) for item in events) / 1e6,
             "memory_peak": torch.cuda.max_memory_allocated() if self.cuda else 0,
             "operators": operators,
         }

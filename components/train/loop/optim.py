@@ -19,8 +19,8 @@ from steadytrain.components.shared.config.schedules import (
     schedule_settings,
     schedule_spec,
 )
+from steadytrain.components.shared.effects import whole_steps
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.section import whole_steps
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the trained parameters in groups with their learning rate and weight decay.
 
-    Each group also has `lr_scale`, its factor on the learning rate, and `unfreeze_at` if its
+    Each group also has `lr_scale`, its factor on the learning rate, `decays`, whether
+    `training.weight_decay` applies to it, and `unfreeze_at` if its
     parameters are frozen at first.
 
     Args:
@@ -66,27 +67,30 @@ def parameter_groups(
     groups: dict[tuple[bool, bool, Treatment], list[torch.nn.Parameter]] = {}
     named = dict(model.named_parameters())
     for name, treatment in treatments(model, training).items():
-        apart = matrices is not None and named[name] in matrices
-        groups.setdefault((not treatment.decays, apart, treatment), []).append(named[name])
+        orthogonal = matrices is not None and named[name] in matrices
+        groups.setdefault((not treatment.decays, orthogonal, treatment), []).append(named[name])
     return [
         {
             "params": items,
             "weight_decay": treatment.weight_decay,
             "lr_scale": treatment.lr_scale,
+            "decays": treatment.decays,
             **_group_rate(training, treatment),
-            **({} if matrices is None else {"matrices": apart}),
+            **({} if matrices is None else {"matrices": orthogonal}),
         }
-        for (_, apart, treatment), items in sorted(groups.items(), key=lambda item: item[0][:2])
+        for (_, orthogonal, treatment), items in sorted(
+            groups.items(), key=lambda item: item[0][:2]
+        )
     ]
 
 
 def _group_rate(training: TrainingConfig, treatment: Treatment) -> dict[str, float]:
-    found = {}
+    result = {}
     if treatment.lr_scale != 1 and training.learning_rate is not None:
-        found["lr"] = training.learning_rate * treatment.lr_scale
+        result["lr"] = training.learning_rate * treatment.lr_scale
     if treatment.unfreeze_at:
-        found["unfreeze_at"] = treatment.unfreeze_at
-    return found
+        result["unfreeze_at"] = treatment.unfreeze_at
+    return result
 
 
 def layer_matrices(model: torch.nn.Module) -> set[torch.nn.Parameter]:
@@ -99,7 +103,7 @@ def layer_matrices(model: torch.nn.Module) -> set[torch.nn.Parameter]:
         layers = layers_of(model)
     except ValueError:
         layers = ()
-    found = {
+    result = {
         item
         for layer in layers
         for part in layer.modules()
@@ -107,13 +111,13 @@ def layer_matrices(model: torch.nn.Module) -> set[torch.nn.Parameter]:
         for item in part.parameters(recurse=False)
         if item.requires_grad and item.dim() == 2
     }
-    if not found:
+    if not result:
         raise BadInput(
             "training.optim: it updates the matrices of a model's layers, and "
             f"{type(model).__name__} has no list of layers with matrices to train",
             remedy=f"use {DEFAULT}",
         )
-    return found
+    return result
 
 
 def build_scheduler(
@@ -172,9 +176,9 @@ class AdaptiveLR(LambdaLR):
         return {**super().state_dict(), "adaptive": dict(self.adaptive.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rest = dict(state_dict)
-        self.adaptive.load_state_dict(rest.pop("adaptive"))
-        super().load_state_dict(rest)
+        remaining = dict(state_dict)
+        self.adaptive.load_state_dict(remaining.pop("adaptive"))
+        super().load_state_dict(remaining)
 
 
 def set_rate(scheduler: LRScheduler, rate: float) -> None:
@@ -189,6 +193,13 @@ def set_rate(scheduler: LRScheduler, rate: float) -> None:
         group["initial_lr"] = new
     scheduler.base_lrs = bases
     scheduler._last_lr = [group["lr"] for group in groups]
+
+
+def set_weight_decay(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """Set the weight decay of the parameters to which `training.weight_decay` applies."""
+    for group in optimizer.param_groups:
+        if group["decays"]:
+            group["weight_decay"] = decay
 
 
 def current_rate(scheduler: LRScheduler) -> float:

@@ -27,7 +27,7 @@ from steadytrain.components.techniques.curriculum.order import (
     SequenceLength,
     difficulty_of,
 )
-from steadytrain.components.techniques.multi_task.mixture import mixture_of
+from steadytrain.components.techniques.multi_task.weights import mixture_of
 from steadytrain.components.techniques.order import Order
 from steadytrain.components.train.failures import naming
 from steadytrain.components.train.loop.control import Watch
@@ -135,10 +135,10 @@ class _Checked:
 
     def take(self, position: int, count: int) -> Sequence[int]:
         with naming(f"training.order = {self.name!r}", "take"):
-            found = self.order.take(position, count)
-            taken = list(found) if isinstance(found, Iterable) else None
+            rows = self.order.take(position, count)
+            taken = list(rows) if isinstance(rows, Iterable) else None
         if taken is None:
-            raise self._wrong(position, count, f"{found!r:.80}")
+            raise self._wrong(position, count, f"{rows!r:.80}")
         if len(taken) != count:
             raise self._wrong(position, count, f"{len(taken)} rows")
         for row in taken:

@@ -23,14 +23,15 @@ from steadytrain.components.shared.stopping import die_with_parent
 from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.train.agent.processes import answer_to_signal
 from steadytrain.components.train.attempt import (
+    EVERY_SECONDS,
     PREEMPTED_EXIT,
     AttemptFolder,
     AttemptResult,
     AttemptSpec,
+    Heartbeat,
     RankError,
 )
-from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.heartbeat import EVERY_SECONDS, Heartbeat
+from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.loop.control import StopRequests
 
 # The rest is imported late: torch takes seconds to import, and no signal may be lost in that time.
@@ -147,7 +148,7 @@ class RankProcess(ABC):
         Args:
             steps: of the full training run.
         """
-        from steadytrain.components.train.heartbeat import FINISHING
+        from steadytrain.components.train.attempt import FINISHING
 
         self.fence()
         model, done = self.workspace.model, outcome in ("finished", "early_stopped")
@@ -193,9 +194,9 @@ def serve(folder: str, make: Callable[[AttemptFolder], RankProcess]) -> int:
     """
     die_with_parent()
     redact_output()
-    place = AttemptFolder(Path(folder))
-    answer_to_signal(place.stacks(int(os.environ.get("RANK", "0"))))
-    rank = make(place)
+    attempt = AttemptFolder(Path(folder))
+    answer_to_signal(attempt.stacks(int(os.environ.get("RANK", "0"))))
+    rank = make(attempt)
     rank.requests.listen()
     try:
         set_title(f"rank {rank.number} of {rank.spec.run_id}")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from steadytrain.components.shared.bounded import peak_memory
 from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Event, EventStream
@@ -28,7 +29,7 @@ from steadytrain.components.tasks.checks import (
     metric_problem,
 )
 from steadytrain.components.train.checkpoint.saver import Saved
-from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.failures import Diverged
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Progress:
 
 
 class Judged(Protocol):
-    """What has a metric of its own, such as a task."""
+    """An object with its own metric, such as a task."""
 
     metric: str
     greater_is_better: bool
@@ -231,6 +232,7 @@ class Emitter:
                 outcome=outcome,
                 best_step=best_step,
                 best_score=best_score,
+                memory_peak=peak_memory(),
             )
         )
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from steadytrain.components.memory.model import architecture_of, label_count
+from steadytrain.components.memory.random_model import measure_latency
 from steadytrain.components.shared.environment import environment
-from steadytrain.components.shared.events import EventStream
+from steadytrain.components.shared.events import EventStream, read_events
 from steadytrain.components.shared.events.types import (
     CLIPPED_SHARE,
     CLIPPED_STEPS,
@@ -22,6 +24,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
     WorkProgress,
 )
+from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.loop.progress import Emitter, Progress
 from steadytrain.components.train.loop.setup import Parts, precision
 from steadytrain.components.train.loop.steps import StepResult
@@ -77,13 +80,13 @@ class _Window:
             "backward": self.backward,
             "optimizer": self.optimizer,
         }
-        found: dict[str, Any] = {name: value / self.seconds for name, value in shares.items()}
+        result: dict[str, Any] = {name: value / self.seconds for name, value in shares.items()}
         if self.waits:
             slowest = min(self.waits, key=self.waits.__getitem__)
-            found["communication_wait"] = sum(self.waits.values()) / len(self.waits) / self.seconds
-            found["slowest_rank"] = slowest
-            found["slowest_rank_wait"] = self.waits[slowest] / self.seconds
-        return found
+            result["communication_wait"] = sum(self.waits.values()) / len(self.waits) / self.seconds
+            result["slowest_rank"] = slowest
+            result["slowest_rank_wait"] = self.waits[slowest] / self.seconds
+        return result
 
 
 class Reporter(Emitter):
@@ -118,12 +121,20 @@ class Reporter(Emitter):
             )
         )
 
-    def latency(self, parts: Parts, milliseconds: float) -> None:
+    def latency(self, parts: Parts, workspace: Workspace) -> None:
+        """Measure a sequence's latency, unless an earlier attempt of the run has."""
+        if any(isinstance(event, LatencyMeasured) for event in read_events(workspace.events)):
+            return
+        config, length = parts.config, parts.config.data.sequence_length
+        with parts.accelerator.device:
+            milliseconds = measure_latency(
+                architecture_of(config.model), label_count(config), length
+            )
         self.emit(
             LatencyMeasured(
                 attempt=self.attempt,
                 milliseconds=milliseconds,
-                sequence_length=parts.config.data.sequence_length,
+                sequence_length=length,
                 device=_name_of(parts.accelerator.device),
             )
         )

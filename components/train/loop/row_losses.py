@@ -77,10 +77,10 @@ class StoredLosses:
         except (DataError, KeyError) as error:
             return missing, str(error)
         none = np.empty(0, dtype=np.float64)
-        found = np.concatenate([none, *(np.from_dlpack(part) for part in parts)])
-        if len(found) != self.rows:
-            return missing, f"{path} has {len(found)} rows instead of {self.rows}"
-        return found, ""
+        values = np.concatenate([none, *(np.from_dlpack(part) for part in parts)])
+        if len(values) != self.rows:
+            return missing, f"{path} has {len(values)} rows instead of {self.rows}"
+        return values, ""
 
     def write(self, losses: Losses) -> None:
         """Replace the file.
@@ -119,12 +119,12 @@ def row_losses(
         StorageError: the losses cannot be stored.
     """
     stored = StoredLosses(LocalStorage(Workspace.of(config).losses), _key(config, data), len(rows))
-    found = _read(stored, accelerator, watch)
-    if np.isnan(found).any():
+    result = _read(stored, accelerator, watch)
+    if np.isnan(result).any():
         scoring = _Scoring(config, data, rows, accelerator, watch)
         with memory_for(FIELD, scoring.address), splitting(_WORK, watch.split):
-            found = scoring.complete(found, stored)
-    return found
+            result = scoring.complete(result, stored)
+    return result
 
 
 def _key(config: RunConfig, data: DataRecord) -> str:
@@ -153,8 +153,8 @@ def _read(stored: StoredLosses, accelerator: Accelerator, watch: Watch) -> Losse
         content.append(losses)
         if damage:
             watch.warn(f"the rows' losses are computed again: {damage}")
-    found: Losses = gather_objects(content, watch.beat)[0]
-    return found
+    result: Losses = gather_objects(content, watch.beat)[0]
+    return result
 
 
 class _Scoring:
@@ -236,10 +236,10 @@ class _Scoring:
 
 def _batches(costs: npt.NDArray[np.int64]) -> list[list[int]]:
     """Return the rows of each batch: rows of similar length together, the longest first."""
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for row in np.argsort(-costs, kind="stable").tolist():
-        first = costs[found[-1][0]] if found else 0
-        if not found or len(found[-1]) == _ROWS or (len(found[-1]) + 1) * first > SCORED_TOKENS:
-            found.append([])
-        found[-1].append(row)
-    return found
+        first = costs[result[-1][0]] if result else 0
+        if not result or len(result[-1]) == _ROWS or (len(result[-1]) + 1) * first > SCORED_TOKENS:
+            result.append([])
+        result[-1].append(row)
+    return result

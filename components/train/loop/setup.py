@@ -27,22 +27,23 @@ from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.hardware import check_cuda_fields
 from steadytrain.components.sizing.length import of_mixture, steps_of, without_effect
 from steadytrain.components.sizing.recipe import learning_rate, recipe_of_run
-from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask
+from steadytrain.components.tasks.base import OpenTask, Packager, TrainingTask, load_task
 from steadytrain.components.tasks.frozen_parts import attach, parameter_count
 from steadytrain.components.techniques.curriculum.order import SequenceLength
 from steadytrain.components.techniques.order import Order
-from steadytrain.components.train.errors import CannotRecompute
-from steadytrain.components.train.heartbeat import Heartbeat, longest_wait
+from steadytrain.components.train.attempt import Heartbeat, longest_wait
+from steadytrain.components.train.failures import CannotRecompute
 from steadytrain.components.train.loop.control import Watch
 from steadytrain.components.train.loop.data import Rows
 from steadytrain.components.train.loop.exchange import set_longest_wait
 from steadytrain.components.train.loop.kernels import compile_layers, usable
 from steadytrain.components.train.loop.optim import OptimizerBuilder, build_scheduler
 from steadytrain.components.train.loop.order import run_order, sequences_of
+from steadytrain.components.train.loop.shortening import of_shortening
 from steadytrain.components.train.loop.teacher_answers import answered
 from steadytrain.components.train.loop.usage import Usage
 from steadytrain.components.train.strategy.base import Strategy, Timer, apply_strategy
-from steadytrain.components.train.strategy.batch_norm import synchronize
+from steadytrain.components.train.strategy.replicated import synchronize
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,12 @@ def set_up(
         *of_mixture(training, side, steps),
         *tried.remarks,
         *(task.ready(module) if hasattr(task, "ready") else ()),
+        *of_shortening(
+            rows,
+            batch.sequence_length,
+            data.sequence_length,
+            cuttable=load_task(data.task).cuttable,
+        ),
         *(synchronize(module, accelerator.device) if accelerator.num_processes > 1 else ()),
     ]
     if training.distillation.stored:
@@ -321,7 +328,7 @@ def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator
         DistributedDataParallelKwargs(find_unused_parameters=True, gradient_as_bucket_view=True)
     ]
     # With offload, ranks also reduce tensors in host memory.
-    both = {"backend": "cuda:nccl,cpu:gloo"} if offload == "all" else {}
+    both = {"backend": "cuda:nccl,cpu:gloo"} if offload != "none" else {}
     handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=seconds), **both))
     return Accelerator(
         cpu=not cuda,
@@ -390,8 +397,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
     """Restore the result of `random_state`, on the current device."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    kind, keys, *others = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *others))
     torch.set_rng_state(_decode(state["torch"]))
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(_decode(state["cuda"]))

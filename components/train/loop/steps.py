@@ -16,7 +16,7 @@ from steadytrain.components.techniques.adversarial_training.attack import (
     adversarial_passes,
 )
 from steadytrain.components.techniques.base import Update
-from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.loop.batches import RankBatches
 from steadytrain.components.train.loop.control import OUTCOMES
 from steadytrain.components.train.loop.optim import current_rate
@@ -129,9 +129,9 @@ def take_step(
     rate = current_rate(parts.scheduler)
     before_update(Update(step + 1, loss / weight, math.nan if norm is None else norm, rate))
     with parts.phases.optimizer:
-        told = strategy.update()
+        update = strategy.update()
     if norm is None:
-        norm = math.nan if told is None else told
+        norm = math.nan if update is None else update
         _check_norm(parts, step, loss / weight, norm)
     if not strategy.skipped:
         parts.scheduler.step()
@@ -190,8 +190,8 @@ def _passes(parts: Parts, batch: Batch) -> Iterable[Pass]:
 
     def loss() -> torch.Tensor:
         # In 16 bits, the gradient of the loss itself would underflow.
-        found = parts.task.compute_loss(parts.module, batch).total
-        return found * max(parts.strategy.scale, 1.0)
+        result = parts.task.compute_loss(parts.module, batch).total
+        return result * max(parts.strategy.scale, 1.0)
 
     return adversarial_passes(attack, parts.module, batch, loss)
 
@@ -199,9 +199,9 @@ def _passes(parts: Parts, batch: Batch) -> Iterable[Pass]:
 @torch.no_grad()
 def _measured(parts: Parts, batches: list[Batch], weight: int) -> list[Batch]:
     """Return the micro-batches with what the task measures in the global batch."""
-    found = torch.zeros((), dtype=torch.float64, device=parts.accelerator.device)
+    total = torch.zeros((), dtype=torch.float64, device=parts.accelerator.device)
     with parts.phases.forward:
         for batch in batches:
-            found += parts.task.measure(parts.strategy.model, batch)
-    mean = parts.accelerator.reduce(found, "sum") / weight
+            total += parts.task.measure(parts.strategy.model, batch)
+    mean = parts.accelerator.reduce(total, "sum") / weight
     return [{**batch, MEASURED: mean} for batch in batches]

@@ -87,14 +87,14 @@ def answered(
     paths = [folder / f"{number:06d}.arrow" for number in range(len(parts))]
     for start in range(0, len(parts), ranks):
         watch.progress(_WORK, parts[start].start, len(rows))
-        own = start + accelerator.process_index
-        if own < len(parts) and not _is_whole(paths[own], len(parts[own]), watch):
+        begin = start + accelerator.process_index
+        if begin < len(parts) and not _is_whole(paths[begin], len(parts[begin]), watch):
             address = config.training.distillation.teacher
             with memory_for(FIELD, address), splitting(_WORK, watch.split):
                 store = store or _Store(
                     task.open_teacher(student), task, rows, together, accelerator, watch
                 )
-                store.write(paths[own], parts[own])
+                store.write(paths[begin], parts[begin])
         watch.beat()
         # Ranks meet after each file, so none waits longer than another one needs for a file.
         if asked := requested_outcome(gather_objects([watch.flags()], watch.beat)):
@@ -108,7 +108,7 @@ def answered(
 
 
 def folder_of(config: RunConfig, data: DataRecord, student: Any) -> Path:
-    """Return the folder for the answers, which is beside the data."""
+    """Return the folder for the answers, which is next to the data."""
     settings, training = config.training.distillation, config.training
     outputs = len(data.labels) or student.get_input_embeddings().num_embeddings
     key = value_digest(
@@ -170,15 +170,15 @@ class _Store:
 
     def write(self, path: Path, numbers: range) -> None:
         """Answer rows and store the answers, unless another run has stored them meanwhile."""
-        found: list[Row] = []
+        result: list[Row] = []
         for start in range(0, len(numbers), self.together):
             rows: Sequence[Row] = [
                 self.rows[number] for number in numbers[start : start + self.together]
             ]
-            found += fitted(self._answer, rows, self.task.cost)
+            result += fitted(self._answer, rows, self.task.cost)
         sink = pa.BufferOutputStream()
         columns = {
-            name: pa.array([row[name] for row in found], kind) for name, kind in _TYPES.items()
+            name: pa.array([row[name] for row in result], kind) for name, kind in _TYPES.items()
         }
         batch = pa.RecordBatch.from_pydict(columns)
         with pa.ipc.new_file(sink, batch.schema) as writer:
@@ -187,9 +187,9 @@ class _Store:
 
     def _answer(self, rows: Sequence[Row]) -> list[Row]:
         with self.accelerator.autocast():
-            found = self.teacher.answer(rows, self.accelerator.device)
+            result = self.teacher.answer(rows, self.accelerator.device)
         self.watch.beat()
-        return found
+        return result
 
 
 def _is_whole(path: Path, rows: int, watch: Watch) -> bool:

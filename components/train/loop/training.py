@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,10 +11,12 @@ from typing import Final
 
 import torch
 
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome, DecisionMade
 from steadytrain.components.tasks.base import Batch
 from steadytrain.components.techniques.base import Update
+from steadytrain.components.train.attempt import Change, changed
 from steadytrain.components.train.checkpoint import (
     Checkpoint,
     CheckpointDamaged,
@@ -22,14 +24,14 @@ from steadytrain.components.train.checkpoint import (
 )
 from steadytrain.components.train.checkpoint.cadence import Cadence, Moment, check_scores, is_saved
 from steadytrain.components.train.checkpoint.saver import Saved, Saver, State
-from steadytrain.components.train.errors import Diverged, NonFiniteState
+from steadytrain.components.train.failures import Diverged, NonFiniteState
 from steadytrain.components.train.loop.batches import Prefetch, RankBatches
 from steadytrain.components.train.loop.components import Components
 from steadytrain.components.train.loop.control import StopRequests
 from steadytrain.components.train.loop.exchange import gather_objects
 from steadytrain.components.train.loop.export import export_model, merged
 from steadytrain.components.train.loop.halving import Halving
-from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing, set_rate
+from steadytrain.components.train.loop.optim import AdaptiveLR, Freezing, set_rate, set_weight_decay
 from steadytrain.components.train.loop.progress import ExportedChoice, Progress, highest_normal_loss
 from steadytrain.components.train.loop.reporter import Reporter
 from steadytrain.components.train.loop.setup import (
@@ -51,6 +53,7 @@ FAILED_SECONDS: Final = 5.0
 """How long a failed training run waits for the checkpoint that is being written."""
 _AVERAGED: Final = "averaged_"
 """Prefix of the metrics of averaged weights."""
+_DECAY: Final = "training.weight_decay"
 
 
 class Training:
@@ -59,6 +62,7 @@ class Training:
     Args:
         cadence: on rank 0, if checkpoints are saved by time and not by `save_steps`.
         peak: returns the schedule's peak after so many finished steps. None leaves it as it is.
+        changes: what a person changed, as in `AttemptSpec`.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class Training:
         cadence: Cadence | None = None,
         *,
         peak: Callable[[int], float] | None = None,
+        changes: Sequence[Change] = (),
     ) -> None:
         self.cadence, self.peak = cadence, peak
+        self.configured, self.changes = parts.config, changes
         self.parts, self.store, self.reporter, self.requests = parts, store, reporter, requests
         check_scores(parts.config.training, len(parts.validation))
         self.progress = Progress()
@@ -116,7 +122,7 @@ class Training:
         return outcome
 
     def _train(self, data: Prefetch) -> AttemptOutcome:
-        training, progress = self.parts.config.training, self.progress
+        progress = self.progress
         self.reporter.started(self.parts, progress)
         for remark in self.parts.remarks:
             self.reporter.warn(remark)
@@ -124,6 +130,7 @@ class Training:
         rate: float | None = None
         while progress.step < self.parts.steps:
             rate = self._set_rate(rate)
+            training = self._changed()
             if progress.out_of_patience(training):
                 if training.saves != "best" or progress.best_score is None:
                     self.save()
@@ -152,29 +159,46 @@ class Training:
             set_rate(self.parts.scheduler, rate)
         return rate
 
+    def _changed(self) -> TrainingConfig:
+        """Make the changes that count for the next step. Return its settings."""
+        parts, step = self.parts, self.progress.step
+        counting = [field for start, field, _ in self.changes if start <= step]
+        if counting:
+            training = changed(self.configured.training, self.changes, step)
+            parts.config = self.configured.model_copy(update={"training": training})
+        if _DECAY in counting:
+            # The checkpoint that training continues from may have another value.
+            set_weight_decay(parts.strategy.optimizer, parts.config.training.weight_decay)
+        return parts.config.training
+
     def _step(self, data: Prefetch) -> Agreement:
         """Take a step, if nothing asks the ranks to stop. Return what they know about it."""
         while True:
-            own, began = data.take(self.progress.step), time.monotonic()
+            work, began = data.take(self.progress.step), time.monotonic()
             agreed = agree(
                 self.parts,
-                own,
+                work,
                 self.requests.flags(self.progress.step),
                 unsaved=self.saver.failed,
-                due=self.cadence is not None and self.cadence.due,
+                due=self._is_due(),
             )
             if agreed.unsaved:
                 self.saver.settle()
             if agreed.stop is not None:
                 return agreed
-            result = self._update(own.batches, agreed.weight)
+            result = self._update(work.batches, agreed.weight)
             if isinstance(result, StepResult):
-                self._count(result, own, agreed, began)
+                self._count(result, work, agreed, began)
                 return agreed
-            del own
+            del work
             data.forget()
             self.halving.repeat(result)
             self.reporter.emit(result)
+
+    def _is_due(self) -> bool:
+        """Return whether the interval between checkpoints is over, if they are saved by time."""
+        by_time = self.parts.config.training.saves == "time"
+        return by_time and self.cadence is not None and self.cadence.due
 
     def _update(self, batches: list[Batch], weight: int) -> StepResult | DecisionMade:
         """Return the result of a step, or the decision to repeat it with other micro-batches."""

@@ -38,8 +38,8 @@ def validate(parts: Parts) -> dict[str, float]:
     if parts.strategy.shares_weights:
         _run_extra_passes(parts, math.ceil(len(batches) / parts.world_size) - len(mine))
     total: Counter[str] = Counter()
-    for own in gather_objects([dict(sums)], parts.still):
-        total.update(own)
+    for of_rank in gather_objects([dict(sums)], parts.still):
+        total.update(of_rank)
     return parts.task.validation_metrics(total)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from steadytrain.components.shared.config import RunConfig
-from steadytrain.components.shared.config.fields import effect_of, leaves, power
+from steadytrain.components.shared.config.fields import effect_of, is_adjustable, leaves, power
 from steadytrain.components.shared.config.load import from_mapping
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput, Unreadable
@@ -24,11 +24,12 @@ from steadytrain.components.shared.records import Record
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.storage.local import set_aside
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.sizing.recipe import learning_rate
+from steadytrain.components.sizing.recipe import RATE, learning_rate
 from steadytrain.components.train.recovery.history import History
 
 _FRAMEWORK: Final = "pytorch"
-"""The one whose ranks take another rate while they train."""
+"""The one whose ranks take another value while they train."""
+_DECAY: Final = "training.weight_decay"
 
 
 class AdjustRequest(Record):
@@ -41,7 +42,7 @@ class AdjustRequest(Record):
 
     request: str
     field: str
-    value: float
+    value: int | float
     at_step: int = 0
 
     def asks_for(self, other: AdjustRequest) -> bool:
@@ -55,7 +56,7 @@ class AdjustRequest(Record):
 
 def adjustable() -> list[str]:
     """Return the fields that a run can change while it trains."""
-    return [item.name for item in leaves(RunConfig) if effect_of(item.name).adjustable]
+    return [item.name for item in leaves(RunConfig) if is_adjustable(item.name)]
 
 
 def checked(config: RunConfig, changes: Mapping[str, object], *, at_step: int = 0) -> AdjustRequest:
@@ -87,14 +88,20 @@ def checked(config: RunConfig, changes: Mapping[str, object], *, at_step: int = 
     value = getattr(getattr(from_mapping(content), section), name)
     if value is None:
         raise BadInput(f"{field} = null: it leaves the value open", remedy="give a number")
-    return AdjustRequest(
-        request=secrets.token_hex(8), field=field, value=float(value), at_step=at_step
-    )
+    if field == _DECAY and any(
+        group.weight_decay is not None for group in config.training.param_groups
+    ):
+        raise BadInput(
+            f"{field} cannot be adjusted: training.param_groups sets the weight decay of some "
+            "parameters, which an optimizer keeps together with others of that value",
+            remedy="start a run with another name and that value",
+        )
+    return AdjustRequest(request=secrets.token_hex(8), field=field, value=value, at_step=at_step)
 
 
 def _refuse_fixed(field: str) -> None:
     effect = effect_of(field)
-    if effect.adjustable:
+    if is_adjustable(field):
         return
     if Use.RESUME in effect.uses:
         why = f"it affects {effect.label}, and a run keeps it to its end"
@@ -158,14 +165,14 @@ def take(workspace: Workspace, config: RunConfig) -> tuple[AdjustRequest | None,
     The file is not trusted: something else than `steadytrain adjust` may have written it, or the
     run was continued with another configuration.
     """
-    found, problem = pending(workspace)
-    if found is not None:
+    result, problem = pending(workspace)
+    if result is not None:
         try:
-            checked(config, {found.field: found.value}, at_step=found.at_step)
+            checked(config, {result.field: result.value}, at_step=result.at_step)
         except BadInput as error:
-            found, problem = None, error.message
+            result, problem = None, error.message
     if not problem:
-        return found, ""
+        return result, ""
     return None, f"ignored the request in {set_aside(workspace.adjust)}: {problem}"
 
 
@@ -185,13 +192,20 @@ def adjustment(
     """
     if request.request in {item.request for item in history.adjusted}:
         return None
-    start = max(step, request.at_step)
+    start, field = max(step, request.at_step), request.field
+    before: float | None
+    if field != RATE:
+        training, after = config.training, request.value
+        before = getattr(history.settings(training, start), field.rpartition(".")[2])
+    else:
+        after = request.value * config.training.rate_scale
+        before = history.peak(start, learning_rate(history.recipe)) if history.recipe else None
     return Adjusted(
         attempt=attempt,
         step=start,
-        field=request.field,
+        field=field,
         value=request.value,
-        before=history.peak(start, learning_rate(history.recipe)) if history.recipe else None,
-        after=request.value * config.training.rate_scale,
+        before=before,
+        after=after,
         request=request.request,
     )

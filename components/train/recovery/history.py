@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from steadytrain.components.shared.config import TrainingConfig
 from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.events import Event
 from steadytrain.components.shared.events.types import (
@@ -21,7 +22,8 @@ from steadytrain.components.shared.events.types import (
     skipped,
 )
 from steadytrain.components.sizing.batch import BatchPlan
-from steadytrain.components.train.attempt import peak_of
+from steadytrain.components.sizing.recipe import RATE
+from steadytrain.components.train.attempt import Change, changed, peak_of
 from steadytrain.components.train.failures import FailureClass
 
 State = (
@@ -148,9 +150,9 @@ class History:
     @property
     def known_checkpoints(self) -> set[str]:
         """Labels of those that the last supervisor found, and names of those saved since."""
-        found = set((self.supervisor.checkpoints or []) if self.supervisor else [])
+        checkpoints = set((self.supervisor.checkpoints or []) if self.supervisor else [])
         saved = (item for attempt in self.attempts for item in attempt.checkpoints)
-        return found | {item.checkpoint.rpartition("/")[2] for item in saved}
+        return checkpoints | {item.checkpoint.rpartition("/")[2] for item in saved}
 
     @property
     def planned_steps(self) -> int | None:
@@ -163,6 +165,12 @@ class History:
         """The decision whose batch settings still apply."""
         limits = [item for item in self.decisions if item.batch is not None]
         return limits[-1] if limits else None
+
+    @property
+    def shortened(self) -> DecisionMade | None:
+        """The decision that shortened the sequences the most; None if they have full length."""
+        limit = self.limit
+        return limit if limit and limit.batch and limit.batch.sequence_length else None
 
     @property
     def nodes(self) -> int | None:
@@ -196,8 +204,8 @@ class History:
     @property
     def skipped_batches(self) -> tuple[int, ...]:
         """The skipped global batches, in order."""
-        found = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}
-        return tuple(sorted(found))
+        batches = {item.skipped_batch for item in self.decisions if item.skipped_batch is not None}
+        return tuple(sorted(batches))
 
     @property
     def learning_rate_scale(self) -> float:
@@ -208,26 +216,36 @@ class History:
         return math.prod(item.learning_rate_scale for item in self.decisions[first:])
 
     @property
-    def rates(self) -> tuple[tuple[int, float], ...]:
-        """Each rate that a person set, lowered by later decisions, and after which step it counts.
+    def changes(self) -> tuple[Change, ...]:
+        """What a person set: after which step it counts, the field, and the value.
 
-        It replaces what decisions before it have lowered.
+        A learning rate replaces what decisions before it have lowered, and later ones lower it.
         """
-        found = self.adjusted.items()
-        return tuple((item.step, item.after * self._scale_since(first)) for item, first in found)
+        return tuple(
+            (
+                item.step,
+                item.field,
+                item.after * self._scale_since(first) if item.field == RATE else item.after,
+            )
+            for item, first in self.adjusted.items()
+        )
 
-    def replaced_from(self, step: int) -> list[Adjusted]:
-        """Return the changes that would never count if another one counts after `step` steps."""
-        changes = list(self.adjusted)
+    def settings(self, training: TrainingConfig, step: int) -> TrainingConfig:
+        """Return configured settings as they are for the step after `step` finished ones."""
+        return changed(training, self.changes, step)
+
+    def replaced_from(self, step: int, field: str) -> list[Adjusted]:
+        """Return the changes of a field that another one after `step` steps would replace."""
+        changes = [item for item in self.adjusted if item.field == field]
         return [
             item
-            for place, item in enumerate(changes)
-            if item.step > step and not any(it.step <= item.step for it in changes[place + 1 :])
+            for index, item in enumerate(changes)
+            if item.step > step and not any(it.step <= item.step for it in changes[index + 1 :])
         ]
 
     def peak(self, step: int, configured: float) -> float:
         """Return the schedule's peak for the step that follows `step` finished ones."""
-        return peak_of(self.rates, step, configured * self.learning_rate_scale)
+        return peak_of(self.changes, step, configured * self.learning_rate_scale)
 
     @property
     def recipe(self) -> list[Decision]:

@@ -27,7 +27,7 @@ from steadytrain.components.shared.append_log import (
 )
 from steadytrain.components.shared.errors import BadInput, Unreadable
 from steadytrain.components.shared.events import Event, JsonLines, read_events
-from steadytrain.components.shared.events.json_lines import COPY, from_json, to_json
+from steadytrain.components.shared.events.stream import COPY, from_json, to_json
 from steadytrain.components.shared.lease import Lease
 from steadytrain.components.shared.retry import REJECTED_SECONDS, retry_storage
 from steadytrain.components.shared.workspace import Workspace
@@ -134,8 +134,8 @@ class Ledger:
         """
         if self._has_earlier_version():
             # That version wrote each entry to the run's events too.
-            told = read_events(self.workspace.events)
-            return History.of(event for event in told if isinstance(event, State)), []
+            events = read_events(self.workspace.events)
+            return History.of(event for event in events if isinstance(event, State)), []
         content = self._content()
         return content.history, [loss.problem for loss in content.losses]
 
@@ -158,7 +158,7 @@ class Ledger:
 
     @property
     def restored(self) -> list[str]:
-        """Which damaged lines of the logs could be restored, in words, once they were read."""
+        """The damaged lines of the logs that could be restored, in words, once they were read."""
         return self._read.restored if self._read else []
 
     def generation(self) -> int:
@@ -185,9 +185,9 @@ class Ledger:
         return {"schema_version": SCHEMA_VERSION, "generation": generation} | content
 
     def _content(self) -> _Content:
-        found, problems, restored = dict[int, State](), dict[int, str](), list[str]()
+        states, problems, restored = dict[int, State](), dict[int, str](), list[str]()
         for path in self._numbered(_LOG).values():
-            end = max([0, *found, *problems]) + 1
+            end = max([0, *states, *problems]) + 1
             try:
                 lines = FileLog(path).scan() if path.is_file() else None
             except Unreadable:
@@ -200,7 +200,7 @@ class Ledger:
             )
             start = next((number - index for index, number in known), end)
             # What an earlier supervisor wrote after this one took over is void.
-            found = {number: event for number, event in found.items() if number < start}
+            states = {number: event for number, event in states.items() if number < start}
             problems = {number: why for number, why in problems.items() if number < start}
             number = start
             for index, line in enumerate(lines):
@@ -214,19 +214,19 @@ class Ledger:
                 for record in records:
                     number = record[NUMBER]
                     try:
-                        found[number] = _event(record, where)
+                        states[number] = _event(record, where)
                     except ValueError as error:
                         problems[number] = f"{where} has no event: {error}"
                 number += 1
         accepted = self._numbered(_ACCEPTED)
-        last = max([0, *found, *problems, *accepted])
+        last = max([0, *states, *problems, *accepted])
         losses = [
             loss
-            for loss in _losses(found, problems, last, self.workspace.events)
+            for loss in _losses(states, problems, last, self.workspace.events)
             if loss.first not in accepted
         ]
-        history = History.of(found[number] for number in sorted(found))
-        return _Content(history, losses, restored, last, cut=last > 0 and last not in found)
+        history = History.of(states[number] for number in sorted(states))
+        return _Content(history, losses, restored, last, cut=last > 0 and last not in states)
 
     def _restored(self, line: bytes, number: int, path: Path) -> list[dict[str, Any]]:
         """Return the records of a damaged line as far as they are certain; empty if they are not.
@@ -255,8 +255,8 @@ class Ledger:
     def _numbered(self, pattern: re.Pattern[str]) -> dict[int, Path]:
         """Return the files whose names match, by their numbers, in order."""
         paths = self.workspace.events.glob("ledger-*")
-        found = {int(match[1]): path for path in paths if (match := pattern.fullmatch(path.name))}
-        return dict(sorted(found.items()))
+        result = {int(match[1]): path for path in paths if (match := pattern.fullmatch(path.name))}
+        return dict(sorted(result.items()))
 
     def _damaged(self, losses: list[_Loss]) -> LedgerDamaged:
         lost = "; ".join(loss.problem for loss in losses)

@@ -12,9 +12,8 @@ from steadytrain.components.shared.events.types import AttemptOutcome, Validated
 from steadytrain.components.shared.output_log import redact_file, tail
 from steadytrain.components.shared.storage.local import Awaited
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder, AttemptResult
+from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, Beat
 from steadytrain.components.train.failures import Failure, FailureClass, classify
-from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.recovery.history import History
 
 SUCCESSES: tuple[AttemptOutcome, ...] = ("finished", "early_stopped")

@@ -39,6 +39,7 @@ from steadytrain.components.train.fallbacks import (
     Conflict,
     Estimate,
     Fallback,
+    Lengths,
     fallbacks_for,
     lower,
 )
@@ -58,6 +59,7 @@ def decide(
     *,
     conflict_with: Conflict = lambda _: "",
     prefer: str | None = None,
+    length: int = 0,
     estimate: Estimate = lambda _: None,
     fallbacks: bool = True,
 ) -> RecoveryDecision:
@@ -66,6 +68,7 @@ def decide(
     Args:
         run_id: spreads the waits of runs that fail at the same time.
         conflict_with, prefer: see `fallbacks_for`.
+        length: tokens of the longest prepared row; 0 if the data don't say.
         estimate: see `next_fallback`.
         fallbacks: whether the OOM fallbacks apply. Without them, running out of memory is retried.
     """
@@ -82,7 +85,8 @@ def decide(
     elif kind is FailureClass.CHECKPOINT_CORRUPT:
         answer = _step_back(history)
     elif fallbacks and _is_short_of_memory(failure):
-        answer = _lower(history, failure, conflict_with, prefer, estimate)
+        lengths = Lengths.of(length, settings.min_sequence_length)
+        answer = _lower(history, failure, conflict_with, prefer, lengths, estimate)
     return _grown(history, answer or _retry(history, kind, settings, run_id))
 
 
@@ -121,12 +125,15 @@ def _lower(
     failure: Failure,
     conflict_with: Conflict,
     prefer: str | None,
+    lengths: Lengths | None,
     estimate: Estimate,
 ) -> RecoveryDecision | None:
     kind, plan = failure.failure_class, history.attempts[-1].plan
     strategies = [attempt.started.batch.strategy for attempt in history.attempts]
     device = history.attempts[-1].started.device
-    fallbacks = fallbacks_for(kind, device, strategies, conflict_with=conflict_with, prefer=prefer)
+    fallbacks = fallbacks_for(
+        kind, device, strategies, conflict_with=conflict_with, prefer=prefer, lengths=lengths
+    )
     decision = lower(plan, kind, fallbacks, estimate)
     if decision is not None:
         return decision

@@ -11,8 +11,8 @@ from steadytrain.components.shared.config.fields import Decision, differs, set_b
 from steadytrain.components.shared.events.types import DecisionMade
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.batch import BatchPlan, plan_batch
+from steadytrain.components.sizing.decisions import Start, estimated_memory, planned_start
 from steadytrain.components.sizing.learned import Learned, learned_path
-from steadytrain.components.sizing.start import Start, estimated_memory, planned_start
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.recovery.history import History
 
@@ -42,9 +42,9 @@ class Sizing:
         nodes = self.nodes(history)
         start, limit, began = self._start(nodes), history.limit, self._configured(nodes).fields
         reasons = {item.field: item for item in start.decisions} if start else {}
-        found = []
+        result = []
         for field, value in self.plan(history).fields.items():
-            if limit is not None and value != began[field]:
+            if limit is not None and value != began.get(field):
                 item = Decision(field, value, f"{limit.action.replace('_', ' ')}: {limit.reason}")
             elif field in reasons:
                 item = reasons[field]
@@ -52,8 +52,8 @@ class Sizing:
                 item = set_by_user(self.config, field)
             else:
                 item = Decision(field, value, _DERIVED)
-            found.append(item)
-        return [*found, self._checkpoints()]
+            result.append(item)
+        return [*result, self._checkpoints()]
 
     def planned(self) -> DecisionMade | None:
         """Return the planner's decision, if it knows the device and the model."""
@@ -65,7 +65,7 @@ class Sizing:
     def estimate(self, plan: BatchPlan) -> int | None:
         """Return the bytes that a rank needs with a plan; None if no formula covers it."""
         nodes = plan.world_size // self.config.compute.nproc_per_node
-        length = self.data.sequence_length
+        length = plan.settings.sequence_length or self.data.sequence_length
         return estimated_memory(self.config, self.device, nodes, length, plan)
 
     def nodes(self, history: History) -> int:
@@ -96,8 +96,9 @@ class Sizing:
         """Save a smaller plan that has trained, for later runs.
 
         Whether a snapshot fit in host memory is not saved: it says nothing about the device.
+        Neither are shorter sequences, which change what a model learns.
         """
-        learned = self.plan(history).changed(snapshot=True)
+        learned = self.plan(history).changed(snapshot=True, sequence_length=0)
         if learned != self._configured(self.nodes(history)):
             Learned(limit=learned.settings).save(self._path)
 

@@ -280,7 +280,8 @@ class Supervisor:
             )
             watch.record(started)
             self._adjust(watch, number, resumed_step or 0)
-            spec = spec.model_copy(update={"rates": self.ledger.history().rates})
+            history = self.ledger.history()
+            spec = spec.model_copy(update={"changes": history.changes})
             retry_storage(lambda: spec.save(folder.spec))
             ending = Ending("stopped", None, None)
             try:
@@ -391,6 +392,7 @@ class Supervisor:
             run_id=self.workspace.run_id,
             conflict_with=self.config.conflict_with,
             prefer=self.config.compute.prefer,
+            length=self.data.sequence_length,
             estimate=self.sizing.estimate,
         )
         return policy(history, failure)
@@ -409,15 +411,15 @@ def _newest_checkpoint(
     ended = history.attempts[-1].ended if history.attempts else None
     damaged = ended is not None and ended.failure_class == FailureClass.CHECKPOINT_CORRUPT
     skipped = dict[int, str]()
-    found = newest(
+    latest = newest(
         checkpoints_of(config),
         Lineage.of(history.supervisor),
         read=damaged,
         skipped=lambda checkpoint, why: skipped.setdefault(checkpoint.step, why.message),
     )
-    if (found.step if found else 0) < history.last_step:
+    if (latest.step if latest else 0) < history.last_step:
         skipped.setdefault(history.last_step, f"it is not in {checkpoints_of(config)} any more")
-    return (str(found), found.step, skipped) if found else ("", None, skipped)
+    return (str(latest), latest.step, skipped) if latest else ("", None, skipped)
 
 
 def _last_step(ending: Ending, watch: Watch) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from steadytrain.components.shared import plugins
@@ -19,9 +21,10 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events import Cursor
 from steadytrain.components.shared.events.types import AttemptEnded, Warned
 from steadytrain.components.shared.lease import Lease, hold
-from steadytrain.components.shared.model_source import base_content, grader_content, teacher_content
+from steadytrain.components.shared.model_source import base_content, other_contents
 from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.shared.retry import REJECTED_SECONDS
+from steadytrain.components.shared.stage import start_run
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import task_code
@@ -47,16 +50,17 @@ def may_differ() -> str:
     free, sections = [], []
     for name in _SECTIONS:
         fields = [field.name for field in leaves(RunConfig) if field.name.startswith(f"{name}.")]
-        found = [field for field in fields if _may_differ(field)]
-        sections += [name] if found == fields else []
-        free += [] if found == fields else found
+        differing = [field for field in fields if _may_differ(field)]
+        sections += [name] if differing == fields else []
+        free += [] if differing == fields else differing
     return f"{', '.join(free)}, and all of {' and '.join(sections)}"
 
 
 def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     """Return a digest of everything that determines the final weights.
 
-    For the base model, the teacher and a curriculum's model, the content counts, not the address.
+    For the base model, the teacher, a curriculum's model and the encoder of images, the content
+    counts, not the address.
 
     Raises:
         BadInput, StorageError: the content of one of them cannot be determined.
@@ -65,10 +69,13 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
     training, model = learned["training"], learned["model"]
     if config.model.base:
         model["base"] = base_content(config)
-    if teacher := teacher_content(config):
-        training["distillation"]["teacher"] = teacher
-    if grader := grader_content(config):
-        training["curriculum"]["model"] = grader
+    others = other_contents(config)
+    if "teacher" in others:
+        training["distillation"]["teacher"] = others["teacher"]
+    if "grader" in others:
+        training["curriculum"]["model"] = others["grader"]
+    if "image_encoder" in others:
+        model["fusion"]["image_base"] = others["image_encoder"]
     code = plugin_code(config)
     return value_digest([data.fingerprint, model, training, *([code] if code else [])])
 
@@ -76,7 +83,7 @@ def inputs_digest(config: RunConfig, data: DataRecord) -> str:
 def plugin_code(config: RunConfig) -> dict[str, str]:
     """Return the version and the code of other packages that determine the weights, by field."""
     training = config.training
-    found = _described(
+    described = _described(
         ("model.framework", plugins.TRAINERS, config.model.framework),
         ("training.order", plugins.ORDERS, training.order),
         ("training.optim", plugins.OPTIMIZERS, training.optim),
@@ -87,7 +94,7 @@ def plugin_code(config: RunConfig) -> dict[str, str]:
         ),
     )
     task = task_code(config.data.task)
-    return found | ({"data.task": f"{config.data.task}, code {task[:12]}"} if task else {})
+    return described | ({"data.task": f"{config.data.task}, code {task[:12]}"} if task else {})
 
 
 def strategy_code(config: RunConfig) -> dict[str, str]:
@@ -106,24 +113,21 @@ def _described(*used: tuple[str, str, str]) -> dict[str, str]:
     Args:
         used: the field, the group and the name of each plugin.
     """
-    found = {}
+    codes = {}
     for field, group, name in used:
         if not plugins.is_ours(group, name):
             point = plugins.find(group, name)
-            found[field] = f"{plugins.described(point)}, code {users_code_digest(point.value)[:12]}"
-    return found
+            codes[field] = f"{plugins.described(point)}, code {users_code_digest(point.value)[:12]}"
+    return codes
 
 
 def settings(config: RunConfig, data: DataRecord) -> dict[str, Any]:
     """Return the settings that a supervisor uses as plain data: sections and their fields."""
-    found = {"data": {"fingerprint": data.fingerprint}, **stated(config)}
+    content = {"data": {"fingerprint": data.fingerprint}, **stated(config)}
     if config.model.base:
-        found["base"] = {"content": base_content(config)}
-    if teacher := teacher_content(config):
-        found["teacher"] = {"content": teacher}
-    if grader := grader_content(config):
-        found["grader"] = {"content": grader}
-    return found | {"plugins": plugin_code(config) | strategy_code(config)}
+        content["base"] = {"content": base_content(config)}
+    content |= {role: {"content": of} for role, of in other_contents(config).items()}
+    return content | {"plugins": plugin_code(config) | strategy_code(config)}
 
 
 def stated(config: RunConfig) -> dict[str, Any]:
@@ -148,9 +152,9 @@ def accepted(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changes = {name: change for name, change in _changes(before, now) if _may_differ(name)}
     if not changes:
         return ""
-    said = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"
+    message = f"continues with changed settings: {', '.join(map(' '.join, changes.items()))}"
     notes = dict.fromkeys(effect_of(name).note for name in changes)
-    return "; ".join([said, *filter(None, notes)])
+    return "; ".join([message, *filter(None, notes)])
 
 
 def _may_differ(name: str) -> bool:
@@ -172,11 +176,11 @@ def _fields(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     Each by itself, because another version may know further fields of a section.
     """
     for name, value in content.items():
-        place = f"{prefix}{name}"
-        if isinstance(value, Mapping) and (not prefix or is_section(place)):
-            yield from _fields(value, f"{place}.")
+        field_name = f"{prefix}{name}"
+        if isinstance(value, Mapping) and (not prefix or is_section(field_name)):
+            yield from _fields(value, f"{field_name}.")
         else:
-            yield place, value
+            yield field_name, value
 
 
 _SUPERVISOR_DIED: Final = "the program that supervised this attempt died"
@@ -194,8 +198,7 @@ class LeasedRun:
     agent: ForkServer | None = None
 
 
-@contextlib.contextmanager
-def hold_run(config: RunConfig) -> Iterator[Lease]:
+def hold_run(config: RunConfig) -> AbstractContextManager[Lease]:
     """Hold a run for this process.
 
     Raises:
@@ -203,15 +206,19 @@ def hold_run(config: RunConfig) -> Iterator[Lease]:
         BadInput, StorageError: see `hold`.
     """
     workspace = Workspace.of(config)
-    storage = LocalStorage(workspace.lease)
-    with hold(
-        storage,
+    return hold(
+        LocalStorage(workspace.lease),
         run_id=workspace.run_id,
         seconds=config.recovery.lease_seconds,
         after=Ledger(workspace).generation(),
         notify=partial(_warn, workspace),
-    ) as lease:
-        yield lease
+    )
+
+
+def begin_run(config: RunConfig, tags: Mapping[str, str] = MappingProxyType({})) -> Workspace:
+    """Start a run (`start_run`), which must not restart while another process trains it."""
+    with hold_run(config):
+        return start_run(config, tags)
 
 
 def _warn(workspace: Workspace, message: str) -> None:
@@ -253,7 +260,7 @@ def other_inputs(workspace: Workspace, changed: list[str]) -> BadInput:
         ": ".join([problem, *filter(None, ["; ".join(changed)])]),
         remedy="give this run another name (run: ...), or use the configuration that it was "
         f"started with, in which these may differ: {may_differ()}; or remove {workspace.folder}; "
-        f"`steadytrain adjust {workspace.run_id}` changes the learning rate of a run under way",
+        f"`steadytrain adjust {workspace.run_id}` changes settings of a run under way",
     )
 
 
@@ -265,8 +272,8 @@ def end_lost_attempts(ledger: Ledger, workspace: Workspace) -> None:
     end_processes(workspace.attempts)
     attempts = ledger.history().attempts
     lost = {item.started.attempt: item for item in attempts if item.ended is None}
-    found = (item.event for item in Cursor(workspace.events).read())
-    events = [item for item in found if is_of_rank(item) or getattr(item, "attempt", 0) in lost]
+    result = (item.event for item in Cursor(workspace.events).read())
+    events = [item for item in result if is_of_rank(item) or getattr(item, "attempt", 0) in lost]
     for attempt in attempts:
         for event in unrecorded(attempt, events):
             ledger.record(event, seconds=REJECTED_SECONDS)

@@ -92,7 +92,7 @@ def spans(history: History, *, until: float = 0.0) -> list[Span]:
     Args:
         until: for an attempt without an end, the last moment at which it is known to have run.
     """
-    found: list[Span] = []
+    result: list[Span] = []
     clock = history.attempts[0].started.time if history.attempts else 0.0
     for index, attempt in enumerate(history.attempts):
         surviving = _surviving(attempt, history.attempts[index + 1 :])
@@ -100,9 +100,9 @@ def spans(history: History, *, until: float = 0.0) -> list[Span]:
         for kind, end in _moved(attempt, _pieces(attempt, surviving, until)):
             # Machine clocks differ, but spans must not run backwards.
             if end > clock:
-                found.append(Span(kind, attempt.started.attempt, clock, end, jumped(clock, end)))
+                result.append(Span(kind, attempt.started.attempt, clock, end, jumped(clock, end)))
                 clock = end
-    return found
+    return result
 
 
 def unrecorded(attempt: AttemptHistory, events: Iterable[Event]) -> list[State]:
@@ -145,8 +145,8 @@ def _jumps(attempt: AttemptHistory) -> Callable[[float, float], float]:
     skipped, shares = attempt.skipped, dict[tuple[float, float], float]()
     if skipped and attempt.ended:
         start, end = attempt.started.time, attempt.ended.time
-        told = {item.time for item in (attempt.ready, *attempt.checkpoints) if item}
-        moments = [start, *sorted(time for time in told if start < time < end), end]
+        times = {item.time for item in (attempt.ready, *attempt.checkpoints) if item}
+        moments = [start, *sorted(time for time in times if start < time < end), end]
         for gap in sorted(pairwise(moments), key=lambda gap: gap[0] - gap[1]):
             length = gap[1] - gap[0]
             shares[gap] = min(skipped, length) / length

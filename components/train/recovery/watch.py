@@ -20,7 +20,7 @@ from steadytrain.components.shared.events.types import (
     Warned,
 )
 from steadytrain.components.shared.lease import Lease
-from steadytrain.components.shared.periodic import Pulse
+from steadytrain.components.shared.periodic import Pulse, pause
 from steadytrain.components.shared.retry import FOREVER, REJECTED_SECONDS, Retry, any_error
 from steadytrain.components.shared.stopping import StopRequest
 from steadytrain.components.shared.storage import LocalStorage
@@ -98,6 +98,7 @@ class Watch:
         there = Pulse()
         grace = self.supervisor.config.recovery.stop_grace_seconds
         lease, stopping, urgent = self.supervisor.lease, False, False
+        began = time.monotonic()
         while not ranks.poll():
             self._relay()
             if there.silence(self._is_there()) > DELETED_SECONDS and not there.seen:
@@ -118,15 +119,15 @@ class Watch:
             if self.request.urgent and not urgent:
                 ranks.stop(0)
                 urgent = True
-            time.sleep(POLL_SECONDS)
+            pause(began, POLL_SECONDS)
         self._relay()
 
     def _is_asked(self) -> bool:
         """Return whether a person asks for a change. Set a request aside that cannot be used."""
-        found, problem = take(self.supervisor.workspace, self.supervisor.config)
+        adjustment, problem = take(self.supervisor.workspace, self.supervisor.config)
         if problem:
             self.stream.emit(Warned(stage="train", message=problem))
-        return found is not None
+        return adjustment is not None
 
     def _stop(self, outcome: AttemptOutcome) -> None:
         """Ask the ranks to save a checkpoint and end."""

@@ -200,8 +200,8 @@ class Strategy(ABC):
     def gradients(self) -> Mapping[str, torch.Tensor]:
         """Return this rank's part of each trained weight's gradient, by the weight's name.
 
-        Between `clip` and `update`. A strategy that keeps its gradients elsewhere overrides this,
-        or has "training.monitor.layers" in `StrategySpec.unsupported`.
+        Between `clip` and `update`, on all ranks. A strategy that keeps its gradients elsewhere
+        overrides this, or has "training.monitor.layers" in `StrategySpec.unsupported`.
         """
         named = self.module.named_parameters()
         return {name: item.grad for name, item in named if item.grad is not None}

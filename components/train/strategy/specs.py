@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ _NEEDS_ALL_OF_IT: Final = {
     "training.torch_compile": "a compiled graph needs complete weights",
     "training.monitor.noise_scale": "ranks that shard never have a micro-batch's whole gradient",
     "training.fp16": "its loss scaler needs complete gradients",
-    "model.adapter.kind qlora": "ranks cannot shard weights of 4 bits",
+    "model.adapter.kind qlora": "ranks cannot shard quantized weights",
     **dict.fromkeys(
         ("model.adapter.frozen_head 8bit", "model.adapter.frozen_head 4bit"),
         "ranks cannot shard a quantized head",
@@ -67,7 +66,6 @@ def _zero(
         module,
         make_optimizer,
         stage=stage,
-        limit=config.training.max_grad_norm or math.inf,
         bf16=config.training.bf16,
         offload=offload,
     )
@@ -88,7 +86,6 @@ _ZERO_LACKS: Final = {
     **_NEEDS_ALL_OF_IT,
     "training.param_groups frozen": "DeepSpeed keeps no 32-bit copy of frozen weights, so a "
     "checkpoint would lose bits of them",
-    "training.monitor.layers": "DeepSpeed does not show the gradients before its update",
 }
 ZERO_1: Final = StrategySpec(
     title="DeepSpeed ZeRO-1",

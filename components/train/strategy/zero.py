@@ -72,12 +72,26 @@ def shards_of(zero: Any, module: torch.nn.Module, stage: int) -> Iterator[Shard]
     Args:
         zero: DeepSpeed's optimizer for that stage.
     """
-    found = _of_weights if stage == 3 else _of_states
+    shards = _of_weights if stage == 3 else _of_states
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            shard = found(zero, name, parameter)
+            shard = shards(zero, name, parameter)
             if shard is not None and shard.count > 0:
                 yield shard
+
+
+def gradient_of(shard: Shard, stage: int) -> torch.Tensor:
+    """Return a shard of an averaged gradient, float32, between the backward pass and the update."""
+    parameter: Any = shard.parameter
+    if stage == 3:
+        from deepspeed.utils import safe_get_local_grad
+
+        own: torch.Tensor = safe_get_local_grad(parameter)
+        return own.flatten()[: shard.count]
+    held = parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+    flat: torch.Tensor = held.flatten().float()
+    # Without a shard of its own, the gradient is complete on each rank.
+    return flat if flat.numel() == shard.count else flat.narrow(0, shard.start, shard.count)
 
 
 def spread_weights(zero: Any, shards: Sequence[Shard], stage: int) -> None:
@@ -86,8 +100,8 @@ def spread_weights(zero: Any, shards: Sequence[Shard], stage: int) -> None:
         zero.update_lp_params()
         return
     for shard in shards:
-        own: torch.Tensor = shard.parameter.ds_tensor  # type: ignore[attr-defined]
-        own.data.narrow(0, 0, shard.count).copy_(shard.of(shard.flat))
+        partition: torch.Tensor = shard.parameter.ds_tensor  # type: ignore[attr-defined]
+        partition.data.narrow(0, 0, shard.count).copy_(shard.of(shard.flat))
     # Release the parameters that are complete on every rank: they are stale, and are gathered again
     # when needed. If they were gathered here, they would be missing from the trace that DeepSpeed
     # uses to fetch weights from then on.
@@ -98,11 +112,11 @@ def spread_weights(zero: Any, shards: Sequence[Shard], stage: int) -> None:
 
 def _of_states(zero: Any, name: str, parameter: Any) -> Shard | None:
     """Stages 1 and 2: a group's parameters are stored one after another, split into equal parts."""
-    place = parameter._hp_mapping
-    if place is None:
+    mapping = parameter._hp_mapping
+    if mapping is None:
         return None
-    held, own = place.lp_fragment_address, place.hp_fragment_address
-    flat = zero.single_partition_of_fp32_groups[place.param_group_index]
+    held, own = mapping.lp_fragment_address, mapping.hp_fragment_address
+    flat = zero.single_partition_of_fp32_groups[mapping.param_group_index]
     return Shard(name, parameter, flat, own.start, held.start, held.numel, parameter.numel())
 
 
@@ -137,7 +151,6 @@ class Zero(Strategy):
 
     Args:
         stage: 1 shards the optimizer's state, 2 also the gradients, 3 also the weights.
-        limit: largest norm of the gradients; the engine clips them itself.
         bf16: whether to compute in bfloat16. The optimizer's weights stay float32.
         offload: as in `compute.offload`.
     """
@@ -149,7 +162,6 @@ class Zero(Strategy):
         make_optimizer: MakeOptimizer,
         *,
         stage: int,
-        limit: float,
         bf16: bool = False,
         offload: str = "none",
     ) -> None:
@@ -158,7 +170,6 @@ class Zero(Strategy):
         self.optimizer, self.optimizer_spec = make_optimizer(module), make_optimizer.spec
         config = zero_config(
             stage=stage,
-            limit=limit,
             bf16=bf16,
             offload=offload,
             parameters=sum(item.numel() for item in module.parameters()),
@@ -177,7 +188,8 @@ class Zero(Strategy):
         self.model.backward(loss)
 
     def clip(self, limit: float) -> None:
-        """Do nothing: the engine clips during the update."""
+        """Let the engine clip during the update. A limit of 0 means to it that it does not."""
+        self._zero.clip_grad = 0.0 if math.isinf(limit) else limit
 
     def update(self) -> float:
         self.model.step()
@@ -202,7 +214,30 @@ class Zero(Strategy):
         restore_groups(self.optimizer, settings["groups"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        return {shard.name: shard.of(shard.flat) for shard in self._shards()}
+        return self._of_each({shard.name: shard.of(shard.flat) for shard in self._shards()})
+
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """Return this rank's shards of the gradients, float32, scaled as the engine will clip them.
+
+        Collective: the norm is that of all ranks.
+        """
+        shards = self._shards()
+        own = {shard.name: gradient_of(shard, self.stage) for shard in shards}
+        limit = self._zero.clip_grad
+        if limit > 0:
+            # Those of weights in host memory are there, too.
+            squares = sum(float(item.square().sum()) for item in own.values())
+            total = torch.tensor(squares, device=self.accelerator.device)
+            torch.distributed.all_reduce(total)
+            scale = min(1.0, limit / (math.sqrt(total.item()) + 1e-6))
+            own = {name: item * scale for name, item in own.items()}
+        return self._of_each(own)
+
+    def _of_each(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return what this rank has of each trained weight: nothing of some."""
+        nothing = torch.zeros(0, device=self.accelerator.device)
+        trained = (name for name, item in self.module.named_parameters() if item.requires_grad)
+        return {name: own.get(name, nothing) for name in trained}
 
     def moments(self, key: str) -> Mapping[str, torch.Tensor]:
         state = self.optimizer.state
@@ -263,10 +298,10 @@ class Zero(Strategy):
         """Allocate this rank's optimizer state, and return the regions that a checkpoint fills."""
         saved, regions = by_parameter(checkpoint.outline("optimizer")), {}
         for shard in shards:
-            own = allocate(
+            state = allocate(
                 self.optimizer, shard.flat, self.optimizer_spec, saved.get(shard.name, {})
             )
-            for key, tensor in own.items():
+            for key, tensor in state.items():
                 region = whole(tensor) if key in self._scalars else shard.region(tensor)
                 regions[f"{shard.name}/{key}"] = region
         return regions

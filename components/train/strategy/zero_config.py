@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from steadytrain.components.memory.states import bucket_values
 
 
 def zero_config(
-    *, stage: int, limit: float, bf16: bool, offload: str, parameters: int, trained: int
+    *, stage: int, bf16: bool, offload: str, parameters: int, trained: int
 ) -> dict[str, Any]:
     """Return the configuration for `deepspeed.initialize`.
 
     The loop counts micro-batches and scales losses itself, so DeepSpeed is configured with a
-    micro-batch size and accumulation of 1.
+    micro-batch size and accumulation of 1. It also says at each step where to clip.
 
     Args:
         stage: stage of ZeRO.
-        limit: largest norm of the gradients; infinite means no clipping.
         offload: "none", "optimizer", or "all", which includes the weights.
         parameters: number of parameters of the model.
         trained: number of parameters that are trained.
@@ -42,7 +40,6 @@ def zero_config(
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0 if math.isinf(limit) else limit,
         "bf16": {"enabled": bf16},
         "zero_optimization": zero,
         # The loop's own AdamW, on GPUs and in host memory.

@@ -100,8 +100,13 @@ class Trials(Protocol):
             within: seconds after which they are killed, if they have not saved it by then.
         """
 
-    def memory(self, number: int) -> int:
-        """Return the bytes that a trial's processes on this machine take; 0 if it has none."""
+    def memory(self, number: int, most: float) -> int:
+        """Return the bytes that a trial's processes on this machine take; 0 if it has none.
+
+        Args:
+            most: that they may take. Below it, the number may be too high: what processes share
+                may count several times.
+        """
 
     def discard(self, number: int) -> None:
         """Remove everything of a trial except what `state` and its learning curve need."""
@@ -142,7 +147,7 @@ class Slot(Record):
 
 
 class Ranks(Protocol):
-    """Where the ranks of trials run.
+    """The place where the ranks of trials run.
 
     imports: the modules that the processes of trials share.
     """
@@ -181,11 +186,11 @@ def imports_of(config: RunConfig, *, scored: bool) -> list[str]:
     Args:
         scored: whether trials score a fold.
     """
-    found = [*getattr(load_trainer(config.model.framework), "imports", RANK_IMPORTS)]
+    result = [*getattr(load_trainer(config.model.framework), "imports", RANK_IMPORTS)]
     scorer = load_task(config.data.task).scorer
     if scored and isinstance(scorer, Late):
-        found += ["steadytrain.components.evaluate.scoring", scorer.address.partition(":")[0]]
-    return found
+        result += ["steadytrain.components.evaluate.scoring", scorer.address.partition(":")[0]]
+    return result
 
 
 def threads_of_rank(compute: ComputeConfig, parallel: int) -> int:
@@ -223,6 +228,6 @@ def divide(compute: ComputeConfig, parallel: int) -> list[Slot]:
 def _gpus() -> tuple[str, ...]:
     visible = os.environ.get(_VISIBLE)
     if visible is None:
-        found = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True)
-        return tuple(found.stdout.split())
+        query = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True)
+        return tuple(query.stdout.split())
     return tuple(filter(None, (name.strip() for name in visible.split(","))))

@@ -1,12 +1,14 @@
-"""Where the files of a study's trials are, and the prepared data that the trials share."""
+"""Where the files of a study's trials are, the prepared data that they share, and their events."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import singledispatchmethod
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +18,30 @@ from steadytrain.components.shared.config import RunConfig, load
 from steadytrain.components.shared.digest import file_digest, value_digest
 from steadytrain.components.shared.effects import Use
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events.types import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointSaved,
+    DecisionMade,
+    LatencyMeasured,
+    StepFailed,
+    SupervisorStarted,
+    TrainingStep,
+    Validated,
+)
 from steadytrain.components.shared.lease import Generations, lock
+from steadytrain.components.shared.paths import Inside
 from steadytrain.components.shared.records import DataRecord, Record
 from steadytrain.components.shared.retry import FOREVER
 from steadytrain.components.shared.storage import LocalStorage, open_storage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.encoding.base import COLUMNS
+from steadytrain.components.train.attempt import RankError
+from steadytrain.components.train.failures import classify
 from steadytrain.components.train.launch.job import SLACK_SECONDS
-from steadytrain.components.tune.trials.base import TrialState
+from steadytrain.components.train.recovery.outcome import SUCCESSES
+from steadytrain.components.tune.trials.base import Condition, TrialState, Validation
 
 LABELS: Final = b"labels"
 """The key of the metadata of `TrialFolder.scores` with the names of the classes, as JSON."""
@@ -31,6 +49,8 @@ ARTIFACT: Final = b"artifact"
 """The key with what the exported model costs, for tables (`tabular.artifact.Artifact`), as JSON."""
 EXPLAINED: Final = b"explained"
 """The key with what it predicts when a column changes (`tabular.explained.Explained`), as JSON."""
+PEAK: Final = b"memory_peak"
+"""The key with the most resident bytes of the process that trained it (`TrainingFinished`)."""
 _LONGEST_NAME: Final = 40
 _DIGEST: Final = 8
 
@@ -64,9 +84,7 @@ class TrialFolder:
             name = f"{name[:room]}-{value_digest(self.study.name)[:_DIGEST]}".lstrip("-")
         return f"{name}-{self.number:04d}"
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
+    config = Inside("path", "config.yaml")
 
     def process(self) -> psutil.Process | None:
         """Return the process on this machine that holds the trial's lease, if it runs."""
@@ -83,21 +101,10 @@ class TrialFolder:
         recovery = load(self.config).recovery
         return 2 * (recovery.stop_grace_seconds + 2 * SLACK_SECONDS)
 
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def slot(self) -> Path:
-        return self.path / "slot.json"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "record.json"
-
-    @property
-    def scores(self) -> Path:
-        return self.path / "scores.parquet"
+    log = Inside("path", "log")
+    slot = Inside("path", "slot.json")
+    record = Inside("path", "record.json")
+    scores = Inside("path", "scores.parquet")
 
     def damage(self, digest: str) -> str:
         """Return what is wrong with the scores; "" if nothing is.
@@ -107,8 +114,8 @@ class TrialFolder:
         """
         if not self.scores.is_file():
             return f"{self.scores} is missing"
-        found = file_digest(self.scores)
-        return "" if found == digest else f"{self.scores} is not as the trial left it"
+        result = file_digest(self.scores)
+        return "" if result == digest else f"{self.scores} is not as the trial left it"
 
     @property
     def workspace(self) -> Workspace:
@@ -131,9 +138,9 @@ class TrialFolder:
             )
         recovery = config.recovery
         if recovery.checkpoints is not None:
-            place = f"{recovery.checkpoints.rstrip('/')}/{self.study.name}-{self.number:04d}"
-            recovery = recovery.model_copy(update={"checkpoints": place})
-        own = config.model_copy(
+            address = f"{recovery.checkpoints.rstrip('/')}/{self.study.name}-{self.number:04d}"
+            recovery = recovery.model_copy(update={"checkpoints": address})
+        trial_config = config.model_copy(
             update={
                 "output": str(self.path),
                 "run": self.run,
@@ -141,7 +148,7 @@ class TrialFolder:
                 "recovery": recovery,
             }
         )
-        LocalStorage(self.path).write(self.config.name, own.to_saved())
+        LocalStorage(self.path).write(self.config.name, trial_config.to_saved())
 
     def discard(self, state: TrialState) -> None:
         """Remove everything but the trial's state. Can be repeated if it was interrupted."""
@@ -221,8 +228,8 @@ def prepare_data(study: Path, config: RunConfig) -> None:
     # Imported late: not every trial prepares data, and the libraries take seconds.
     from steadytrain.components.preprocess.step import run as preprocess
 
-    own = config.model_copy(update={"output": str(study), "run": _RUN})
-    _share(study, config, lambda: preprocess(own))
+    shared_config = config.model_copy(update={"output": str(study), "run": _RUN})
+    _share(study, config, lambda: preprocess(shared_config))
 
 
 def share_data(study: Path, config: RunConfig, data: DataRecord) -> None:
@@ -258,8 +265,8 @@ def without_test(data: DataRecord, folder: Path) -> DataRecord:
         folder: as for `linked`.
     """
     sides = {name: side for name, side in data.sides.items() if name != "test"}
-    own = data.model_copy(update={"sides": sides, "test_records": "", "profile": None})
-    return linked(own, folder)
+    record = data.model_copy(update={"sides": sides, "test_records": "", "profile": None})
+    return linked(record, folder)
 
 
 def linked(data: DataRecord, folder: Path) -> DataRecord:
@@ -297,3 +304,121 @@ def data_path(study: Path, config: RunConfig) -> Path:
     if config.training.augmentation.on:
         fields["texts"] = True
     return trials_of(study) / "data" / f"{value_digest(fields)}.json"
+
+
+class Curve:
+    """A trial as its events describe it. Add them in the order in which they happened."""
+
+    def __init__(self) -> None:
+        self._attempt = self._resumed = self._reported = self._saved = 0
+        self._validations = dict[int, Validation]()
+        self._condition: Condition = "new"
+        self._failed: AttemptEnded | None = None
+        self._failure = self._error = ""
+        self._fallbacks = list[str]()
+        self._latency_ms: float | None = None
+        self._seconds, self._began, self._latest = 0.0, 0.0, 0.0
+        # The same as `_began`, by the monotonic clock.
+        self._since = 0.0
+        self._prepared: float | None = None
+
+    def state(self, *, running: bool) -> TrialState:
+        """Return the trial's state.
+
+        Args:
+            running: whether processes train it now.
+        """
+        condition: Condition = "running" if running else self._condition
+        failed = condition == "failed"
+        spent = time.monotonic() - self._since if running else self._latest - self._began
+        return TrialState(
+            condition=condition,
+            step=self._reported if running else self._saved,
+            validations=tuple(self._validations[step] for step in sorted(self._validations)),
+            seconds=self._seconds + (max(0.0, spent) if self._began else 0.0),
+            failure=self._failure if failed else "",
+            error=self._error if failed else "",
+            fallbacks=tuple(self._fallbacks),
+            latency_ms=self._latency_ms,
+            since_prepared=time.time() - self._prepared if running and self._prepared else None,
+        )
+
+    @singledispatchmethod
+    def add(self, event: Event) -> None:
+        """Add an event. Those of other kinds change nothing."""
+
+    @add.register
+    def _(self, event: SupervisorStarted) -> None:
+        self._prepared = self._prepared or event.time
+        # Whoever starts a failed trial again wants another try.
+        if self._condition != "new":
+            self._condition = "paused"
+
+    @add.register
+    def _(self, event: AttemptStarted) -> None:
+        self._attempt, self._resumed = event.attempt, event.resumed_from_step or 0
+        self._reported = self._saved = self._resumed
+        self._began = self._latest = event.time
+        self._since = time.monotonic() - max(0.0, time.time() - event.time)
+        self._condition = "paused"
+        # After a fallback to an earlier checkpoint, training may take another course.
+        self._validations = {
+            step: item for step, item in self._validations.items() if step <= self._resumed
+        }
+
+    @add.register
+    def _(self, event: LatencyMeasured) -> None:
+        self._latency_ms = event.milliseconds
+
+    @add.register
+    def _(self, event: TrainingStep) -> None:
+        self._report(event.attempt, event.step, event.time)
+
+    @add.register
+    def _(self, event: CheckpointSaved) -> None:
+        self._report(event.attempt, event.step, event.time)
+        if event.attempt == self._attempt:
+            self._saved = event.step
+
+    @add.register
+    def _(self, event: Validated) -> None:
+        self._report(event.attempt, event.step, event.time)
+        if event.attempt == self._attempt:
+            self._validations[event.step] = Validation(event.step, dict(event.metrics))
+
+    @add.register
+    def _(self, event: AttemptEnded) -> None:
+        if self._began:
+            self._seconds += max(0.0, event.seconds or event.time - self._began)
+        self._began = 0.0
+        self._failed = event if event.outcome == "failed" else None
+        self._condition = "finished" if event.outcome in SUCCESSES else "paused"
+
+    @add.register
+    def _(self, event: DecisionMade) -> None:
+        if event.fallback and event.fallback not in self._fallbacks:
+            self._fallbacks.append(event.fallback)
+        if event.action == "stop" and self._failed is not None:
+            self._condition = "failed"
+            self._failure, self._error = self._failed.failure_class, self._failed.message
+
+    @add.register
+    def _(self, event: StepFailed) -> None:
+        """The trial ended before an attempt, or without one."""
+        self._condition, self._error = "failed", event.message
+        reported = RankError(
+            rank=0, time=event.time, kind=event.error, message=event.message, traceback="", step=0
+        )
+        self._failure = str(classify([reported], {}, {}).failure_class)
+
+    def _report(self, attempt: int, step: int, when: float) -> None:
+        if attempt == self._attempt:
+            self._reported, self._latest = max(self._reported, step), max(self._latest, when)
+
+
+def read_curve(events: Path) -> Curve:
+    """Return what the events in a folder say about a trial."""
+    curve = Curve()
+    for event in read_events(events):
+        curve.add(event)
+    return curve

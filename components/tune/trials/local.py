@@ -26,10 +26,11 @@ from steadytrain.components.train.agent.processes import MARK, alive, end_proces
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.launch.process import RANK_IMPORTS
 from steadytrain.components.tune.trials.base import Ranks, RanksHere, Slot, TrialState
-from steadytrain.components.tune.trials.curve import Curve, read_curve
 from steadytrain.components.tune.trials.folder import (
+    Curve,
     TrialFolder,
     driver_of,
+    read_curve,
     template_log,
     trial_folders,
     trials_of,
@@ -70,8 +71,8 @@ def local_trials(
         study: the study's folder. Only one driver may use it at a time.
         imports: the modules that all trials share (`imports_of`).
     """
-    place = Path(os.path.abspath(study))  # noqa: PTH100  links stay as they are
-    return LocalTrials(place, parallel, linger_seconds, RanksHere(parallel, imports))
+    path = Path(os.path.abspath(study))  # noqa: PTH100  links stay as they are
+    return LocalTrials(path, parallel, linger_seconds, RanksHere(parallel, imports))
 
 
 @dataclass
@@ -202,12 +203,12 @@ class LocalTrials:
         if number in self._trials:
             self._stop([number], within)
 
-    def memory(self, number: int) -> int:
+    def memory(self, number: int, most: float) -> int:
         trial, now = self._trials.get(number), time.monotonic()
         if trial is None or trial.pid is None:
             return 0
         if now - trial.measured > _MEASURE_SECONDS:
-            trial.measured, trial.memory = now, memory_of(trial.pid)
+            trial.measured, trial.memory = now, memory_of(trial.pid, most)
         return trial.memory
 
     def discard(self, number: int) -> None:

@@ -21,11 +21,13 @@ from typing import Final
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig, load
+from steadytrain.components.shared.config.data_sections import SERIES, TABLES
 from steadytrain.components.shared.config.secrets import redact
-from steadytrain.components.shared.config.task_names import SERIES, TABLES
+from steadytrain.components.shared.environment import code_origin
 from steadytrain.components.shared.errors import RunBusy, SteadytrainError
-from steadytrain.components.shared.events import Event
-from steadytrain.components.shared.events.types import StepFailed, Warned
+from steadytrain.components.shared.events import Event, read_events
+from steadytrain.components.shared.events.stream import prepare_validators
+from steadytrain.components.shared.events.types import StepFailed, TrainingFinished, Warned
 from steadytrain.components.shared.periodic import Periodic
 from steadytrain.components.shared.processes import Identity, set_title
 from steadytrain.components.shared.records import DataRecord
@@ -44,6 +46,7 @@ from steadytrain.components.tune.trials.folder import (
     ARTIFACT,
     EXPLAINED,
     LABELS,
+    PEAK,
     TrialFolder,
     driver_of,
     known_data,
@@ -67,19 +70,23 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent()
     # The driver has marked this process with the folder of the study's trials.
     set_title(f"trials of {Path(os.environ[MARK]).parent.name}")
-    # Read now, and not in each trial: both are kept.
+    # Read now, and not in each trial: all are kept.
     all_gpus()
     plugins.names(plugins.TASKS)
+    code_origin()
+    prepare_validators()
     forking.prepare(arguments[2:])
     requests = requests_of(arguments[1], forkable=forking.possible())
     request = requests.fork_each(PROGRAM)
-    return _train_trial(request.arguments) if request else 0
+    if request is not None:
+        forking.leave(_train_trial(request.arguments))
+    return 0
 
 
 def _train_trial(arguments: Sequence[str]) -> int:
     study, number, until = Path(arguments[0]), int(arguments[1]), int(arguments[2])
-    driver, place = _Driver(study, float(arguments[3])), TrialFolder(study, number)
-    config = load(place.config)
+    driver, trial_folder = _Driver(study, float(arguments[3])), TrialFolder(study, number)
+    config = load(trial_folder.config)
     set_title(f"trial {number} of {study.name}")
     # If the machine's memory runs out, the kernel ends trials rather than their driver.
     with contextlib.suppress(OSError):
@@ -97,7 +104,7 @@ def _train_trial(arguments: Sequence[str]) -> int:
             scored = outcome.result is not None and outcome.succeeded
             if scored and config.cross_validation.fold is not None:
                 assert outcome.result is not None
-                score_fold(config, data, Path(outcome.result.model), place.scores)
+                score_fold(config, data, Path(outcome.result.model), trial_folder.scores)
     return 0
 
 
@@ -119,23 +126,27 @@ def score_fold(config: RunConfig, data: DataRecord, model: Path, target: Path) -
     import pyarrow.parquet as pq
 
     from steadytrain.components.evaluate.scoring import judged_records, score_candidate
-    from steadytrain.components.series.artifact import measured_series
-    from steadytrain.components.tabular.artifact import measured
-    from steadytrain.components.tabular.explained import explain
+    from steadytrain.components.series.errors import measured_series
+    from steadytrain.components.tabular.explained import explain, measured
     from steadytrain.components.tabular.model import load as load_table
     from steadytrain.components.tasks.base import OpenTask
 
     task = OpenTask(config, data)
     records = judged_records(config, data)
     table, _ = score_candidate(config, task, model, records, lambda _: None)
-    found = {LABELS: json.dumps(data.labels).encode()}
+    ended = (
+        event.memory_peak
+        for event in read_events(Workspace.of(config).events)
+        if isinstance(event, TrainingFinished)
+    )
+    files = {LABELS: json.dumps(data.labels).encode(), PEAK: b"%d" % max(ended, default=0)}
     if config.data.task in TABLES:
-        found[ARTIFACT] = measured(model, records).model_dump_json().encode()
+        files[ARTIFACT] = measured(model, records).model_dump_json().encode()
         explained = explain(load_table(model), records, config.cross_validation.fold or 0)
-        found[EXPLAINED] = explained.model_dump_json().encode()
+        files[EXPLAINED] = explained.model_dump_json().encode()
     if config.data.task in SERIES:
-        found[ARTIFACT] = measured_series(model, data).model_dump_json().encode()
-    named = table.replace_schema_metadata(found)
+        files[ARTIFACT] = measured_series(model, data).model_dump_json().encode()
+    named = table.replace_schema_metadata(files)
     sink = pa.BufferOutputStream()
     pq.write_table(named, sink)
     LocalStorage(target.parent).write(target.name, sink.getvalue().to_pybytes())

@@ -36,8 +36,8 @@ class Retrained(Trained):
 
 def fresh_seeds(best: RunConfig, count: int) -> Sequence[int]:
     """Return seeds that no trial of a study trained with."""
-    own = best.training.seed
-    return range(own + 1, own + 1 + count)
+    seed = best.training.seed
+    return range(seed + 1, seed + 1 + count)
 
 
 def retrain(
@@ -127,10 +127,8 @@ def best_seed(trained: Mapping[int, TrainRecord], *, greater_is_better: bool) ->
 def _train(config: RunConfig) -> TrainRecord:
     # Each step imports its libraries only when it is reached: bad input shows at once.
     from steadytrain.components.preprocess.step import run as preprocess
-    from steadytrain.components.shared.stage import start_run
-    from steadytrain.components.train.recovery.takeover import hold_run
+    from steadytrain.components.train.recovery.takeover import begin_run
     from steadytrain.components.train.step import run_stage
 
-    with hold_run(config):
-        start_run(config)
+    begin_run(config)
     return run_stage(config, preprocess(config))

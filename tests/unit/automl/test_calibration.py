@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_digits
@@ -11,11 +14,13 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.naive_bayes import GaussianNB
 
+from steadytrain.components.automl.board import _decided
 from steadytrain.components.automl.calibration import (
     Calibration,
     best_calibration,
     curves,
     fitted,
+    no_and_yes,
     promised,
     temperature,
     thresholds,
@@ -140,6 +145,74 @@ def test_promise_is_of_calibrations_that_the_fold_did_not_fit(decision):
         decision,
     )
     assert changed.decided[found.fold == 0].tolist() == promise.decided[found.fold == 0].tolist()
+
+
+def label_sets(records=300):
+    """Return out-of-fold predictions of three labels, one of them rare and one hardly learned."""
+    random = np.random.default_rng(4)
+    flags = random.uniform(size=(records, 3)) < [0.1, 0.4, 0.25]
+    yes = np.clip(random.normal(0.15 + flags * [0.3, 0.15, 0.02], 0.1), 0.01, 0.9).round(2)
+    chances, truth = no_and_yes(yes).reshape(-1, 2), flags.ravel().astype(int)
+    own = chances[None, np.arange(len(truth)), truth]
+    units = np.repeat(np.arange(records), 3)
+    return OutOfFold(own, None, units, units % 5, [chances.astype(np.float32)], truth, labels=3)
+
+
+def test_each_label_has_the_best_threshold_of_all():
+    found = label_sets()
+    calibration = fitted(found, {0: 1}, "macro_f1")
+    yes = calibration.chances(mixed_of(found))[:, 1].reshape(-1, 3)
+    flags = found.classes.reshape(-1, 3)
+    best = [
+        max(f1_score(truth, chances >= at) for at in np.unique(chances))
+        for truth, chances in zip(flags.T, yes.T, strict=True)
+    ]
+    decided = calibration.decided(calibration.chances(mixed_of(found)), 3).reshape(-1, 3)
+    assert f1_score(flags, decided, average=None) == pytest.approx(best)
+    assert np.mean(best) > f1_score(flags, yes >= 0.5, average="macro") + 0.2
+    # Without decisions, a label is predicted from a half on.
+    assert (Calibration().decided(no_and_yes(yes).reshape(-1, 2), 3) == (yes >= 0.5).ravel()).all()
+
+
+def test_promise_of_label_sets_is_of_thresholds_that_the_fold_did_not_fit():
+    found = label_sets()
+    promise = promised(found, [], "macro_f1")
+    for fold in range(5):
+        inside = np.flatnonzero(found.fold == fold)
+        outside = found.only(np.flatnonzero(found.fold != fold))
+        calibration = fitted(outside, {0: 1}, "macro_f1")
+        chances = calibration.chances(mixed_of(found)[inside])
+        assert (promise.decided[inside] == calibration.decided(chances, 3)).all()
+    changed = np.where(found.fold == 0, 1 - found.classes, found.classes)
+    other = promised(replace(found, classes=changed), [], "macro_f1")
+    assert (other.decided == promise.decided)[found.fold == 0].all()
+    flags = found.classes.reshape(-1, 3)
+    chances = mixed_of(found)[:, 1].reshape(-1, 3)
+    table = label_table([np.flatnonzero(row) for row in flags], chances)
+    likeliest, decided = _decided(table, promise, "macro_f1")
+    honest = f1_score(flags, promise.decided.reshape(-1, 3), average="macro")
+    assert decided == pytest.approx(honest)
+    whole = fitted(found, {0: 1}, "macro_f1")
+    seen = whole.decided(whole.chances(mixed_of(found)), 3).reshape(-1, 3)
+    assert likeliest < honest < f1_score(flags, seen, average="macro")
+
+
+def label_table(labels, chances):
+    """Return scores of records with sets of labels, of which none is predicted."""
+    count = len(labels)
+    columns = {
+        "id": [f"{place:032x}" for place in range(count)],
+        "group": [None] * count,
+        "slice": [None] * count,
+        "loss": [0.0] * count,
+        "targets": [1] * count,
+        "bytes": [0] * count,
+        "labels": labels,
+        "predictions": [[]] * count,
+        "probabilities": list(chances),
+        "thresholds": [[0.5] * chances.shape[1]] * count,
+    }
+    return pa.table(columns)
 
 
 def test_decisions_among_coin_flips_promise_no_more_than_chance():

@@ -26,7 +26,7 @@ def scores(times, *, folds=2, name="", absent=(), off=0.0, texts=MONTHS):
         {
             "series": [name] * len(kept),
             "time": [texts[n] for n in kept],
-            "place": [1000.0 + n for n in kept],
+            "ordinal": [1000.0 + n for n in kept],
             "fold": [n * folds // times for n in kept],
             "target": truth,
             "predicted": truth + off,
@@ -114,10 +114,14 @@ def test_scores_without_the_names_of_series_are_refused(tmp_path):
     import pyarrow.parquet as pq
 
     from steadytrain.components.shared.artifact import Artifact
-    from steadytrain.components.tune.trials.folder import ARTIFACT, LABELS, TrialFolder
+    from steadytrain.components.tune.trials.folder import ARTIFACT, LABELS, PEAK, TrialFolder
 
-    artifact = Artifact(latency_p50_ms=1.0, latency_p99_ms=1.0, size_mb=1.0)
-    kept = {LABELS: json.dumps([]).encode(), ARTIFACT: artifact.model_dump_json().encode()}
+    artifact = Artifact(latency_p50_ms=1.0, latency_p99_ms=1.0, memory_mb=1.0, size_mb=1.0)
+    kept = {
+        LABELS: json.dumps([]).encode(),
+        ARTIFACT: artifact.model_dump_json().encode(),
+        PEAK: b"1",
+    }
     path = TrialFolder(tmp_path, 0).scores
     path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"scaled_error": [1.0]}).replace_schema_metadata(kept), path)

@@ -32,12 +32,12 @@ def loss(configuration):
     return base + 0.05 * abs(math.log(rate / 0.06))
 
 
-def searched(config):
+def searched(config, loss=loss, after=AFTER):
     """Let a search suggest and end all its units, one after another; return its configurations."""
     known, _ = portfolio(config.automl.constraints)
     history = SimpleNamespace(queued=[item.as_plain() for item in known], trials=[], running={})
     design = SearchDesign(config, history, lambda place: loss(design.configurations[place]))
-    for number in range((len(known) + AFTER) * FOLDS):
+    for number in range((len(known) + after) * FOLDS):
         assert design.ready(number)
         params = design.suggest(number, {}, lambda _: True)
         history.trials.append(Trial(number, params, 1, status="finished"))
@@ -87,6 +87,39 @@ def test_portfolio_is_followed_by_what_optuna_suggests_in_the_two_leading_famili
     assert [item.settings for item in searched(other)[1].configurations] != [
         item.settings for item in found
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_family_whose_models_miss_a_limit_does_not_lead(config):
+    def limited(item):
+        """LightGBM would lead, and XGBoost keeps the limits with shallow trees only."""
+        shallow = item.family == "xgboost" and item.settings["max_depth"] <= 4
+        fit = shallow or item.family not in ("lightgbm", "xgboost")
+        return loss(item) if fit else math.inf
+
+    known, design = searched(config, limited, after=2)
+    found = [item.family for item in design.configurations[len(known) :]]
+    assert found == ["xgboost", "linear"]
+    none = searched(config, lambda item: math.inf, after=0)[1]
+    assert none.suggest(len(known) * FOLDS, {}, lambda _: True) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_suggestion_is_expected_to_take_as_long_as_its_family():
+    limits = ["automl.quality=best", "automl.budget.hours=1", "automl.budget.parallel=1"]
+    config = as_automl(load("tabular", [*limits, "data.source=[none.csv]", "data.target=y"]))
+    known, design = searched(config, after=0)
+    for trial in design._history.trials:
+        slow = known[trial.number // FOLDS].name == "TabM"
+        trial.began, trial.wall = 1.0 + 2.0 * trial.number, 60.0 if slow else 2.0
+    number = len(known) * FOLDS
+    params = design.suggest(number, {}, lambda _: True)
+    assert params["model.framework"] == "lightgbm"
+    # Its folds take 16 seconds, and the winner 38.
+    assert design.skipped(number, params, 3600.0 - 55) == ""
+    assert "its folds take about 16 s" in design.skipped(number, params, 3600.0 - 53)
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from steadytrain.components.automl import board
 from steadytrain.components.automl.board import Board, Row, alone_in
 from steadytrain.components.automl.calibration import promised
 from steadytrain.components.automl.design import (
@@ -18,16 +20,17 @@ from steadytrain.components.automl.design import (
 )
 from steadytrain.components.automl.ensemble import chosen
 from steadytrain.components.automl.plan import plan
-from steadytrain.components.automl.portfolio import DEFAULT, families, portfolio
+from steadytrain.components.automl.portfolio import DEFAULT, Configuration, families, portfolio
 from steadytrain.components.automl.results import best_config
 from steadytrain.components.automl.unit_scores import out_of_fold
-from steadytrain.components.series.artifact import measured_series
+from steadytrain.components.series.errors import measured_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import DataConfig
 from steadytrain.components.shared.config.tune import AutoMLConstraints
 from steadytrain.components.shared.errors import BadInput, DataError
 from steadytrain.components.tasks.checks import check_task
-from steadytrain.pipelines.searches import searched
+from steadytrain.components.tune.history import Trial
+from steadytrain.pipelines.sources import searched
 
 from support.series import FIRMS, firms, prepared
 from support.tables import write_csv
@@ -110,7 +113,8 @@ def test_series_are_a_task_that_needs_no_shares(tmp_path):
     firms().to_csv(tmp_path / "table.csv", index=False)
     given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
     config, remarks = searched("", {**given, "output": str(tmp_path / "output")})
-    assert (config.data.task, remarks) == ("forecasting", [])
+    assert config.data.task == "forecasting"
+    assert "data.series is set" in str(remarks)
     search = as_automl(config)
     assert (search.cross_validation.folds, search.cross_validation.repeats) == (3, 1)
     assert search.tune.budget.trials == 21
@@ -119,34 +123,40 @@ def test_series_are_a_task_that_needs_no_shares(tmp_path):
         as_automl(repeated)
 
 
-@pytest.mark.parametrize("weights", [{0: 2, 1: 1}, {1: 1}])
+@pytest.mark.parametrize("weights", [{0: 2, 1: 1, 2: 3}, {1: 1}])
 def test_the_winner_is_trained_again_as_one_model(tmp_path, weights):
     firms().to_csv(tmp_path / "table.csv", index=False)
     given = {"data.source": [str(tmp_path / "table.csv")], "data.target": "invest", **FIELDS}
     config, _ = searched("", {**given, "output": str(tmp_path / "output")})
     known = {item.name: item for item in portfolio(AutoMLConstraints(), of_firms())[0]}
-    rows = [
-        Row(known[name], 1.0, 0.1, {}, 1.0, [], steps, "")
-        for name, steps in (("Theta", [1, 1, 1]), ("LightGBM, few leaves", [9, 4, 6]))
-    ]
-    board = Board(rows, weights, 1.0, 1.2, None, {})
-    best = best_config(SimpleNamespace(config=as_automl(config)), board)
+    trained = {"Theta": [1, 1, 1], "LightGBM, few leaves": [9, 4, 6], "network": [80, 40, 60]}
+    rows = [Row(known[name], 1.0, 0.1, {}, 1.0, [], it, "") for name, it in trained.items()]
+    found = Board(rows, weights, 1.0, 1.2, None, {})
+    best = best_config(SimpleNamespace(config=as_automl(config)), found)
     check_task(best)
-    assert (best.gate.promised, best.gate.compared) == (1.2, 2)
+    assert (best.gate.promised, best.gate.compared) == (1.2, 3)
     if len(weights) == 1:
         assert best.model.framework == "mlforecast"
         assert best.training.early_stopping_patience == 3
         return
-    theta, boosted = best.model.config["members"]
+    theta, boosted, network = best.model.config["members"]
     assert (theta["weight"], theta["framework"], theta["max_steps"]) == (2, "statsforecast", 1)
     assert (boosted["weight"], boosted["framework"], boosted["max_steps"]) == (1, "mlforecast", 6)
-    assert (best.model.framework, best.training.max_steps) == ("ensemble", 2)
+    assert "schedule_steps" not in boosted
+    # It stops where the units' networks were best, on their schedule.
+    assert (network["framework"], network["max_steps"], network["schedule_steps"]) == (
+        *("pytorch", 60, 300),
+    )
+    assert (best.model.framework, best.training.max_steps) == ("ensemble", 3)
 
 
-def test_a_network_is_in_no_ensemble_of_forecasts():
+def test_a_packages_own_framework_is_in_no_ensemble_of_forecasts(monkeypatch):
     known, _ = portfolio(AutoMLConstraints(), of_firms())
-    places = alone_in(SimpleNamespace(data=of_firms()), known)
-    assert [known[place].name for place in places] == ["network"]
+    assert alone_in(SimpleNamespace(data=of_firms()), known) == []
+    own = {**families(), "odd": replace(families()["series_network"], framework="odd")}
+    monkeypatch.setattr(board, "families", lambda: own)
+    known.append(Configuration("odd", "odd", {}))
+    assert alone_in(SimpleNamespace(data=of_firms()), known) == [len(known) - 1]
     assert alone_in(SimpleNamespace(data=DataConfig(source=["t.csv"])), known) == []
 
 
@@ -177,11 +187,18 @@ def test_families_that_need_more_times_have_units_that_do_not_start(tmp_path, ti
     found = plan(search)
     assert {name: found.skipped[name] for name in unfit} == unfit
     assert found.units == search.tune.budget.trials - 3 * len(unfit) == 3 * len(found.known)
+    # A number of units is that of units which start.
+    few, _ = searched("", {**given, **FIELDS, "data.series.horizon": 1, "automl.budget.units": 9})
+    assert plan(as_automl(few)).units == 9
     history = SimpleNamespace(queued=queued, trials=[], running={})
     design = SearchDesign(search, history, lambda _: None)
-    for place, item in enumerate(queued):
-        for fold in range(3):
-            assert design.skipped(3 * place + fold, {}, 0.0) == unfit.get(item["name"], "")
+    trained = []
+    while params := design.suggest(len(history.trials), {}, lambda _: True):
+        assert not design.skipped(len(history.trials), params, 0.0)
+        trained.append(params["model.config"]["model_type"])
+        history.trials.append(Trial(len(history.trials), params, 1, status="finished"))
+    assert len(trained) == found.units
+    assert ("auto_ets" in trained) == ("ETS" not in unfit)
 
 
 @pytest.mark.slow

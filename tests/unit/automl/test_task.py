@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from steadytrain.components.automl.task import task_of
-from steadytrain.components.shared.errors import DataError
+from steadytrain.components.shared.errors import ConfigError, DataError
+from steadytrain.pipelines.sources import searched
 
 
 @pytest.fixture
@@ -41,3 +42,23 @@ def test_task_follows_from_the_values_of_the_target(task, values, expected):
 def test_different_values_that_are_not_numbers_are_an_error(task, form):
     with pytest.raises(DataError, match="300 of 300 values are different"):
         task([form.format(row) for row in range(300)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"test_share": 2}, "data.test_share = 2"),
+        ({"features": ["y"]}, "data.features"),
+        ({"test_shard": 1}, "data.test_shard = 1: no such field"),
+    ],
+)
+def test_wrong_fields_of_the_data_are_named(tmp_path, fields, named):
+    path = tmp_path / "table.csv"
+    path.write_text("x,y\n1,2\n3,4\n")
+    with pytest.raises(ConfigError) as caught:
+        task_of({"source": [str(path)], "target": "y", **fields})
+    assert named in str(caught.value)
+    overrides = [("data.target", "y"), *((f"data.{name}", it) for name, it in fields.items())]
+    with pytest.raises(ConfigError) as caught:
+        searched(str(path), overrides)
+    assert named in str(caught.value)

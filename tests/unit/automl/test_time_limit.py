@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
 
+from steadytrain.components.automl import time_limit
 from steadytrain.components.automl.design import SearchDesign, as_automl
 from steadytrain.components.automl.portfolio import families, portfolio
+from steadytrain.components.automl.step import named, of_search, won
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.train.agent.memory import host_memory
+from steadytrain.components.shared.processes import host_memory
+from steadytrain.components.tune import search
 from steadytrain.components.tune import study as studies
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog
@@ -19,12 +23,14 @@ from steadytrain.components.tune.trials.base import TrialState, Validation
 
 from support.synthetic_trials import Quiet
 
-FOLDS, SLOW = 4, "extra trees"
+FOLDS, SLOW = 4, "extra trees, larger leaves"
 BESIDE = 2.0
 
 
 class Machine:
     """Units that take as long as `seconds` says, on a clock that only they move."""
+
+    poll = 0.1
 
     def __init__(self, monkeypatch, seconds, parallel=1, preparing=0.0):
         self.now, self.parallel, self.seconds = 1000.0, parallel, seconds
@@ -40,14 +46,14 @@ class Machine:
     def state(self, number):
         if number not in self.began:
             return TrialState("new")
-        self.now += 0.1
+        self.now += self.poll
         taken = self.now - self.began[number] - (self.preparing if number == 0 else 0.0)
         if taken < self.seconds(number // FOLDS):
             return TrialState("running", 1, since_prepared=taken if taken >= 0 else None)
         curve = (Validation(1, {"loss": 1.0}),)
         return TrialState("finished", 1, curve, self.now - self.began[number])
 
-    def memory(self, number):
+    def memory(self, number, most):
         return self.memories.get(number, 0)
 
     def stop(self, number, **_):
@@ -72,12 +78,13 @@ def names_of(config):
     return [item.name for item in portfolio(config.automl.constraints)[0][:8]]
 
 
-def driven(config, log, machine, members=(1,)):
+def driven(config, log, machine, members=(1,), starting=0.0):
     def design(known, history):
         return SearchDesign(known, history, lambda _: None, lambda: members)
 
     first = [item.as_plain() for item in portfolio(config.automl.constraints)[0][:8]]
     study = Study(config, log, first=lambda: first, design=design)
+    machine.now += starting
     drive(study, machine, Quiet(), lambda: None, poll_seconds=0)
     return study
 
@@ -96,6 +103,22 @@ def predictable(config):
     """Return what a unit of each configuration takes, as its family's costs predict."""
     known = [item.family for item in portfolio(config.automl.constraints)[0]]
     return lambda place: BESIDE + 0.1 * families()[known[place]].seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "repeats"),
+    [
+        ([], 3),
+        (["automl.budget.hours=0.25"], 3),
+        (["automl.budget.hours=0.2"], 1),
+        (["automl.budget.hours=0.2", "automl.repeats=2"], 2),
+    ],
+)
+def test_small_table_is_divided_once_if_there_is_little_time(tmp_path, given, repeats):
+    (tmp_path / "t.csv").write_text("x,y\n1,a\n2,b\n")
+    best = ["automl.quality=best", f"data.source=[{tmp_path / 't.csv'}]", "data.target=y"]
+    found = as_automl(load("tabular", [*best, *given]))
+    assert found.cross_validation.repeats == repeats
 
 
 def test_search_without_a_limit_starts_everything(monkeypatch):
@@ -118,7 +141,7 @@ def test_no_unit_begins_that_does_not_end_and_the_winner_has_its_time(
     assert not study.running
     assert {trial.status for trial in trials} <= {"finished", "skipped"}
     assert any(trial.status == "skipped" for trial in trials) == (len(whole(study)) < 8)
-    winner = 0.1 * families()["linear"].seconds * FOLDS / (FOLDS - 1) + 14 * BESIDE
+    winner = 0.1 * families()["linear"].seconds * FOLDS / (FOLDS - 1) + 19 * BESIDE
     assert study.elapsed + winner < seconds * 1.02
     for trial in trials:
         if trial.status == "skipped":
@@ -126,9 +149,9 @@ def test_no_unit_begins_that_does_not_end_and_the_winner_has_its_time(
 
 
 def test_expensive_configuration_is_left_out_and_cheaper_ones_after_it_are_trained(monkeypatch):
-    config = search_with("automl.budget.hours=0.05", "automl.budget.parallel=1")
+    config = search_with("automl.budget.hours=0.055", "automl.budget.parallel=1")
     usual = predictable(config)
-    slow = names_of(config).index("CatBoost")
+    slow = names_of(config).index(SLOW)
     machine = Machine(monkeypatch, lambda place: 40.0 if place == slow else usual(place))
     study = driven(config, MemoryLog(), machine)
     found = study.history.trials[slow * FOLDS :][:FOLDS]
@@ -214,6 +237,99 @@ def test_minutes_of_a_unit_count_from_when_its_data_are_prepared(monkeypatch):
     late = driven(config, MemoryLog(), machine)
     assert machine.stopped == [0]
     assert late.history.trials[0].error.startswith("killed after 6.1 s: it may take 6 s")
+
+
+def test_first_preparation_has_the_time_of_the_search(monkeypatch):
+    config = search_with("automl.budget.parallel=1", "automl.budget.hours=0.5")
+    machine = Machine(monkeypatch, lambda _: 5.0, preparing=1e9)
+    study = driven(config, MemoryLog(), machine, starting=10.0)
+    assert 1730 < study.elapsed < 1741
+    # With more hours, it goes on.
+    assert (machine.stopped, [*study.running]) == ([], [0])
+
+
+@pytest.mark.parametrize("in_pods", [False, True])
+@pytest.mark.parametrize(("starting", "expected"), [(0.0, "6 h"), (7200.0, "20 h")])
+def test_first_preparation_has_a_limit_without_one_of_the_search(
+    monkeypatch, starting, expected, in_pods
+):
+    monkeypatch.setattr(Machine, "poll", 600.0)
+    monkeypatch.setattr(time_limit, "jobs_for", lambda _: ("cluster", "job") if in_pods else None)
+    config = search_with("automl.budget.parallel=1")
+    machine = Machine(monkeypatch, lambda _: 5.0, preparing=1e9)
+    study = driven(config, MemoryLog(), machine, starting=starting)
+    assert machine.stopped[0] == 0
+    first = study.history.trials[0]
+    assert (first.status, first.failure) == ("failed", "hang")
+    assert f"it may take {expected} (to prepare the data; automl.budget." in first.error
+    # One that is slow and goes on is not killed.
+    slow = Machine(monkeypatch, lambda _: 5.0, preparing=20000.0)
+    assert whole(driven(config, MemoryLog(), slow)) == names_of(config)
+    if in_pods:
+        # Nor is one whose pod waits for a node, once its data are there.
+        waits = Machine(monkeypatch, lambda place: 1e5 if place == 2 else 5.0)
+        assert whole(driven(config, MemoryLog(), waits)) == names_of(config)
+
+
+def test_machine_that_starts_slowly_gets_as_much_time_for_the_winner(monkeypatch):
+    config = search_with("automl.budget.parallel=1", "automl.budget.hours=0.05")
+    machine = Machine(monkeypatch, lambda _: 2.0)
+    study = driven(config, MemoryLog(), machine, starting=70.0)
+    # Seventy seconds of 180: six times as many are not left.
+    assert (study.history.trials, 70 <= study.elapsed < 71) == ([], True)
+    longer = search_with("automl.budget.parallel=1", "automl.budget.hours=0.1")
+    study = driven(longer, MemoryLog(), Machine(monkeypatch, lambda _: 8.0), starting=30.0)
+    assert study.history.trials[0].began == pytest.approx(30.0)
+    assert 140 < study.elapsed < 181
+
+
+def test_first_configuration_is_whole_even_if_what_follows_has_no_time(monkeypatch):
+    # The first unit waits 40 s for the data, so the winner seems to take as long again.
+    config = search_with("automl.budget.parallel=1", "automl.budget.hours=0.04")
+    machine = Machine(monkeypatch, lambda _: 3.0, preparing=40.0)
+    study = driven(config, MemoryLog(), machine, starting=12.0)
+    assert whole(study) == names_of(config)[:1]
+    statuses = {it.status for it in study.history.trials[FOLDS:]}
+    assert statuses <= {"skipped"}
+    # Six times the start is left for its run.
+    assert study.elapsed < 144 - 6 * 12
+
+
+@pytest.mark.parametrize(("preparing", "trained"), [(0.0, 0), (1e9, 0)])
+def test_limit_that_is_too_short_is_refused_with_one_that_is_not(
+    monkeypatch, tmp_path, preparing, trained
+):
+    hours = 0.02 if not preparing else 0.05
+    short = search_with("automl.budget.parallel=1", f"automl.budget.hours={hours}")
+    log = MemoryLog()
+    machine = Machine(monkeypatch, lambda _: 2.0, preparing=preparing)
+    study = driven(short, log, machine, starting=15.0)
+    assert len(whole(study)) == trained
+    assert not preparing or study.elapsed < 181
+    with pytest.raises(BadInput, match=f"automl.budget.hours = {hours}: the search has no") as told:
+        won(study, tmp_path)
+    enough = float(re.search(r"set it to (\S+) or more", told.value.remedy).group(1))
+    assert enough > hours
+    longer = search_with("automl.budget.parallel=1", f"automl.budget.hours={enough}")
+    again = driven(longer, log, Machine(monkeypatch, lambda _: 2.0), starting=15.0)
+    assert whole(again)[:1] == names_of(longer)[:1]
+
+
+def test_limit_that_is_too_short_for_any_model_is_refused_before_work(monkeypatch, tmp_path):
+    rows = [f"{n},{n % 3},{'ab'[n % 2]}" for n in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,z,y", *rows]) + "\n")
+    source = [f"data.source=[{tmp_path / 't.csv'}]", "data.target=y", f"output={tmp_path / 'out'}"]
+    config = as_automl(named(load("tabular", [*source, "automl.budget.hours=1e-4"])))
+
+    def work(*_):
+        raise AssertionError("work began")
+
+    monkeypatch.setattr(search, "trials_for", work)
+    study = search.search(config, MemoryLog(), Quiet(), work, **of_search(config))
+    with pytest.raises(
+        BadInput, match=r"automl\.budget\.hours = 0\.0001: the search has no winner"
+    ):
+        won(study, tmp_path / "study")
 
 
 def test_preparation_that_hangs_ends_too(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.checkpoint import CheckpointStore, newest
 from steadytrain.components.train.checkpoint.saver import Saver
-from steadytrain.components.train.errors import NonFiniteState
+from steadytrain.components.train.failures import NonFiniteState
 
 from support.checkpoints import same
 from support.saving import SECONDS, World, saver, state, tensors

@@ -20,8 +20,7 @@ from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.checkpoint import CheckpointStore, checkpoints_of, newest
 from steadytrain.components.train.checkpoint.saver import Saver
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.errors import NonFiniteState
-from steadytrain.components.train.failures import FailureClass, classify
+from steadytrain.components.train.failures import FailureClass, NonFiniteState, classify
 from steadytrain.components.train.loop.main import main
 
 from support.checkpoints import same

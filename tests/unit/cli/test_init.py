@@ -14,6 +14,7 @@ import pytest
 
 from steadytrain.components.shared.config import load
 from steadytrain.pipelines import config_commands
+from steadytrain.pipelines.questionnaire import Answers
 from steadytrain.pipelines.sources import open_source
 
 from support.odd import call
@@ -182,6 +183,7 @@ def test_hardware_without_a_plan_says_why(data):
     ("words", "part"),
     [
         (("--gpu-type", "warp-drive"), "no GPU of that name"),
+        (("--cores", "2"), "models that learn on the CPU alone; causal_lm uses GPUs"),
         (("--gpu-memory-gb", "24"), "has several such GPUs"),
         (("--gpu-type", "h100", "--gpu-memory-gb", "81"), "H100 (80 GB)"),
         (("--gpu-type", "none", "--gpu-count", "2"), "there are no GPUs to count"),
@@ -220,6 +222,59 @@ def test_a_pseudo_terminal_asks_and_shows_what_each_answer_changes(data):
     ):
         assert line in text
     assert load("my.yaml").compute.nproc_per_node == 2
+
+
+def test_a_table_is_asked_for_cores_and_memory_instead_of_gpus(data, monkeypatch):
+    rows = [f"{','.join(str(n % k) for k in range(3, 28))},{'pn'[n % 2]}" for n in range(6000)]
+    (data / "table.csv").write_text("\n".join([f"{','.join(map(str, range(25)))},y", *rows]))
+    asked = answered(monkeypatch, "0", "3", "nothing", "0.001")
+    words = ("--data", "table.csv", "--set", "data.target=y")
+    done = call("init", "my.yaml", *words, folder=data)
+    assert done.code == 0, done
+    cores = str(len(os.sched_getaffinity(0)))
+    assert [question for question, _ in asked] == [*("CPU cores",) * 2, *("GB of memory",) * 2]
+    assert asked[0][1] == cores
+    for part in (
+        "not asked: --model, since tabular_classification learns from scratch, here by lightgbm",
+        "not asked: --gpu-type, --gpu-memory-gb, --gpu-count, since lightgbm learns",
+        "not asked: --goal, since a plan for tabular_classification chooses no methods",
+        "compute.pods.cpu: 4 -> 3",
+        # 6,000 rows of 25 float64 columns.
+        "matrix 1.2 MB; threads",
+        "1 MB of memory: DOES NOT FIT",
+    ):
+        assert part in done.out, done.out
+    compute = load("my.yaml").compute
+    assert (compute.device, compute.threads_per_rank) == ("auto", 3)
+    assert (compute.pods.cpu, compute.pods.memory) == ("3", "1M")
+
+
+def test_images_are_asked_for_gpus_and_not_for_a_goal(data, monkeypatch):
+    (data / "pets" / "cat").mkdir(parents=True)
+    (data / "pets" / "cat" / "1.PNG").write_bytes(b"")
+    asked = answered(monkeypatch, "scratch", "a100", "80", "2")
+    done = call("init", "my.yaml", "--data", "pets", folder=data)
+    assert done.code == 0, done
+    assert [default for _, default in asked] == ["scratch", "none", "80", "1"]
+    assert "task image_classification, since its 1 files are images" in done.out
+    assert "not asked: --goal, since a plan for image_classification" in done.out
+    assert "not asked: --cores, --host-memory-gb" in done.out
+    assert "needs the prepared data" in done.out
+    compute = load("my.yaml").compute
+    assert (compute.device, compute.nproc_per_node) == ("cuda", 2)
+
+
+def test_series_are_asked_by_what_their_model_uses(data):
+    (data / "sold.csv").write_text("day,sold\n2024-01-01,3\n")
+    words = ("--data", "sold.csv", "--set", "data.task=forecasting", "--set", "data.target=sold")
+    words += ("--set", "data.series={time: day, horizon: 1}", "--yes", "--force")
+    done = call("init", "my.yaml", *words, "--gpu-count", "2", folder=data)
+    assert (done.code, "--gpu-count: statsforecast learns forecasting" in done.err) == (2, True)
+    assert call("init", "my.yaml", *words, "--cores", "2", folder=data).code == 0
+    network = ("--set", "model={framework: pytorch, config: {model_type: nlinear}}")
+    done = call("init", "my.yaml", *words, *network, "--gpu-type", "t4", folder=data)
+    assert done.code == 0, done
+    assert load("my.yaml").compute.device == "cuda"
 
 
 def test_file_that_cannot_be_written_is_an_error(data):
@@ -289,3 +344,9 @@ def test_no_env_writes_the_configuration_alone(data):
     call("init", "my.yaml", "--data", "text.jsonl", "--yes", "--no-env", folder=data)
     assert not (data / ".env.example").exists()
     assert not (data / ".gitignore").exists()
+
+
+def test_mig_device_sets_the_resource_of_its_pods():
+    settings = dict(Answers("a100-80-mig-1g.10gb").settings())
+    assert settings["compute.pods.gpu_resource"] == "nvidia.com/mig-1g.10gb"
+    assert "compute.pods.gpu_resource" not in dict(Answers("a100-80").settings())

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.preprocess import inspection
-from steadytrain.components.shared.errors import BadInput, DataError
-from steadytrain.pipelines.sources import is_data, name_for, open_source
+from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
+from steadytrain.pipelines.sources import is_data, name_for, open_source, searched
 
 from support.odd import call
 
@@ -51,6 +51,52 @@ def test_columns_determine_the_task(tmp_path, row, task, preset):
     assert f"task {task}" in chosen.remarks[0]
     assert chosen.remarks[1].startswith(f"preset {preset}: ")
     assert "steadytrain init" in chosen.remarks[2]
+
+
+def write_table(path):
+    # The price is a number with fractions; the size is a class.
+    rows = [f"{n},{n * 1.5},{'big' if n % 3 else 'small'}" for n in range(40)]
+    path.write_text("\n".join(["rooms,price,size", *rows]))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("target", "task"),
+    [
+        ("price", "tabular_regression"),
+        ("size", "tabular_classification"),
+        ("[size, rooms]", "tabular_multi_label"),
+    ],
+)
+def test_a_column_to_predict_makes_a_table(tmp_path, target, task):
+    table = write_table(tmp_path / "houses.csv")
+    chosen = open_source(table, [f"data.target={target}"])
+    config = chosen.config
+    assert (config.data.task, config.data.source, config.name) == (task, [table], "houses")
+    assert (config.model.framework, config.training.max_steps) == ("lightgbm", 50)
+    assert chosen.origin("data.target") == "--set"
+    assert any("steadytrain automl" in remark for remark in chosen.remarks)
+    search, remarks = searched(table, [f"data.target={target}"])
+    assert (search.data.task, search.data.source, search.name) == (task, [table], "houses")
+    assert remarks[0].startswith(f"task {task}, since ")
+
+
+def test_a_table_without_a_column_to_predict_names_the_field(tmp_path):
+    table = write_table(tmp_path / "houses.csv")
+    with pytest.raises(BadInput) as caught:
+        open_source(table, [])
+    assert "--set data.target=COLUMN" in caught.value.remedy
+    for task in ("tabular_regression", "forecasting"):
+        with pytest.raises(ConfigError, match=r"data\.target"):
+            open_source(table, [f"data.task={task}"])
+
+
+def test_series_need_the_column_of_their_times(tmp_path):
+    table = write_table(tmp_path / "houses.csv")
+    settings = ["data.target=price", "data.series.time=rooms", "data.series.horizon=3"]
+    config = open_source(table, settings).config
+    assert (config.data.task, config.model.framework) == ("forecasting", "statsforecast")
+    assert (config.data.series.time, config.data.series.column) == ("rooms", None)
 
 
 def write_csv(path):

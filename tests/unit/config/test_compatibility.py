@@ -28,6 +28,7 @@ CONTENT = {
     "bf16": {"training": {"bf16": True}},
     "training.torch_compile": {"training": {"torch_compile": True}},
     "training.monitor.layers": {"training": {"monitor": {"layers": True}}},
+    "training.monitor.histograms": {"training": {"monitor": {"histograms": True}}},
     "training.monitor.noise_scale": {"training": {"monitor": {"noise_scale": True}}},
     "training.averaging": {"training": {"averaging": {"kind": "ema"}}},
     "averaging": {"training": {"averaging": {"kind": "ema"}}},
@@ -120,6 +121,7 @@ CONTENT = {
     "cpu": {"compute": {"device": "cpu"}},
     "sharding": {"compute": {"strategy": "fsdp"}},
     "one rank": {"compute": {"nproc_per_node": 1}},
+    "recovery.min_sequence_length": {"recovery": {"min_sequence_length": 64}},
     "recovery.min_nodes": {
         "recovery": {"min_nodes": 1},
         "compute": {"nodes": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from steadytrain.components.shared.config.fields import effect_of, is_section, l
 from steadytrain.components.shared.config.space import field_problem
 from steadytrain.components.shared.effects import Effect, Use, counted
 from steadytrain.components.shared.registry import decided_about
+from steadytrain.components.train.recovery.adjust import adjustable
 from steadytrain.components.train.recovery.takeover import inputs_digest
 from steadytrain.components.tune.study import study_digest
 
@@ -47,6 +49,20 @@ def test_a_field_without_an_effect_is_an_error():
 
     with pytest.raises(TypeError, match="TrainingConfig"):
         counted(Extended(**MINIMAL), Use.RUN)
+
+
+def test_adjustable_fields_neither_choose_rows_nor_order_them():
+    """The list is in the recovery guide; a new field must be read at every step."""
+    assert adjustable() == [
+        f"training.{name}"
+        for name in (
+            *("learning_rate", "weight_decay", "max_grad_norm", "logging_steps", "eval_steps"),
+            *("save_steps", "early_stopping_patience", "early_stopping_threshold"),
+        )
+    ]
+    guide = (Path(__file__).parents[3] / "docs/guides/recovery.md").read_text()
+    section = guide.partition("## Change a setting under way")[2].partition("\n## ")[0]
+    assert not [name for name in adjustable() if f"`{name.partition('.')[2]}`" not in section]
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,19 @@ def test_unworkable_settings_are_rejected(change, words):
     assert any(words in problem.message for problem in problems({**MINIMAL, **change}).values())
 
 
+def test_a_single_address_is_a_list_of_one():
+    data = {"source": "a.jsonl", "validation_source": "b.jsonl", "test_source": "c.jsonl"}
+    config = from_mapping({**MINIMAL, "data": data})
+    assert config.data.source == ["a.jsonl"]
+    assert (config.data.validation_source, config.data.test_source) == (["b.jsonl"], ["c.jsonl"])
+    assert config == from_mapping(
+        {**MINIMAL, "data": {name: [address] for name, address in data.items()}}
+    )
+    parts = {"one": {"source": "a"}, "two": {"source": "b"}}
+    shared = {"data": {"task": "multi_task", "parts": parts}, "gate": {"max_slice_regression": 0.1}}
+    assert from_mapping({**MINIMAL, **shared}).data.source == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
@@ -159,6 +172,10 @@ def test_labels_are_a_choice(labels, words):
     data = {"source": ["x"], "task": "sequence_classification", "labels": labels}
     with pytest.raises(ConfigError, match=rf"data\.labels.*{words}"):
         from_mapping({**content, "data": data})
+    # A target may also be one column; the error is about the list.
+    targets = {"source": ["x"], "task": "tabular_multi_label", "target": labels}
+    with pytest.raises(ConfigError, match=rf"data\.target.*{words}"):
+        from_mapping({**content, "data": targets})
     part = {"source": ["x"], "labels": labels}
     parts = {"task": "multi_task", "parts": {"one": part, "two": part}}
     with pytest.raises(ConfigError, match=rf"parts\.one\.labels.*{words}"):

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 from kfp import dsl
 
-from steadytrain.components.detect_change import artifacts
-from steadytrain.components.detect_change.step import js_distance, moves, run, stability_index
+from steadytrain.components.detect_change.step import (
+    js_distance,
+    kfp_detect_change,
+    moves,
+    run,
+    stability_index,
+)
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.profile import profile_of
 from steadytrain.components.shared.config import RetrainConfig, from_mapping
@@ -193,7 +198,7 @@ def test_page_of_the_step_shows_each_figure(champion, tmp_path):
         "output": config.output,
         "job": "job-1",
     }
-    assert artifacts.detect_change(parameters=parameters, page=page)
+    assert kfp_detect_change(**parameters, page=page)
     text = Path(page.path).read_text()
     assert page.metadata["words_shift"] > 0.1
     for figure in (page.metadata["words_shift"], page.metadata["lengths_shift"]):

@@ -8,7 +8,6 @@ import tomllib
 from importlib.metadata import version
 
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
 from steadytrain.components.shared.config import load, preset_names
@@ -16,6 +15,7 @@ from steadytrain.components.shared.environment import REGISTRY_VARIABLE
 from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.pipelines.cli import app
 
+from support.odd import COMMAND
 from support.snippets import PAGES, README, ROOT, blocks, commands
 
 LINES = dict(commands())
@@ -29,7 +29,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 def parsed(words):
     """Click's context of a command, options and all."""
-    group = typer.main.get_command(app)
+    group = COMMAND
     name, *rest = words
     while hasattr(group.commands[name], "commands"):
         group, (name, *rest) = group.commands[name], rest
@@ -48,7 +48,8 @@ def test_documented_commands_and_options_exist(where):
 @pytest.mark.parametrize("where", [key for key, words in OURS.items() if "--set" in words])
 def test_documented_overrides_are_valid(where):
     params = parsed(OURS[where]).params
-    other = "tabular" if "automl" in OURS[where] else "chat"
+    of_table = any(word.startswith("data.target=") for word in OURS[where])
+    other = "tabular" if of_table else "chat"
     preset = params["source"] if params.get("source") in preset_names() else other
     load(preset, params["overrides"])
 
@@ -170,7 +171,7 @@ INLINE = {
 @pytest.mark.parametrize("text", sorted(INLINE))
 def test_inline_commands_and_options_exist(text):
     name, *rest = text.split()
-    found = typer.main.get_command(app).commands[name]
+    found = COMMAND.commands[name]
     if hasattr(found, "commands"):
         found = found.commands[rest[0]]
     options = {option for item in found.params for option in item.opts}

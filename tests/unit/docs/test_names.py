@@ -21,10 +21,22 @@ OPTIONS = {
         *("--storage-gb", "--budget-usd", "--tokens-per-second", "--json", "--write"),
     ),
     "doctor": ("--distributed", "--cluster", "--nodes"),
-    "init": ("--gpu-type", "--gpu-count", "--gpu-memory-gb", "--goal"),
+    "init": (
+        *("--gpu-type", "--gpu-count", "--gpu-memory-gb", "--goal"),
+        *("--cores", "--host-memory-gb"),
+    ),
+    "adjust": ("--set",),
+    "check": ("--json",),
+    "serve": ("--port",),
     "plan": ("--json", "--write", "--provider", "--prices", "--tokens-per-second"),
 }
-FIELDS = ("compute.budget_usd", "compute.nccl", "compute.prefer", "training.goal")
+FIELDS = (
+    *("compute.budget_usd", "compute.nccl", "compute.prefer", "training.goal"),
+    *("training.lr_scaling", "training.base_global_batch_size", "training.save_strategy"),
+    *("training.monitor.histograms", "training.attention", "training.loader_workers"),
+    *("training.prefetch_batches", "model.adapter.quantization", "training.mixture.exhausted"),
+    "recovery.min_sequence_length",
+)
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from steadytrain.pipelines.cli import app
 
@@ -91,15 +92,20 @@ def test_prefect_trains_and_reports(monkeypatch, tmp_path):
         "training: {max_steps: 1}\n"
     )
     monkeypatch.chdir(tmp_path)
-    run, called = subprocess.run, []
+    called = []
 
-    def ours(command, **settings):
+    def ours(command, *, check):
+        assert (command[0], check) == ("steadytrain", True)
         called.append(command[2])
-        return run([sys.executable, "-m", "steadytrain.pipelines.cli", *command[1:]], **settings)
+        done = CliRunner().invoke(app, command[1:])
+        if done.exit_code:
+            raise subprocess.CalledProcessError(done.exit_code, command)
 
-    monkeypatch.setattr(subprocess, "run", ours)
     content = {}
-    exec(compile(PREFECT, "prefect", "exec"), content)
+    with monkeypatch.context() as patch:
+        # The steps, which run in this process, start programs of their own.
+        patch.setitem(sys.modules, "subprocess", SimpleNamespace(run=ours))
+        exec(compile(PREFECT, "prefect", "exec"), content)
     content["train"]("mine")
     assert called == ["preprocess", "train", "evaluate", "register", "promote", "report"]
     assert (tmp_path / "out" / "runs" / "mine" / "report.html").is_file()

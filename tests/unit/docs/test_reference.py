@@ -30,6 +30,7 @@ WITHOUT_UNIT = {
     "alpha",
     "beta",
     "confidence",
+    "cutmix",
     "decay",
     "desirable_weight",
     "dropout",

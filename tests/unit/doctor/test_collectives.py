@@ -18,7 +18,7 @@ from steadytrain.components.train.launch.job import TRAIN_JOB, TRAINING_RUNTIME
 from steadytrain.components.train.loop.collective_probe import LARGE
 from steadytrain.pipelines.cli import app
 from steadytrain.pipelines.cluster.access import Cluster
-from steadytrain.pipelines.cluster.collectives import probe_job, try_collectives
+from steadytrain.pipelines.cluster.trial import probe_job, try_collectives
 
 from support.odd import call
 
@@ -33,7 +33,7 @@ main(60)
 
 
 def stage(rank, name, **about):
-    return json.dumps({"rank": rank, "stage": name, "place": f"pod-{rank}", **about})
+    return json.dumps({"rank": rank, "stage": name, "host": f"pod-{rank}", **about})
 
 
 def finished(rank):
@@ -144,13 +144,13 @@ def test_job_has_the_pods_and_the_command_of_the_check():
 class Answers:
     """The API server's objects and pods."""
 
-    def __init__(self, logs, phase="Succeeded", waits=""):
+    def __init__(self, logs, phase="Succeeded", waits="", **phases):
         self.logs, self.made, self.gone = logs, [], []
         said = [SimpleNamespace(status="False", message=waits)]
         self.pods = [
             SimpleNamespace(
                 metadata=SimpleNamespace(name=name),
-                status=SimpleNamespace(phase=phase, conditions=said),
+                status=SimpleNamespace(phase=phases.get(name, phase), conditions=said),
             )
             for name in logs
         ]
@@ -207,3 +207,21 @@ def test_pods_that_do_not_start_are_reported_with_the_schedulers_message(answeri
     _, line = tried()
     assert "0 of 2 pods have started" in line.text
     assert "Insufficient nvidia.com/gpu" in line.text
+
+
+def test_pod_that_stays_pending_is_reported_although_another_waits_for_it(answering):
+    logs = {"a": stage(0, "joining"), "b": ""}
+    answering(logs, a="Running", b="Pending", waits="0/1 nodes: Insufficient cpu")
+    _, line = tried()
+    assert "1 of 2 pods have started" in line.text
+    assert "Insufficient cpu" in line.text
+
+
+def test_output_of_a_rank_that_hangs_is_yielded_before_its_time_is_over(tmp_path):
+    program = tmp_path / "rank.py"
+    program.write_text('import time; print(\'{"stage": "here"}\', flush=True); time.sleep(600)')
+    began = time.monotonic()
+    lines = run_here(1, 600, variables={}, program=(sys.executable, str(program)))
+    assert next(lines) == '{"stage": "here"}'
+    lines.close()
+    assert time.monotonic() - began < 300

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from steadytrain.pipelines.doctor_gpus import Build, Seen, compare, read_gpus
+from steadytrain.pipelines.doctor import Build, Seen, compare, read_gpus
 
 # As nvidia-smi 550 prints it on a machine with one H100 that is divided.
 TABLE = """\

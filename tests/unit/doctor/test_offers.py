@@ -11,8 +11,7 @@ from steadytrain.pipelines.cluster.capabilities import (
     check_quota,
     check_volume,
 )
-from steadytrain.pipelines.cluster.doctor import Questions, examine_cluster
-from steadytrain.pipelines.cluster.installation import check_permissions
+from steadytrain.pipelines.cluster.doctor import Questions, check_permissions, examine_cluster
 
 from support.kubernetes_server import Answers, kubernetes_server, node
 from support.ports import free_port
@@ -75,6 +74,20 @@ def test_gpus_are_counted_by_make_with_their_memory(answers):
         "16 x NVIDIA-A100-SXM4-80GB (85.9 GB), 2 x Tesla-T4 (16.1 GB), "
         "1 x unknown GPU (memory not labeled)"
     )
+
+
+def test_mig_devices_are_counted_and_an_unfinished_division_fails(answers):
+    a100 = {"product": "NVIDIA-A100-SXM4-80GB", "memory": "81920"}
+    divided = {"mig.config": "all-1g.10gb", "mig.config.state": "success"}
+    memory = {"mig-1g.10gb.memory": "9984"}
+    answers.listing(NODES, node("1", mig={"1g.10gb": "7"}, **a100, **divided, **memory))
+    line = check_gpus(open_cluster("ours"))
+    mig = "7 x NVIDIA-A100-SXM4-80GB-MIG-1g.10gb (10.5 GB)"
+    assert (line.state, line.text) == ("pass", f"{mig}, 1 x NVIDIA-A100-SXM4-80GB (85.9 GB)")
+    answers.listing(NODES, node("1", **a100, **divided | {"mig.config.state": "failed"}))
+    line = check_gpus(open_cluster("ours"))
+    assert line.state == "fail"
+    assert "1 nodes with nvidia.com/mig.config all-1g.10gb in state failed" in line.text
 
 
 def test_nodes_are_skipped_without_permission(answers):

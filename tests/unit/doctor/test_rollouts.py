@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from steadytrain.pipelines.cluster import installation
+from steadytrain.pipelines.cluster import doctor
 from steadytrain.pipelines.cluster.access import open_cluster
 
 from support.kubernetes_server import kubernetes_server
@@ -21,7 +21,7 @@ TEMPLATE = {"metadata": {}, "spec": {"containers": [{"name": "mlflow"}]}}
 def answers(monkeypatch, tmp_path):
     with kubernetes_server() as answers:
         monkeypatch.setenv("KUBECONFIG", str(answers.kubeconfig(tmp_path / "config")))
-        monkeypatch.setattr(installation, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(doctor, "_POLL_SECONDS", 0.01)
         yield answers
 
 
@@ -54,7 +54,7 @@ def waiting(reason, message):
 
 
 def lines(seconds=0.05):
-    return list(installation.wait_for_rollouts(open_cluster("ours"), seconds))
+    return list(doctor.wait_for_rollouts(open_cluster("ours"), seconds))
 
 
 def test_server_that_starts_in_time_passes(answers):

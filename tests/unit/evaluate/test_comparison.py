@@ -13,8 +13,7 @@ from mlflow.exceptions import MlflowException
 from steadytrain.components.evaluate import comparison
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.comparison import Candidate, ChampionAway
-from steadytrain.components.evaluate.metric import measure, point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, measure, point_values
 from steadytrain.components.shared.errors import BadInput, StorageError
 from steadytrain.components.shared.records import DataRecord, EvaluationRecord
 from steadytrain.components.shared.registry import (

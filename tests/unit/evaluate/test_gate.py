@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from steadytrain.components.evaluate.gate import Gate, TestSide
-from steadytrain.components.evaluate.metric import metrics
-from steadytrain.components.evaluate.scores import Pair, Rival, Scores
+from steadytrain.components.evaluate.metric import Pair, Rival, Scores, metrics
 from steadytrain.components.evaluate.step import _summary
 from steadytrain.components.shared.config import GateConfig
 from steadytrain.components.shared.records import (

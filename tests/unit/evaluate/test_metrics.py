@@ -9,12 +9,12 @@ import pytest
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.classes import confusion, per_class
 from steadytrain.components.evaluate.metric import (
+    Scores,
     measure,
     measure_slices,
     point_values,
     weighted_values,
 )
-from steadytrain.components.evaluate.scores import Scores
 
 from support.evaluating import class_table, language_table
 

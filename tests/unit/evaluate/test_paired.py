@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.evaluate.classes import Classes
+from steadytrain.components.evaluate.metric import Scores
 from steadytrain.components.evaluate.paired import paired_differences, read_scores, unpaired
-from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.errors import BadInput
 
 from support.evaluating import language_table

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.metric import measure, metrics, point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, measure, metrics, point_values
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import GateConfig
 from steadytrain.components.shared.errors import BadInput, SteadytrainError

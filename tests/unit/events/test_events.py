@@ -20,7 +20,7 @@ from steadytrain.components.shared.events import (
 from steadytrain.components.shared.events import (
     stream as stream_module,
 )
-from steadytrain.components.shared.events.json_lines import from_json, to_json
+from steadytrain.components.shared.events.stream import from_json, to_json
 from steadytrain.components.shared.events.types import (
     DecisionMade,
     Event,

@@ -7,13 +7,21 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from scipy.stats import ks_2samp
 
 from steadytrain.components.images.tasks import IMAGE_CLASSIFICATION
 from steadytrain.components.images.training import ImageClassification, image_scale
-from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
+from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.techniques.image_augmentation import ImageAugmentationConfig
-from steadytrain.components.techniques.image_augmentation.changes import augmented
+from steadytrain.components.techniques.image_augmentation.changes import (
+    OPERATIONS,
+    augmented,
+    operated,
+)
+from steadytrain.components.techniques.mixup.mixing import CENTER, PARTNER, SHARE, mixed_images
 from steadytrain.components.techniques.order import RowOrder
 from steadytrain.components.train.loop.data import Rows
 
@@ -29,6 +37,9 @@ CHANGED = [
     "training.image_augmentation.rotation=20",
     "training.image_augmentation.contrast=0.3",
     "training.image_augmentation.erase=0.3",
+    "training.image_augmentation.crop=0.5",
+    "training.image_augmentation.rand_operations=2",
+    "training.mixup={alpha: 0.4, cutmix: 1.0}",
 ]
 
 
@@ -220,6 +231,119 @@ def test_a_rectangle_is_erased():
         areas.append(np.ptp(rows) * np.ptp(columns) / 1024)
     assert 0.3 < max(areas) < 0.4
     assert min(areas) < 0.05
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_operations_are_those_of_torchvision(channels):
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.autoaugment import RandAugment, _apply_op
+
+    names = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color")
+    names += ("Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize")
+    pixels = IMAGE[..., :channels]
+    image = Image.fromarray(pixels if channels > 1 else pixels[..., 0])
+    space = RandAugment()._augmentation_space(31, (32, 32))
+    assert len(space) == len(OPERATIONS)
+    for operation, name in zip(OPERATIONS, (*names, "Identity"), strict=True):
+        magnitudes, signed = space[name]
+        for magnitude, sign in ((4, 1), (9, 1), (30, 1), (9, -1), (30, -1)):
+            if sign < 0 and not signed:
+                continue
+            value = float(magnitudes[magnitude]) if magnitudes.ndim else 0.0
+            theirs = _apply_op(image, name, sign * value, InterpolationMode.NEAREST, None)
+            ours = operated(pixels, operation, sign * magnitude)
+            np.testing.assert_array_equal(ours, np.asarray(theirs).reshape(ours.shape), operation)
+
+
+def test_crops_are_those_of_torchvision():
+    """The draws have the same distribution, and an enlarged part has the same pixels."""
+    from torchvision.transforms import RandomResizedCrop
+    from torchvision.transforms.functional import resized_crop
+
+    crop, parts = ImageAugmentationConfig(crop=0.3), []
+    image = Image.fromarray(IMAGE)
+
+    class Told(np.ndarray):
+        """Pixels that say which part of them is taken."""
+
+        def __getitem__(self, key):
+            rows, columns = key
+            parts.append(
+                (rows.start, columns.start, rows.stop - rows.start, columns.stop - columns.start)
+            )
+            return np.asarray(super().__getitem__(key))
+
+    for random in generators(400):
+        found = augmented(IMAGE.view(Told), crop, random)
+        top, left, tall, wide = parts[-1]
+        theirs = resized_crop(image, top, left, tall, wide, [32, 32])
+        np.testing.assert_array_equal(found, np.asarray(theirs))
+    torch.manual_seed(1)
+    drawn = [RandomResizedCrop.get_params(image, [0.3, 1.0], [3 / 4, 4 / 3]) for _ in range(400)]
+    ours, theirs = np.array(parts), np.array(drawn)
+    for place in range(4):
+        assert ks_2samp(ours[:, place], theirs[:, place]).pvalue > 0.01
+
+
+def test_rectangles_of_mixtures_are_those_of_timm(monkeypatch):
+    from timm.data import mixup as timms
+
+    random = np.random.default_rng(3)
+    own, other = (random.integers(256, size=(64, 9, 16, 3), dtype=np.uint8) for _ in range(2))
+    shares, centers = random.beta(1, 1, 64), random.random((64, 2))
+    found, pixels, targets = mixed_images(own, other, shares, [tuple(one) for one in centers])
+    for place in range(64):
+        drawn = iter(centers[place])
+        monkeypatch.setattr(
+            timms.np.random, "randint", lambda low, high, size, drawn=drawn: int(next(drawn) * high)
+        )
+        top, bottom, left, right = timms.rand_bbox((1, 3, 9, 16), shares[place])
+        expected = own[place].copy()
+        expected[top:bottom, left:right] = other[place, top:bottom, left:right]
+        np.testing.assert_array_equal(found[place], expected)
+        share = 1 - (bottom - top) * (right - left) / (9 * 16)
+        assert (pixels[place], targets[place]) == pytest.approx((1, share))
+    same, pixels, targets = mixed_images(own, other, shares, [None] * 64)
+    assert (same == own).all()
+    assert pixels.tolist() == targets.tolist() == shares.astype(np.float32).tolist()
+
+
+def test_rectangles_are_for_images_alone():
+    with pytest.raises(ConfigError, match=r"training\.mixup\.cutmix = 1\.0: .*has none"):
+        check_task(load("sequence-classification", ["training.mixup.cutmix=1"]))
+    check_task(load("images", ["training.mixup.cutmix=1", "data.source=[digits]"]))
+
+
+def test_loss_of_mixtures_is_that_of_both_images(bench):
+    """As mixup and CutMix define it: the loss of mixed pixels on both targets."""
+    made = bench(*RECIPE, "training.mixup={alpha: 0.4, cutmix: 1.0}")
+    task = ImageClassification(made.config, made.data)
+    rows = Rows([made.data.path(name) for name in made.data.sides["train"].shards])
+    taken = [{**rows[n], PARTNER: rows[n + 8], SHARE: 0.3, CENTER: None} for n in range(4)]
+    taken += [
+        {**rows[n], PARTNER: rows[n + 8], SHARE: 0.75, CENTER: (0.5, 0.5)} for n in range(4, 8)
+    ]
+    torch.manual_seed(2)
+    model = task.build_model().eval()
+    mean, deviation = task.scale
+
+    def images(numbers):
+        pixels = np.stack([np.frombuffer(rows[n]["pixels"], np.uint8) for n in numbers])
+        shares = torch.from_numpy(pixels.reshape(-1, 1, 8, 8) / 255).float()
+        return (shares - mean[0]) / deviation[0]
+
+    mixed, partners = images(range(8)), images(range(8, 16))
+    mixed[:4] = 0.3 * mixed[:4] + 0.7 * partners[:4]
+    mixed[4:, :, 2:6, 2:6] = partners[4:, :, 2:6, 2:6]
+    logits = model(pixel_values=mixed).logits
+    own, other = (torch.tensor([rows[n]["label"] for n in range(k, k + 8)]) for k in (0, 8))
+    losses = [
+        torch.nn.functional.cross_entropy(logits, one, reduction="none") for one in (own, other)
+    ]
+    share = torch.tensor([0.3] * 4 + [0.75] * 4)
+    expected = (share * losses[0] + (1 - share) * losses[1]).sum().item()
+    found = task.compute_loss(model, task.collate(taken)).total.item()
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_model_and_images_must_fit(bench):

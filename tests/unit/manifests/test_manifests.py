@@ -13,7 +13,7 @@ import yaml
 from steadytrain.components.observe.prometheus import PATH
 from steadytrain.components.shared.config.secrets import find_secrets
 from steadytrain.components.train.launch.naming import run_labels
-from steadytrain.pipelines.cluster.installation import PYTORCHJOB_RIGHTS, RIGHTS, Right
+from steadytrain.pipelines.cluster.doctor import PYTORCHJOB_RIGHTS, RIGHTS, Right
 from steadytrain.pipelines.cluster.trial import LABELS as TRIAL_LABELS
 from steadytrain.pipelines.pod_names import (
     METRICS_LABEL,

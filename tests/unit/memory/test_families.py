@@ -93,7 +93,7 @@ EXPERTS_OF_8X7B = {"model_type": "mixtral"}
 def test_formula_and_dry_run_are_near_to_real_steps(cases):
     truths = [measured_peak(case) for case in cases]
     assert_near(cases, truths, by_formula, mean=0.02, worst=0.06)
-    assert_near(cases, truths, by_dry_run, mean=0.001, worst=0.01)
+    assert_near(cases, truths, by_dry_run, mean=0.015, worst=0.04)
 
 
 @pytest.mark.slow

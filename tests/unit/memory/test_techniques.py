@@ -12,7 +12,7 @@ from steadytrain.components.memory.model import any_model_shape
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.plan.dry_run import dry_run
+from steadytrain.components.plan.calibration import dry_run
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.sizing.time_cost import flops_per_token
 

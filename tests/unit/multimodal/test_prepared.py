@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from steadytrain.components.multimodal.encoder import MultimodalEncoder, read_schema
+from steadytrain.components.multimodal.encoder import (
+    MultimodalEncoder,
+    pixels_by_column,
+    read_schema,
+)
+from steadytrain.components.predict.model import Input, ServedModel
+from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.encoding.fields import Defect
+from steadytrain.components.train.loop.data import Rows
+from steadytrain.pipelines.model_commands import _data_to_read
 
-from support.mixed import mixed_config, write_mixed
+from support.mixed import add_backs, mixed_config, write_mixed
 from support.pictures import noise, written
 
 
@@ -34,7 +44,7 @@ def test_kinds_of_columns_are_inferred_and_stored(prepared_mixed):
         "seen": "date",
         "weight": "number",
     }
-    assert (schema.image, schema.texts) == ("picture", ["note"])
+    assert (schema.pictures, schema.texts) == (["picture"], ["note"])
     assert schema.images.sizes == {"28 x 28": data.sides["train"].documents}
     card = json.loads(data.path("card.json").read_text())
     assert {one["name"]: one["kind"] for one in card["columns"]} == schema.table.features
@@ -59,10 +69,17 @@ def test_broken_and_absent_images_are_quarantined_and_a_gap_is_none(table):
         "absent.png,a b c d e,1,90,red,2024-01-02,0wa",
         ",a b c d e,1,90,red,2024-01-03,0wa",
     )
-    data = preprocess(mixed_config(table))
-    found = [(one["line"], one["reason"]) for one in quarantine(data)]
+    found = [(one["line"], one["reason"]) for one in quarantine(preprocess(mixed_config(table)))]
     assert sorted(found) == [(122, "broken_image"), (123, "missing_file")]
-    assert sum(side.documents for side in data.sides.values()) == 121
+    add(
+        table,
+        "a\0.png,a b c d e,1,90,red,2024-01-04,0wa",
+        ",is this the same as 001.png,1,90,red,2024-01-05,0wa",
+    )
+    data = preprocess(mixed_config(table, "data.columns.image=picture"))
+    found = [(one["line"], one["reason"]) for one in quarantine(data)]
+    assert sorted(found) == [(122, "broken_image"), (123, "missing_file"), (125, "missing_file")]
+    assert sum(side.documents for side in data.sides.values()) == 122
 
 
 def test_equal_records_are_one_and_a_different_class_is_a_conflict(table):
@@ -108,13 +125,62 @@ def test_short_text_is_text_where_it_is_named(table):
     assert read_schema(data).texts == ["color", "note"]
 
 
-def test_images_in_two_columns_are_refused():
-    encoder = MultimodalEncoder(mixed_config(Path("data/x.csv")).data)
+def test_images_in_two_columns_are_kept_apart_and_missing_ones_are_counted_by_column(table):
+    rows = add_backs(table)
+    config = mixed_config(table)
+    data = preprocess(config)
+    schema = read_schema(data)
+    assert schema.pictures == ["back", "picture"]
+    files = {(row["note"], row["height"]): row for row in rows.to_dict("records")}
+    train = Rows([data.path(name) for name in data.sides["train"].shards])
+    missing = Counter()
+    for index in range(len(train)):
+        stored = train[index]
+        features = json.loads(stored["features"])
+        row = files[features["note"], features["height"]]
+        ours = pixels_by_column(stored["image_columns"], stored["pixels"])
+        assert [*ours] == [name for name in ("back", "picture") if row[name]]
+        for name, pixels in ours.items():
+            with Image.open(table.parent / row[name]) as file:
+                expected = file.convert("L").resize((16, 16), Image.Resampling.BILINEAR)
+            assert pixels == expected.tobytes()
+        missing.update({"back", "picture"} - {*ours})
+    assert set(missing) == {"back", "picture"}
+    card = json.loads(data.path("card.json").read_text())
+    shares = {one["name"]: one["missing"] for one in card["columns"] if one["kind"] == "image"}
+    assert shares == {name: pytest.approx(n / len(train), abs=1e-6) for name, n in missing.items()}
+    # A broken one names its record, as in a single column.
+    (table.parent / "broken.png").write_bytes(b"no image")
+    rows.loc[3, "back"] = "broken.png"
+    rows.to_csv(table, index=False)
+    found = [(one["line"], one["reason"]) for one in quarantine(preprocess(config))]
+    assert found == [(5, "broken_image")]
+
+
+def test_batch_scoring_reads_the_files_that_all_columns_of_images_name(table, tmp_path):
+    rows = add_backs(table).to_dict("records")
+    kinds = {"note": "any", "back": "bytes", "picture": "bytes"}
+    model = ServedModel(
+        "models:/m/1", [Input(n, n, k, False) for n, k in kinds.items()], None, None
+    )
+    data = _data_to_read([str(table)], model, [])
+    read = [row for chunk in find_inputs(data).chunks(data, tmp_path) for *_, row in chunk.rows()]
+    assert len(read) == len(rows)
+    for found, row in zip(read, rows, strict=True):
+        for name in ("back", "picture"):
+            content = (table.parent / row[name]).read_bytes() if row[name] else None
+            assert model.inputs[[*kinds].index(name)].read(found) == content
+
+
+def test_image_beside_the_column_that_is_named_is_refused():
+    encoder = MultimodalEncoder(mixed_config(Path("data/x.csv"), "data.columns.image=one").data)
     row = {"kind": "a", "one": written(noise(1)[0]), "two": written(noise(1)[0])}
-    with pytest.raises(Defect, match="one and two both hold images"):
+    with pytest.raises(Defect, match=r"two holds an image, and data\.columns\.image names one"):
         encoder.read(row)
     with pytest.raises(Defect, match="no such file"):
-        encoder.read({"kind": "a", "one": "photos/1.PNG"})
+        MultimodalEncoder(mixed_config(Path("data/x.csv")).data).read(
+            {"kind": "a", "one": "photos/1.PNG"}
+        )
 
 
 @pytest.mark.parametrize(

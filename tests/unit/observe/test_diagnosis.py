@@ -34,7 +34,7 @@ from steadytrain.components.shared.events.types import (
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tasks.base import LossSum
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
-from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.loop.progress import Emitter
 from steadytrain.components.train.loop.training import Training
 
@@ -406,6 +406,10 @@ def test_advice_follows_what_changed_the_rate_and_the_end_of_the_run():
     measured = {"tokens": 1, "tokens_per_second": 1.0, "gpu_memory_used": 0, "memory_used": 1}
     reached = {"attempt": 1, "step": 100, "epoch": 1.0, "loss": 1.0}
     last = TrainingStep(**reached, **measured, grad_norm=1.0, learning_rate=1e-3)
+    clip = replace(change, field="training.max_grad_norm", value=7.0)
+    for events, limit in ((clip,), 1.0), ((clip, last), 7.0):
+        run = lively(config, *events)
+        assert (run.rate, run.setting("training", "max_grad_norm")) == (2e-3, limit)
     ended = rule.advice(lively(config, last))
     assert ended.endswith("Here: training.learning_rate=4e-4 in the next run.")
     assert rule.advice(ObservedRun("early")) == rule.remedy

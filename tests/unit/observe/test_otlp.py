@@ -12,12 +12,12 @@ from collections import Counter
 
 import pytest
 
-from steadytrain.components.observe.otlp import collector as collector_module
+from steadytrain.components.observe.otlp import exports as collector_module
 from steadytrain.components.observe.otlp import exports as snapshots_module
 from steadytrain.components.observe.otlp.exports import SpanReader
 from steadytrain.components.observe.otlp.sink import OtlpSink
 from steadytrain.components.observe.run_metrics import RunMetrics
-from steadytrain.components.observe.unsent import send_unsent
+from steadytrain.components.report.step import send_unsent
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
 from steadytrain.components.shared.tracking import pull_sink
@@ -216,7 +216,7 @@ def test_report_step_sends_the_rest_without_the_packages_of_training(
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({missing}))
-from steadytrain.components.observe.unsent import send_unsent
+from steadytrain.components.report.step import send_unsent
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.workspace import Workspace
 config = load(sys.argv[1])

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from steadytrain.components.observe.diagnosis.findings import RULES
-from steadytrain.components.observe.diagnosis.outlook import extrapolated
+from steadytrain.components.observe.diagnosis.learning import extrapolated
 from steadytrain.components.observe.diagnosis.rule import ObservedRun
 from steadytrain.components.shared.events.types import (
     SupervisorStarted,

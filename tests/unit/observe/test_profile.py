@@ -25,7 +25,8 @@ def slow_data(monkeypatch):
     prompt = SupervisedFineTuning.collate
 
     def late(*given):
-        time.sleep(0.2)
+        # Far more than a step takes, also on a busy machine.
+        time.sleep(0.6)
         return prompt(*given)
 
     monkeypatch.setattr(SupervisedFineTuning, "collate", late)

@@ -130,7 +130,7 @@ def test_rebuilt_spans_are_the_same_wherever_the_first_reader_stopped(pipeline):
         first = SpanReader(folder, trace, {})
         source = first.new()
         seen = [next(source) for _ in range(stop)]
-        rest = list(SpanReader(folder, trace, first.cursor.place).new())
+        rest = list(SpanReader(folder, trace, first.cursor.position).new())
         merged = {span.id: span for span in [*seen, *rest]}
         assert merged == {span.id: span for span in everything}
         # Only what one event has completed may come twice.

@@ -12,12 +12,17 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from steadytrain.components.observe.tensorboard_sink import TensorBoardDelivery, TensorBoardSink
-from steadytrain.components.observe.unsent import send_unsent
 from steadytrain.components.observe.wandb_sink import WandbDelivery, WandbSink
+from steadytrain.components.report.step import send_unsent
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.errors import BadInput, ConfigError, TrackingError
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import NoiseScaleMeasured, TrainingStep, Validated
+from steadytrain.components.shared.events.types import (
+    LayersCounted,
+    NoiseScaleMeasured,
+    TrainingStep,
+    Validated,
+)
 from steadytrain.components.shared.tracking import notes as spool_module
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.pipelines.early_checks import check_plugins
@@ -118,6 +123,38 @@ def test_tensorboard_has_the_critical_batch_size(written):
     check_curves(written.workspace)
 
 
+COUNTED = {"model.layers.0": [-2.0, 2.0, 1, 2, 3, 4], "lm_head": [0.5, 0.5, 0, 0, 0, 7]}
+
+
+def count_layers(run):
+    stream = run.workspace.stream("rank-1")
+    about = {"gradient": {"lm_head": [-1.0, 1.0, 2, 2]}, "weight": COUNTED}
+    (one,) = (
+        event
+        for event in read_events(run.workspace.events)
+        if isinstance(event, TrainingStep) and (event.attempt, event.step) == (1, 200)
+    )
+    stream.emit(LayersCounted(time=one.time - 0.02, attempt=1, step=200, **about))
+    stream.close()
+
+
+def test_tensorboard_has_the_histograms_of_each_layer(written):
+    count_layers(written)
+    TensorBoardDelivery(written.workspace).catch_up()
+    read = EventAccumulator(str(written.workspace.folder / "tensorboard/attempt-1")).Reload()
+    assert sorted(read.Tags()["histograms"]) == [
+        "gradients/lm_head",
+        "weights/lm_head",
+        "weights/model.layers.0",
+    ]
+    (shown,) = read.Histograms("weights/model.layers.0")
+    assert shown.step == 200
+    found = shown.histogram_value
+    assert (found.min, found.max, found.num) == (-2.0, 2.0, 10)
+    assert (found.bucket_limit, found.bucket) == ([-1.0, 0.0, 1.0, 2.0], [1, 2, 3, 4])
+    check_curves(written.workspace)
+
+
 DIES = """
 import itertools, os, signal, sys
 from steadytrain.components.observe import wandb_sink
@@ -138,6 +175,7 @@ wandb_sink.WandbDelivery(config, Workspace.of(config)).catch_up()
 def test_offline_attempts_are_written_whole_and_once(written):
     """The first process is killed in the second attempt; the note of the second one is lost."""
     folder = written.workspace.folder / "wandb"
+    count_layers(written)
     first = subprocess.run([sys.executable, "-c", DIES, written.config.to_yaml()])
     assert first.returncode == -signal.SIGKILL
     assert {path.name for path in folder.iterdir()} == {"attempt-1", ".attempt-2"}
@@ -153,6 +191,10 @@ def test_offline_attempts_are_written_whole_and_once(written):
         assert any("eval_loss" in row for row in found)
     (file,) = (folder / "attempt-1").rglob("*.wandb")
     assert b"gpu_oom" in file.read_bytes()
+    (counted,) = (row for row in rows(file) if "weights/model.layers.0" in row)
+    shown = {"_type": "histogram", "values": [1, 2, 3, 4], "bins": [-2.0, -1.0, 0.0, 1.0, 2.0]}
+    assert (counted["step"], counted["weights/model.layers.0"]) == (200, shown)
+    assert counted["gradients/lm_head"]["values"] == [2, 2]
 
 
 class Service:
@@ -261,7 +303,7 @@ def test_missing_package_names_the_extra_before_a_run_starts(make_config, monkey
     config = make_config(tracking={"sinks": [name]})
     check_plugins(config)
     monkeypatch.setattr(
-        "steadytrain.components.shared.tracking.parallel.find_spec", lambda package: None
+        "steadytrain.components.shared.tracking.pull_sink.find_spec", lambda package: None
     )
     extra = {"otlp": "data"}.get(name, name)
     with pytest.raises(ConfigError, match=rf"steadytrain\[{extra}\]") as raised:

@@ -47,13 +47,33 @@ def finish(run):
     run.finish("register", 1.0)
 
 
-def test_resumable_run_keeps_its_newest_and_best_checkpoints(make_run, age):
-    run = make_run(saved=(10, 20, 30, 40), best=20)
+@pytest.fixture
+def bucket(monkeypatch):
+    with mocked_s3(monkeypatch) as client:
+        yield client
+
+
+ON_S3 = {"recovery": {"checkpoints": "s3://bucket/some"}}
+
+
+def stored(run):
+    return list(open_storage(checkpoints_of(run.config)).folders())
+
+
+@pytest.fixture(params=["folder", "s3"])
+def checkpoints(request):
+    """Return the sections of a run that say where its checkpoints are."""
+    if request.param == "s3":
+        request.getfixturevalue("bucket")
+    return ON_S3 if request.param == "s3" else {}
+
+
+def test_resumable_run_keeps_its_newest_and_best_checkpoints(make_run, checkpoints):
+    run = make_run(saved=(10, 20, 30, 40), best=20, **checkpoints)
     run.fail("train", "TrainingFailed", "broken")
-    age(run)
-    assert gc(run).count("removed checkpoint") == 2
-    assert steps(run) == ["step-00000020", "step-00000040"]
-    assert "nothing to remove" in gc(run)
+    assert gc(run, "--idle-hours", "0").count("removed checkpoint") == 2
+    assert stored(run) == ["step-00000020", "step-00000040"]
+    assert "nothing to remove" in gc(run, "--idle-hours", "0")
 
 
 def test_incomplete_checkpoints_after_the_newest_complete_one_stay(make_run, age):
@@ -75,15 +95,12 @@ def test_nothing_is_removed_without_a_complete_checkpoint(make_run, age):
     assert "nothing to remove" in gc(run)
 
 
-def test_finished_run_keeps_only_its_model(make_run, age):
-    run = make_run(saved=(10, 20, 30))
+def test_finished_run_keeps_only_its_model(make_run, checkpoints):
+    run = make_run(saved=(10, 20, 30), **checkpoints)
     finish(run)
-    (run.workspace.checkpoints / "step-00000020" / "COMMIT").rename(
-        run.workspace.checkpoints / "step-00000020" / "DAMAGED"
-    )
-    age(run)
-    gc(run)
-    assert steps(run) == []
+    open_storage(checkpoints_of(run.config)).delete("step-00000020/COMMIT")
+    assert gc(run, "--idle-hours", "0").count("removed checkpoint") == 3
+    assert stored(run) == []
     assert run.workspace.model.is_dir()
 
 
@@ -150,22 +167,9 @@ def test_other_folders_are_skipped(make_run, tmp_path):
     assert "nothing to remove" in gc(run, "--idle-hours", "0")
 
 
-@pytest.fixture
-def bucket(monkeypatch):
-    with mocked_s3(monkeypatch) as client:
-        yield client
-
-
-ON_S3 = {"recovery": {"checkpoints": "s3://bucket/some"}}
-
-
-def stored(run):
-    return list(open_storage(checkpoints_of(run.config)).folders())
-
-
 @pytest.mark.long
-def test_newest_and_best_checkpoints_stay_on_s3(make_run, bucket):
-    """It also removes torn checkpoints and the remains of a killed upload."""
+def test_remains_of_a_killed_upload_to_s3_are_removed(make_run, bucket):
+    """So are torn checkpoints, and those of other runs stay."""
     run = make_run(saved=(10, 20, 30, 40), best=20, **ON_S3)
     place = "some/tiny/step-000000"
     bucket.delete_object(Bucket="bucket", Key=f"{place}30/COMMIT")
@@ -184,13 +188,6 @@ def test_newest_and_best_checkpoints_stay_on_s3(make_run, bucket):
     assert "Uploads" not in bucket.list_multipart_uploads(Bucket="bucket")
     assert _objects(bucket, "some/other/")
     assert "nothing to remove" in gc(run, "--idle-hours", "0")
-
-
-def test_finished_run_keeps_no_checkpoints_on_s3(make_run, bucket):
-    run = make_run(saved=(10, 20), **ON_S3)
-    finish(run)
-    assert gc(run, "--idle-hours", "0").count("removed checkpoint") == 2
-    assert stored(run) == []
 
 
 def test_recent_writes_elsewhere_are_kept(make_run, age, bucket, monkeypatch):

@@ -32,7 +32,7 @@ def work(text: str = "") -> str:
 
 @dsl.component(base_image="steadytrain/step:1.0", install_kfp_package=False)
 def ours() -> None:
-    from steadytrain.components.report import artifacts  # noqa: F401
+    from steadytrain.components.report import step  # noqa: F401
 
 
 def image(name):
@@ -142,7 +142,7 @@ def unlimited():
 )
 def test_each_trap_is_reported_at_its_place(findings, body, place, words, unsafe):
     (found,) = findings(body)
-    assert (found.place, found.unsafe) == (place, unsafe)
+    assert (found.location, found.unsafe) == (place, unsafe)
     assert words in found.message
     assert found.remedy
     assert TOKEN not in str(found)

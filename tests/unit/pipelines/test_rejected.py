@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from steadytrain.components.preprocess import artifacts
+from steadytrain.components.preprocess.step import kfp_preprocess
 from steadytrain.components.shared.config import to_parameters
 from steadytrain.components.shared.errors import RunBusy
 from steadytrain.components.train import step
@@ -68,8 +68,8 @@ def test_second_submitted_pipeline_is_rejected(trained):
     before = files(trained)
     parameters = to_parameters(trained.config, run=trained.config.run_id)
     with pytest.raises(RunBusy):
-        artifacts.preprocess(
-            parameters={**parameters, "overrides": {}, "job": "1"},
+        kfp_preprocess(
+            **{**parameters, "overrides": {}, "job": "1"},
             resolved=None, data=None, data_card=None, counts=None,
         )  # fmt: skip
     assert files(trained) == before

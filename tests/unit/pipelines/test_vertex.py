@@ -7,8 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from steadytrain.pipelines.cli import app
-from steadytrain.pipelines.compile import read_pipeline
-from steadytrain.pipelines.vertex import lint_vertex
+from steadytrain.pipelines.compile import lint_vertex, read_pipeline
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -63,7 +62,7 @@ def test_images_of_google_are_taken(findings, image):
 @pytest.mark.parametrize("image", ["steadytrain/train:0.1.0", "ghcr.io/a/gcr.io/x:1", "x:1"])
 def test_other_images_are_named(findings, image):
     (found,) = findings(image=image)
-    assert (found.place, found.unsafe) == (f"image {image}", True)
+    assert (found.location, found.unsafe) == (f"image {image}", True)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +71,18 @@ def test_other_images_are_named(findings, image):
 def test_objects_of_a_cluster_are_named(findings, change, part):
     file, found = findings(change)
     assert "a second document" in file.message
-    assert (found.place, part in found.message, found.unsafe) == ("executor exec-work", True, True)
+    assert (found.location, part in found.message, found.unsafe) == (
+        "executor exec-work",
+        True,
+        True,
+    )
 
 
 def test_ignored_settings_are_warnings_and_labels_are_nothing(findings):
     file, found = findings(lambda task: kubernetes.set_timeout(task, 60))
     assert (found.unsafe, "which Vertex ignores" in found.message) == (False, True)
     (file,) = findings(label)
-    assert file.place == "the file"
+    assert file.location == "the file"
 
 
 def test_command_writes_the_file_and_fails_with_what_vertex_lacks(tmp_path):

@@ -17,6 +17,7 @@ from support.kubernetes_server import kubernetes_server, node
 NODES = "/api/v1/nodes"
 A100 = {"product": "NVIDIA-A100-SXM4-80GB", "memory": "81920"}
 T4 = {"product": "Tesla-T4", "memory": "15360"}
+FEW = "data.source=[package:json]"
 LARGE = "model.base=hub:meta-llama/Llama-3.1-70B"
 
 
@@ -28,7 +29,8 @@ def answers(monkeypatch, tmp_path):
 
 
 def plan(*arguments, source="causal-lm", sets=()):
-    options = [text for item in sets for text in ("--set", item)]
+    few = [FEW] if source == "causal-lm" else []
+    options = [text for item in (*few, *sets) for text in ("--set", item)]
     told = CliRunner().invoke(
         cli.app, ["plan", source, *arguments, *options, "--json", "--formula"]
     )
@@ -128,6 +130,49 @@ def test_shared_gpus_are_counted_whole(answers):
     assert "shared by up to 4 pods" in remarks
     beyond, _ = plan("--cluster", "--gpus-per-node", "4")
     assert "at most 2 x T4" in beyond["problems"][0]
+
+
+def test_mig_devices_of_both_strategies_are_planned_by_their_own_resource(answers):
+    mixed = node("1", "900Gi", mig={"1g.10gb": "7", "3g.40gb": "2"}, **A100)
+    answers.listing(NODES, mixed)
+    every = plan("--cluster")[0]
+    names = {offer["gpu"] for offer in (*every["cheapest"], *every["without_price"])}
+    assert names == {"A100-80", "A100-80-MIG-1g.10gb", "A100-80-MIG-3g.40gb"}
+    found, remarks = plan("--cluster", "--gpu", "a100-80-mig-1g.10gb")
+    assert found["hardware"]["gpu"] == "A100-80-MIG-1g.10gb"
+    assert resource_of(found) == "nvidia.com/mig-1g.10gb"
+    assert not remarks
+    # Complete GPUs alone have several ranks.
+    several, _ = plan("--cluster", "--gpus-per-node", "2")
+    assert several["hardware"]["gpu"] == "A100-80"
+    single = {"product": "NVIDIA-H200-MIG-1g.18gb", "memory": "18432"}
+    answers.listing(NODES, node("56", "900Gi", **single))
+    found, _ = plan("--cluster")
+    assert found["hardware"]["gpu"] == "H200-MIG-1g.18gb"
+    assert resource_of(found) == "nvidia.com/gpu"
+    with pytest.raises(BadInput, match="a process sees one MIG device"):
+        plan("--cluster", "--gpus-per-node", "2")
+
+
+def test_mig_devices_that_the_table_lacks_or_that_have_two_names_are_reported(answers):
+    odd = node("4", "180Gi", mig={"1g.10gb.me": "1"}, **T4)
+    product = {"product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "memory": "9984"}
+    answers.listing(NODES, odd, node("7", "900Gi", **product))
+    found, remarks = plan("--cluster", "--gpu", "t4")
+    assert found["works"]
+    assert "Tesla-T4-MIG-1g.10gb.me (memory not labeled): not in the plan's table" in remarks
+    mixed = node("", "900Gi", mig={"1g.10gb": "7"}, **A100)
+    answers.listing(NODES, mixed, node("7", "900Gi", **product))
+    found, remarks = plan("--cluster")
+    assert "offered by a second name" in remarks
+    assert resource_of(found) == "nvidia.com/mig-1g.10gb"
+    setting = "compute.pods.gpu_resource=nvidia.com/gpu"
+    assert resource_of(plan("--cluster", sets=(setting,))[0]) == "nvidia.com/gpu"
+
+
+def resource_of(found):
+    """Return what the pods of training ask for."""
+    return found["pipeline_config"]["deployment"]["training_pods"]["gpu_resource"]
 
 
 def test_missing_permission_to_list_nodes_says_who_can_grant_it(answers):

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from steadytrain.components.memory import trace
 from steadytrain.components.memory.model import known_models
 from steadytrain.components.memory.peak import peak_memory
-from steadytrain.components.memory.random_model import Sample, sample_layers
+from steadytrain.components.memory.random_model import repeated_layers
 from steadytrain.components.memory.setting import Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.plan import dry_run as module
-from steadytrain.components.plan.dry_run import dry_run
+from steadytrain.components.plan.calibration import dry_run
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.fit import choose, confirmed
@@ -44,16 +44,17 @@ def test_dry_run_of_a_large_model_allocates_nothing_and_matches_the_formula():
 def test_formula_covers_what_fake_tensors_cannot_run(monkeypatch, other):
     setting, shape, ran = replace(CPU, **other), shape_of(LLAMA_1B), []
 
-    def formula(architecture, nearest, labels):
-        ran.append(nearest)
-        return peak_memory(shape, nearest)
+    def read(architecture, traced, labels, period):
+        ran.append(traced)
+        return trace.Readings(100, 200, 300, 400, 500, 600)
 
-    monkeypatch.setattr(module, "_run", formula)
-    found = dry_run(LLAMA_1B, setting)
-    assert ran != [setting]
-    assert (ran[0].answers, ran[0].copies) == (0, 1)
-    assert found.total == peak_memory(shape, setting).total
-    assert found.host == peak_memory(shape, setting).host
+    monkeypatch.setattr(trace, "_trace", read)
+    found, formula = dry_run(LLAMA_1B, setting), peak_memory(shape, setting)
+    assert (ran[0].answers, ran[0].copies, ran[0].ranks, ran[0].cuda) == (0, 1, 1, False)
+    assert ran[0].tokens == setting.tokens
+    assert ran[0].adapter.kind in ("none", "lora")
+    for part in ("weights", "optimizer", "host", "context"):
+        assert getattr(found, part) == getattr(formula, part), part
     assert min(found.parts.values()) >= 0
 
 
@@ -97,12 +98,11 @@ SHARDED = replace(CPU, strategy="fsdp", ranks=4, precision="bf16", recompute=Tru
     ],
     ids=["llama", "gpt2", "bert", "experts", "sliding", "experts-in-every-second"],
 )
-def test_few_layers_show_to_one_in_100_000_what_all_of_them_need(
-    monkeypatch, architecture, labels, settings
-):
-    assert sample_layers(architecture, labels) is not None
+def test_few_layers_show_what_all_of_them_need(monkeypatch, architecture, labels, settings):
+    assert repeated_layers(architecture, labels) is not None
     drawn_on = [dry_run(architecture, each, labels=labels) for each in settings]
-    monkeypatch.setattr(module, "sample_layers", lambda *_: None)
+    monkeypatch.setattr(trace, "repeated_layers", lambda *_: None)
+    monkeypatch.setattr(trace, "_LAYERS", 100)
     for setting, found in zip(settings, drawn_on, strict=True):
         whole = dry_run(architecture, setting, labels=labels)
         assert found.total == pytest.approx(whole.total, rel=1e-5)
@@ -112,28 +112,28 @@ def test_few_layers_show_to_one_in_100_000_what_all_of_them_need(
 @pytest.mark.parametrize(
     ("architecture", "labels", "found"),
     [
-        (LLAMA, 0, (10, 0, 1, 3)),
-        (GEMMA_2, 0, (13, 0, 2, 5)),
+        (LLAMA, 0, (0, 1, 3)),
+        (GEMMA_2, 0, (0, 2, 5)),
         # The first layer of T5 has the table of positions, in both lists of layers.
-        (T5, 4, (10, 1, 1, 4)),
-        # Layers 5 to 9 have another kind of attention, so nothing repeats at the end.
+        (T5, 4, (1, 1, 4)),
+        # Layers 5 to 9 have another kind of attention.
         (
             {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 5},
             0,
-            None,
+            (5, 1, 8),
         ),
         # One layer that runs ten times.
         ({**BERT, "model_type": "albert"}, 4, None),
-        ({**LLAMA, "num_hidden_layers": 7}, 0, None),
+        ({**LLAMA, "num_hidden_layers": 3}, 0, None),
     ],
     ids=["llama", "sliding", "t5", "changes once", "albert", "few layers"],
 )
-def test_sample_of_layers_ends_as_the_whole_model_does(architecture, labels, found):
-    assert sample_layers(architecture, labels) == (found and Sample(*found))
+def test_layers_repeat_as_their_kinds_do(architecture, labels, found):
+    assert repeated_layers(architecture, labels) == found
 
 
 def test_model_that_cannot_be_built_is_an_error_with_a_remedy():
-    with pytest.raises(BadInput, match="dry run of this model fails") as told:
+    with pytest.raises(BadInput, match="a pass fails when the plan traces it") as told:
         dry_run({**LLAMA_1B, "hidden_size": 100, "num_attention_heads": 3}, CPU)
     assert "--formula" in told.value.remedy
 

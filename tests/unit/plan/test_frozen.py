@@ -9,9 +9,9 @@ import pytest
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.memory.states import lighter
-from steadytrain.components.plan.dry_run import dry_run
+from steadytrain.components.plan.calibration import dry_run
+from steadytrain.components.sizing.decisions import planned_start
 from steadytrain.components.sizing.fit import at
-from steadytrain.components.sizing.start import planned_start
 from steadytrain.components.sizing.strategy import TrainingOption
 
 TIED = "hub:meta-llama/Llama-3.2-3B"

@@ -11,6 +11,7 @@ from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.plan.render import write_files
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.train.transformers_script import ARGUMENTS, SCRIPT
 
 from support.plugins import write_plugin
@@ -41,6 +42,19 @@ def test_written_configuration_gives_the_same_plan(written):
     assert again.choice.memory == plan.choice.memory
     assert all(decision.yours for decision in again.decisions if decision.value is not None)
     assert config.compute.device == "cuda"
+
+
+def test_mig_device_is_requested_by_its_own_resource(make_plan, tmp_path):
+    tiny = "hub:HuggingFaceTB/SmolLM2-135M"
+    plan = make_plan("a100-80-mig-1g.10gb", model__base=tiny)
+    assert (plan.offer.capacity_gb, plan.offer.usd, plan.scaling) == (10, None, [])
+    write_files(plan, tmp_path)
+    job = list(yaml.safe_load_all((tmp_path / "trainjob.yaml").read_text()))[-1]
+    limits = job["spec"]["trainer"]["resourcesPerNode"]["limits"]
+    assert limits["nvidia.com/mig-1g.10gb"] == "1"
+    assert "nvidia.com/gpu" not in limits
+    with pytest.raises(BadInput, match="process sees one MIG device"):
+        make_plan("a100-80-mig-1g.10gb", 2, model__base=tiny)
 
 
 def test_accelerate_reads_its_file(written):

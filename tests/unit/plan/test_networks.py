@@ -9,11 +9,13 @@ import torch
 from typer.testing import CliRunner
 
 from steadytrain.components.images.training import ImageClassification
-from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.random_model import LiveTensors
 from steadytrain.components.plan.networks import Trial, plan_network
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu, this_cpu
 from steadytrain.pipelines.cli import app
+from steadytrain.pipelines.questionnaire import Answers, Questionnaire
+from steadytrain.pipelines.sources import Selection
 
 from support.designed import follows_the_schema
 from support.pictures import digits, image_config, prepared, write_folders
@@ -112,6 +114,26 @@ def test_plan_without_prepared_data_says_what_to_do(made, tmp_path):
     with pytest.raises(BadInput, match="needs the prepared data") as caught:
         plan_network(config, [find_gpu("h100")], None)
     assert "steadytrain step preprocess" in caught.value.remedy
+
+
+def test_init_shows_what_gpus_change_in_the_plan_of_prepared_images(made):
+    source, _ = made
+
+    def choose(overrides):
+        given = [f"{name}={value}" for name, value in overrides]
+        return Selection(configured(source, *given), ())
+
+    questions = Questionnaire(choose, ())
+    questions.take_each(Answers(gpu="t4", count=2))
+    first, second = questions.changes
+    assert first.fields["compute.device"] == ("auto", "cuda")
+    assert first.after == second.before
+    planned = plan_network(questions.selection.config, [], find_gpu("t4"))
+    for part in ("device 2 x T4", f"batch {planned.micro_batch} x 1", "USD"):
+        assert part in second.after
+    assert "device 1 x T4" in first.after
+    with pytest.raises(BadInput, match="--goal: a plan for image_classification"):
+        questions.take_each(Answers(goal="best"))
 
 
 @pytest.mark.slow

@@ -72,8 +72,35 @@ def test_comparison_says_that_methods_differ(make_plan):
 def test_two_prices_of_one_gpu_are_refused(tmp_path):
     path = tmp_path / "prices.yaml"
     path.write_text("h100: {usd_per_hour: 1}\nH100: {usd_per_hour: 2}")
-    with pytest.raises(BadInput, match="h100 and H100 are the same GPU"):
+    with pytest.raises(BadInput, match="line 2: h100 and H100 are the same GPU"):
         priced(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "fix"),
+    [
+        ("H100: {usd_per_hour: -1}", "line 2: H100.usd_per_hour: .*greater than", "spot_usd"),
+        ("H100: {usd: 1}", "line 2: H100.usd: ", "spot_usd"),
+        ("H100: 8", "line 2: H100: ", "spot_usd"),
+        (
+            "H1000: {usd_per_hour: 8}",
+            "line 2: GPU 'H1000': the plan's table has no",
+            "one of RTX4050",
+        ),
+    ],
+)
+def test_prices_that_cannot_be_used_name_line_field_and_fix(tmp_path, line, message, fix):
+    path = tmp_path / "prices.yaml"
+    path.write_text(f"T4: {{usd_per_hour: 1}}\n{line}\n")
+    with pytest.raises(BadInput, match=message) as error:
+        priced(path)
+    assert fix in error.value.remedy
+
+
+def test_old_list_prices_are_doubted():
+    first = min(each.checked for each in price_lists() if each.provider == "aws")
+    assert "days old" not in priced_by("aws", first + datetime.timedelta(180))[1]
+    assert "some are 181 days old" in priced_by("aws", first + datetime.timedelta(181))[1]
 
 
 def test_unknown_provider_and_two_sources_of_prices_are_refused(tmp_path):

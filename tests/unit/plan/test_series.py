@@ -73,7 +73,7 @@ def test_design_of_series_has_the_ranks_of_a_network_and_its_cost(tmp_path):
 
 def test_plan_needs_prepared_series_and_refuses_what_it_does_not_read(tmp_path):
     source = tmp_path / "table.csv"
-    with pytest.raises(BadInput, match="not prepared"):
+    with pytest.raises(BadInput, match="needs the prepared data"):
         plan_series(series_config(source, *FIRMS))
     config, _ = prepared(tmp_path, firms(), *FIRMS, "model.config={model_type: auto_ets}")
     assert plan_series(config).memory == 11 * 14 * 8

@@ -20,10 +20,15 @@ def files(preset, *changes, **batch):
     return TransformersRun.of(config, (), BatchSettings(4, **batch), 4).texts()
 
 
+QUANTIZED_HEAD = "model.adapter={kind: qlora, frozen_head: 8bit}"
+
+
 @pytest.mark.parametrize(
     ("preset", "change", "field"),
     [
-        ("masked-lm", "training.max_steps=9", "data.task masked_lm"),
+        ("text-embedding", "training.max_steps=9", "data.task text_embedding: its loss compares"),
+        ("preference", "data.task=unpaired_preference", "data.task unpaired_preference: TRL"),
+        ("preference", "training.max_steps=9", "data.task preference: TRL"),
         ("causal-lm", "training.averaging.kind=ema", "training.averaging"),
         ("causal-lm", "training.r_drop.weight=1", "training.r_drop"),
         ("sequence-classification", "training.mixup.alpha=0.2", "training.mixup"),
@@ -33,7 +38,7 @@ def files(preset, *changes, **batch):
         ("sequence-classification", "training.order=balanced", "training.order balanced"),
         ("sequence-classification", "training.layer_decay=0.9", "training.layer_decay"),
         ("causal-lm", "training.param_groups=[{match: embed, lr_scale: 0.5}]", "training.param_"),
-        ("chat", "model.adapter.kind=qlora", "model.adapter.kind qlora"),
+        ("chat", QUANTIZED_HEAD, "model.adapter.frozen_head 8bit"),
         ("sequence-classification", "model.adapter.kind=lora", "model.adapter.kind lora"),
         ("chat", "model.added_tokens=[<note>]", "model.added_tokens"),
     ],

@@ -5,18 +5,26 @@ from __future__ import annotations
 import csv
 import json
 import math
+import multiprocessing
+import os
+import signal
+import subprocess
 from dataclasses import replace
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from steadytrain.components.predict.batch import predict
+from steadytrain.components.predict import progress
+from steadytrain.components.predict.batch import predict, refused_file
 from steadytrain.components.predict.model import Input, ServedModel, open_model
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, DataError, RunBusy, StorageError
 from steadytrain.components.shared.lease import try_lock
+from steadytrain.components.tabular.model import Preparation, TableModel
 from steadytrain.components.tasks.encoding.fields import Defect
+
+from support.disks import small_file_system
 
 
 class Doubles:
@@ -170,6 +178,51 @@ def test_columns_that_are_not_read_are_named(data, tmp_path):
     assert predict(doubling(), data(records), tmp_path / "out.jsonl").unread == ["y"]
 
 
+def test_values_that_count_as_missing_are_counted_by_column(data, tmp_path):
+    kinds = {"x": "number", "c": "category"}
+    learned = TableModel(Preparation(kinds, {"c": ["c0", "c1"]}), [], [1.0])
+
+    class Loaded:
+        def predict(self, frame):
+            return pd.DataFrame(learned.rows(frame.to_dict("records")))
+
+    inputs = [Input("x", "x", "number", False), Input("c", "town", "any", False)]
+    model = ServedModel("models:/m/1", inputs, None, Loaded(), unseen=learned.unseen)
+    towns = ["c0", " c0", "C1", "c1", None, "NA"]
+    records = [{"x": n, "town": town} for n, town in enumerate(towns)] + [{"town": "c0"}]
+    done = predict(model, data(records), tmp_path / "out.jsonl", batch_size=2)
+    assert (done.predicted, done.missing) == (7, {"town": 4, "x": 1})
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_logged_model_tells_which_categories_it_has_not_seen(tmp_path, tells):
+    import mlflow
+
+    class Served(mlflow.pyfunc.PythonModel):
+        def load_context(self, context):
+            kinds = {"c": "category"}
+            self.model = TableModel(Preparation(kinds, {"c": ["a"]}), [], [1]) if tells else None
+
+        def predict(self, context, model_input, params=None):
+            return model_input
+
+    columns = mlflow.types.Schema([mlflow.types.ColSpec("string", "c", required=False)])
+    signature = mlflow.models.ModelSignature(inputs=columns)
+    folder = tmp_path / "model"
+    mlflow.pyfunc.save_model(
+        folder, python_model=Served(), signature=signature, pip_requirements=[]
+    )
+    counted = open_model(str(folder), tmp_path, {"c": "town"}).taken_for_missing([{"c": "b"}])
+    assert counted == ({"town": 1} if tells else {})
+
+
+def test_image_may_be_stored_as_the_library_datasets_does():
+    image = Input("photo", "photo", "bytes", required=False)
+    assert image.read({"photo": {"bytes": b"png", "path": None}}) == b"png"
+    with pytest.raises(Defect, match="not a file"):
+        image.read({"photo": {"bytes": "png"}})
+
+
 def test_column_that_no_record_has_is_an_error(data, tmp_path):
     records = [{"x": record["x"], "C": record["c"]} for record in NUMBERS]
     with pytest.raises(DataError, match=r"no record has the column 'c'.*also have C"):
@@ -225,14 +278,90 @@ def test_file_that_another_process_writes_is_left_alone(data, tmp_path):
     assert len(lines(tmp_path / "out.jsonl")) == 10
 
 
-def test_full_disk_is_an_error_that_names_the_file(data, tmp_path):
-    (tmp_path / "out.jsonl.partial").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match=r"out[.]jsonl[.]partial"):
-        predict(doubling(), data(NUMBERS * 3000), tmp_path / "out.jsonl")
-    assert not (tmp_path / "out.jsonl").exists()
+@pytest.mark.parametrize(
+    ("suffix", "pages"), [("csv", 1), ("csv", 2), ("jsonl", 2), ("parquet", 2)]
+)
+def test_full_disk_is_an_error_that_names_the_file_and_the_command_continues(
+    data, tmp_path, suffix, pages
+):
+    records = [{"x": 13 if n % 5 == 0 else n, "c": f"c{n}"} for n in range(100)]
+    read = data(records, ("data.max_bad_share", 1.0))
+    whole = tmp_path / f"out.{suffix}"
+    predict(doubling(), read, whole, batch_size=8)
+    with small_file_system(tmp_path / "small", f"size={pages * 4}k") as disk:
+        out = disk / whole.name
+        with pytest.raises(StorageError, match=rf"cannot write {out}\..*: No space left"):
+            predict(doubling(), read, out, batch_size=8)
+        assert not [*disk.glob("*.partial.parquet")]
+        subprocess.run(["mount", "-o", "remount,size=1m", disk], check=True)
+        predict(doubling(), read, out, batch_size=8)
+        assert out.read_bytes() == whole.read_bytes()
+        assert refused_file(out).read_bytes() == refused_file(whole).read_bytes()
 
 
 @pytest.mark.parametrize("address", ["no-such-folder", "x" * 5000])
 def test_address_of_no_model_is_an_error_however_long(tmp_path, address):
     with pytest.raises(BadInput, match="no MLmodel file there"):
         open_model(address, tmp_path, {})
+
+
+class Killed(Doubles):
+    """A model whose process is killed at its fourth batch."""
+
+    def predict(self, frame):
+        if len(self.sizes) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().predict(frame)
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """Return a function that predicts in a process that is killed at the fourth batch."""
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+
+    def run(*args, **options):
+        child = multiprocessing.get_context("fork").Process(
+            target=predict, args=(doubling(Killed()), *args), kwargs=options
+        )
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+
+    return run
+
+
+RECORDS = [{"x": 20 + n, "c": None if n % 3 else f"c\u2028{n}"} for n in range(40)]
+RECORDS[2] = RECORDS[21] = {"x": "no number", "c": "\u2028"}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_killed_command_continues_to_the_same_bytes(data, tmp_path, killed, suffix):
+    source = data(RECORDS, ("data.max_bad_share", 0.1))
+    options = {"batch_size": 4, "with_inputs": True}
+    whole, out = (tmp_path / f"{name}.{suffix}" for name in ("whole", "out"))
+    expected = predict(doubling(), source, whole, **options)
+    killed(source, out, **options)
+    assert not out.exists()
+    model = doubling()
+    with (tmp_path / f"out.{suffix}.partial").open("ab") as handle:
+        handle.write(b"a batch of which only a part was written")
+    found = predict(model, source, out, **options)
+    assert out.read_bytes() == whole.read_bytes()
+    refused = [tmp_path / f"{name}.{suffix}.quarantine.jsonl" for name in ("whole", "out")]
+    assert refused[0].read_bytes() == refused[1].read_bytes()
+    # Three batches of four, and the record that was refused before.
+    assert (found.continued, sum(model.loaded.sizes)) == (13, 26)
+    assert replace(found, seconds=0, continued=0) == replace(expected, seconds=0)
+    assert {path.name for path in tmp_path.glob("out*")} == {out.name, refused[1].name}
+
+
+def test_killed_command_starts_again_if_something_has_changed(data, tmp_path, killed):
+    source, out = data(NUMBERS), tmp_path / "out.jsonl"
+    for changed in ({"batch_size": 3}, {"with_inputs": True}):
+        killed(source, out, batch_size=2)
+        found = predict(doubling(), source, out, **({"batch_size": 2} | changed))
+        assert (found.continued, len(lines(out))) == (0, 10)
+    killed(source, out, batch_size=2)
+    other = data([{"x": n + 1, "c": ""} for n in range(10)])
+    assert predict(doubling(), other, out, batch_size=2).continued == 0
+    assert [row["prediction"] for row in lines(out)] == [2.0 * n + 2 for n in range(10)]

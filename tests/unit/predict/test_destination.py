@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import signal
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from unit.predict.test_batch import NUMBERS, doubling
+from unit.predict.test_batch import NUMBERS, Killed, doubling
 
+from steadytrain.components.predict import progress
 from steadytrain.components.predict.batch import predict
 from steadytrain.components.predict.destination import check_destination, local_file
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.errors import BadInput, DataError, StorageError
+from steadytrain.components.shared.errors import BadInput, DataError, RunBusy, StorageError
 from steadytrain.components.shared.storage import S3Storage
 
 from support.s3 import mocked_s3
@@ -45,9 +48,9 @@ def names(bucket):
     return sorted(item["Key"] for item in bucket.list_objects_v2(Bucket="bucket")["Contents"])
 
 
-def predicted(data, out):
+def predicted(data, out, model=None, **options):
     with local_file(out) as path:
-        return predict(doubling(), data, path, address=out)
+        return predict(model or doubling(), data, path, address=out, **options)
 
 
 def test_predictions_and_refused_records_are_copied_to_s3(bucket, left, tmp_path):
@@ -91,6 +94,40 @@ def test_copy_that_fails_leaves_the_file_and_says_where(bucket, left, monkeypatc
     assert caught.value.remedy == f"make room; the predictions are in {kept}"
     assert len(Path(kept).read_text().splitlines()) == 10
     assert left() == ["p.jsonl"]
+
+
+def test_killed_command_continues_to_the_same_object(bucket, left, monkeypatch):
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    data, out = records(bucket, NUMBERS), "s3://bucket/out/p.jsonl"
+    predicted(data, "s3://bucket/out/whole.jsonl", batch_size=2)
+    child = multiprocessing.get_context("fork").Process(
+        target=predicted, args=(data, out, doubling(Killed())), kwargs={"batch_size": 2}
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    kept = [name for name in left() if name.startswith("p.")]
+    assert kept == ["p.jsonl.partial", "p.jsonl.progress", "p.jsonl.quarantine.jsonl"]
+    with pytest.raises(RunBusy, match=out), local_file(out):
+        predicted(data, out)
+    assert predicted(data, out, batch_size=2).continued == 6
+    assert not [name for name in left() if name.startswith("p.")]
+    whole, found = (
+        bucket.get_object(Bucket="bucket", Key=f"out/{name}.jsonl")["Body"].read()
+        for name in ("whole", "p")
+    )
+    assert whole == found
+
+
+def test_folder_that_others_can_use_is_refused(bucket, tmp_path):
+    out = "s3://bucket/out/p.jsonl"
+    with local_file(out) as path:
+        path.write_text("")
+        folder = path.parent
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.raises(BadInput, match="can be used by others"):
+        predicted(records(bucket, NUMBERS), out)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from steadytrain.components.preprocess.boilerplate import OwnSignatures, sign_unshared
+from steadytrain.components.preprocess.boilerplate import (
+    PERMUTATIONS,
+    OwnSignatures,
+    band_rows,
+    bands,
+    shingles,
+    sign,
+    sign_unshared,
+)
 from steadytrain.components.preprocess.duplicates import (
     REASONS,
     Findings,
@@ -18,13 +26,6 @@ from steadytrain.components.preprocess.duplicates import (
     find_duplicates,
 )
 from steadytrain.components.preprocess.parallel import Workers
-from steadytrain.components.preprocess.signatures import (
-    PERMUTATIONS,
-    band_rows,
-    bands,
-    shingles,
-    sign,
-)
 from steadytrain.components.preprocess.split import SIDES, content_id
 from steadytrain.components.preprocess.spool import SCHEMA, Batch, Spool
 

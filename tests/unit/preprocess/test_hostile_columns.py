@@ -16,7 +16,7 @@ import pytest
 from steadytrain.components.preprocess.chunks import Table
 from steadytrain.components.preprocess.formats import read_files, wanted
 from steadytrain.components.preprocess.inputs import read_dataset
-from steadytrain.components.preprocess.isolated import IsolatedProcess
+from steadytrain.components.preprocess.parallel import IsolatedProcess
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.tables import COLUMNAR, tables
 from steadytrain.components.shared.config import DataConfig

@@ -198,6 +198,13 @@ def test_rare_labels_stay_in_training_and_are_named(tmp_path, configure):
     ) in warned(config)
 
 
+def test_records_that_all_resemble_others_are_an_error_about_the_records(tmp_path, configure):
+    rows = [{"text": sentence(n % 3), "label": NAMES[: n % 4]} for n in range(60)]
+    config = configure(write_jsonl(tmp_path / "rows.jsonl", rows), task=TASK)
+    with pytest.raises(DataError, match="60 conflicting_label"):
+        run(config)
+
+
 def test_a_look_at_lists_of_labels_finds_the_task(tmp_path, configure):
     path = write_jsonl(tmp_path / "rows.jsonl", rows_of())
     task, reason = find_task(str(path), [])

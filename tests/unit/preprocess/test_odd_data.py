@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from steadytrain.components.preprocess.boilerplate import shingles, sign
 from steadytrain.components.preprocess.inputs import find_inputs
-from steadytrain.components.preprocess.signatures import shingles, sign
 from steadytrain.components.preprocess.sources import find_files
 from steadytrain.components.preprocess.split import content_id, like_absent, near_equal_labels
 from steadytrain.components.preprocess.step import run

@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from steadytrain.components.preprocess import boilerplate
-from steadytrain.components.preprocess.boilerplate import MANY, Sample, to_sample, unshared_shingles
+from steadytrain.components.preprocess.boilerplate import (
+    MANY,
+    Sample,
+    shingles,
+    to_sample,
+    unshared_shingles,
+)
 from steadytrain.components.preprocess.duplicates import REASONS
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.preprocess.parallel import Workers
 from steadytrain.components.preprocess.quarantine import Quarantine
-from steadytrain.components.preprocess.signatures import shingles
 from steadytrain.components.preprocess.split import content_id
 from steadytrain.components.preprocess.spool import Spool
 from steadytrain.components.preprocess.survey import survey

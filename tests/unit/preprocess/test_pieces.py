@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, traine
 from tokenizers import pre_tokenizers as split
 
 from steadytrain.components.shared import bounded
-from steadytrain.components.tasks.encoding import pieces
-from steadytrain.components.tasks.encoding.pieces import PieceEncoder
+from steadytrain.components.tasks.encoding import plain_text
+from steadytrain.components.tasks.encoding.plain_text import PieceEncoder
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
@@ -118,7 +118,7 @@ def test_dropout_stays_random() -> None:
 def test_non_repeating_texts_go_to_the_library(
     monkeypatch: pytest.MonkeyPatch, repeated: bool, asked: int
 ) -> None:
-    monkeypatch.setattr(pieces, "_TRIAL", 90)
+    monkeypatch.setattr(plain_text, "_TRIAL", 90)
     encoder = PieceEncoder(copy(GPT2))
     texts = [
         " ".join(f"{'ab' if repeated else chr(97 + text)}{'c' * word}" for word in range(10))

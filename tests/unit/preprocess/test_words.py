@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rensa import RMinHash
 
-from steadytrain.components.preprocess import profile, signatures
+from steadytrain.components.preprocess import boilerplate, profile
+from steadytrain.components.preprocess.boilerplate import PERMUTATIONS, ascii_runs, shingles, sign
 from steadytrain.components.preprocess.profile import Tally
-from steadytrain.components.preprocess.signatures import PERMUTATIONS, ascii_runs, shingles, sign
 from steadytrain.components.preprocess.validate import Checked
 from steadytrain.components.shared import bounded
 
@@ -24,7 +24,7 @@ KIND = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\\w+|[^\\w\\s]+"
 
 def plainly_signed(text: str) -> list[int]:
     """Compute the signature from its definition: the set of shingles, without a cache."""
-    words = signatures.re.findall(KIND, normalize("NFC", text).lower()) or [text]
+    words = boilerplate.re.findall(KIND, normalize("NFC", text).lower()) or [text]
     hashes = RMinHash.hash_token_sets([words])[0]
     width = min(5, len(words))
     hashed = set()
@@ -64,8 +64,8 @@ def test_profile_counts_the_same_words_with_and_without_known_runs(texts: list[s
 
 def test_remembered_hashes_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(bounded, "MOST", 8)
-    known = bounded.Remembered(signatures._hash)
-    monkeypatch.setattr(signatures, "_KNOWN", known)
+    known = bounded.Remembered(boilerplate._hash)
+    monkeypatch.setattr(boilerplate, "_KNOWN", known)
     texts = [f"word{number} {'y' * 100} again" for number in range(40)]
     assert sign(*shingles(texts)).tolist() == [plainly_signed(text) for text in texts]
     assert 0 < len(known) <= 8

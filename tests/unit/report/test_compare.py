@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.evaluate.bootstrap import Resampling
-from steadytrain.components.evaluate.metric import measure
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, measure
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.shared.events.types import AttemptStarted

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from steadytrain.components.report.explain import explain, explanation_as_data
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.report_page import render
 from steadytrain.components.report.sentences import describe
-from steadytrain.components.shared.events.types import CheckpointSkipped, DecisionMade
+from steadytrain.components.shared.events import read_events
+from steadytrain.components.shared.events.types import (
+    CheckpointSkipped,
+    DecisionMade,
+    TrainingStep,
+)
 
 from support.decided import halved
 
@@ -150,3 +156,18 @@ def test_damaged_lines_of_the_log_are_counted_and_the_run_is_not_damaged(bare: A
     assert explanation_as_data(bare.workspace)["notes"] == [said]
     assert said in render(gather(bare.workspace))
     assert gather(bare.workspace).unreadable == []
+
+
+def test_advice_names_the_folder_of_the_runs(bare: Any) -> None:
+    bare.attempt(1, last=200, max_steps=400)
+    for event in list(read_events(bare.workspace.events)):
+        if isinstance(event, TrainingStep):
+            later = replace(event, step=event.step + 1, time=event.time + 1000, grad_norm=1e6)
+            bare.record("rank-0", later)
+    (problem,) = (
+        item
+        for item in explanation_as_data(bare.workspace)["problems"]
+        if item["rule"] == "exploding_gradients"
+    )
+    command = f"steadytrain adjust {bare.workspace.run_id} --output {bare.workspace.output} --set"
+    assert f"`{command} training.learning_rate=2e-5`" in problem["remedy"]

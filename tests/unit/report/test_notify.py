@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from steadytrain.components.report.artifacts import report
-from steadytrain.components.report.step import notify
+from steadytrain.components.report.step import kfp_report, notify
 from steadytrain.components.shared import webhook
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
@@ -183,7 +182,7 @@ def test_exit_handler_calls_the_webhook_after_the_page(
     config = failed.config.model_copy(
         update={"tracking": failed.config.tracking.model_copy(update=tracking["tracking"])}
     )
-    report(parameters={"config": config.to_yaml(), "overrides": {}, "job": ""}, page=page)
+    kfp_report(config=config.to_yaml(), overrides={}, job="", page=page)
     assert "failed in train" in (tmp_path / "page.html").read_text()
     assert [message["event"] for message in told] == ["failed"]
     assert any("it returned 500" in text for text in warnings(failed.workspace))

@@ -14,7 +14,11 @@ from steadytrain.components.report.explain import summary
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.report_page import render
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import NoiseScaleMeasured, TrainingStep
+from steadytrain.components.shared.events.types import (
+    LayersCounted,
+    NoiseScaleMeasured,
+    TrainingStep,
+)
 from steadytrain.components.shared.records import EvaluationRecord, Interval
 from steadytrain.components.shared.tracking.notes import RUN, remember
 from steadytrain.components.shared.workspace import Workspace
@@ -341,6 +345,23 @@ def test_noise_scale_is_drawn_next_to_the_batch_size(language_model) -> None:
         )  # fmt: skip
     training = Page(language_model.workspace).sections["training"]
     assert "critical batch size 60 at step 30; global batch size 32 at step 30" in training
+
+
+def test_newest_histograms_of_layers_are_a_table(language_model) -> None:
+    assert "highest, at step" not in Page(language_model.workspace).html
+    for step in (10, 20):
+        language_model.emit(
+            *("rank-0", LayersCounted),
+            attempt=3, step=step, gradient={"head": [-2.0, 4.0, 8, 0, 4]},
+            weight={"model.layers.0": [-0.5, 0.5, 0, step, 40], "head": [-1, 1, 1, 1, 0]},
+        )  # fmt: skip
+    page = Page(language_model.workspace)
+    training = page.sections["training"]
+    assert "highest, at step 20" in training
+    assert "highest, at step 10" not in training
+    # A frozen layer has no gradients. The highest bar is that of the most values.
+    shown = " ".join(training[training.index("highest, at step 20") :].split())
+    assert "model.layers.0-0.5000 ▁▅█ 0.5000none head-1 ██▁ 1-2 █▁▅ 4 " in shown
 
 
 @pytest.mark.parametrize("page", ["language_model"], indirect=True)

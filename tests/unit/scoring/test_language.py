@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from steadytrain.components.evaluate.metric import point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.shared.records import DataRecord, SideRecord
 from steadytrain.components.tasks.encoding.base import Content
 from steadytrain.components.tasks.encoding.chat import ChatRows

@@ -11,9 +11,8 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from steadytrain.components.evaluate.classes import average_precisions, per_label, precision_recall
-from steadytrain.components.evaluate.metric import metrics, point_values
+from steadytrain.components.evaluate.metric import Scores, metrics, point_values
 from steadytrain.components.evaluate.paired import unpaired
-from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import DataError

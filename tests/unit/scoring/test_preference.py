@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from steadytrain.components.evaluate.metric import point_values
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.evaluate.metrics import PREFERENCE_ACCURACY, PREFERENCE_MARGIN
-from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.encoding.base import Content
 from steadytrain.components.tasks.encoding.preference import (

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification, pipeline
 
-from steadytrain.components.evaluate.metric import metrics, point_values, weighted_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, metrics, point_values, weighted_values
 from steadytrain.components.evaluate.step import evaluation_page
 from steadytrain.components.shared.records import EvaluationRecord
 from steadytrain.components.tasks.base import OpenTask

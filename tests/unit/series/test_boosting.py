@@ -178,9 +178,11 @@ def test_intervals_are_quantiles_of_held_out_errors(tmp_path):
     scaled = errors(model, past, held_out)["scaled_error"]
     ends = {}
     for one in held_out:
-        ends[one.series] = max(one.place, ends.get(one.series, 0))
+        ends[one.series] = max(one.ordinal, ends.get(one.series, 0))
     last = [
-        error for one, error in zip(held_out, scaled, strict=True) if one.place == ends[one.series]
+        error
+        for one, error in zip(held_out, scaled, strict=True)
+        if one.ordinal == ends[one.series]
     ]
     # ceil(12 * 0.8) = 10
     assert model.widths[2] == pytest.approx(max(sorted(last)[9], model.widths[1]))

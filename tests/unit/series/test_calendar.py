@@ -30,17 +30,17 @@ def test_frequency_is_inferred_as_pandas_writes_it_with_gaps(alias, frequency, s
     texts = [str(time) for time in times]
     calendar = inferred({"a": texts[:20] + texts[23:], "b": texts[5:50]})
     assert (calendar.frequency, calendar.season) == (frequency, season)
-    places = [calendar.place(text) for text in texts]
-    assert {after - before for before, after in pairwise(places)} == {calendar.step}
-    assert [pd.Timestamp(calendar.text(place)) for place in places] == list(times)
+    ordinals = [calendar.ordinal(text) for text in texts]
+    assert {after - before for before, after in pairwise(ordinals)} == {calendar.step}
+    assert [pd.Timestamp(calendar.text(ordinal)) for ordinal in ordinals] == list(times)
 
 
 def test_whole_numbers_and_zones_are_read():
     years = inferred({"": ["1700", "1701", "1703"]})
-    assert (years.frequency, years.text(years.place("1702.0"))) == ("1", "1702")
+    assert (years.frequency, years.text(years.ordinal("1702.0"))) == ("1", "1702")
     zoned = inferred({"": ["2024-03-31T01:00+01:00", "2024-03-31T03:00+02:00"]})
     assert zoned.frequency == "1 hour"
-    assert zoned.text(zoned.place("2024-03-31T00:00:00Z")) == "2024-03-31T00:00:00Z"
+    assert zoned.text(zoned.ordinal("2024-03-31T00:00:00Z")) == "2024-03-31T00:00:00Z"
     assert moment("20240531").text == moment("2024-05-31").text == "2024-05-31"
     assert moment("2024-05").text == "2024-05-01"
 
@@ -78,6 +78,6 @@ def test_irregular_times_are_errors(series, message):
 def test_a_time_off_the_calendar_is_an_error():
     calendar = inferred({"": ["2024-01-01", "2024-02-01", "2024-03-01"]})
     with pytest.raises(ValueError, match="1 month apart"):
-        calendar.place("2024-04-02")
+        calendar.ordinal("2024-04-02")
     with pytest.raises(ValueError, match="not among dates"):
-        calendar.place("7")
+        calendar.ordinal("7")

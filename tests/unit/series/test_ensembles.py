@@ -22,11 +22,13 @@ pytestmark = pytest.mark.slow
 MEMBERS = (
     "[{weight: 3, framework: statsforecast, config: {model_type: auto_theta}}, "
     "{framework: statsforecast, config: {model_type: seasonal_naive}}, "
-    "{framework: mlforecast, config: {model_type: lightgbm}, max_steps: 4, learning_rate: 0.2}]"
+    "{framework: mlforecast, config: {model_type: lightgbm}, max_steps: 4, learning_rate: 0.2}, "
+    "{weight: 2, framework: pytorch, config: {model_type: mlp, width: 8, blocks: 1, context: 6}, "
+    "max_steps: 5, schedule_steps: 9, learning_rate: 0.01}]"
 )
 
 
-def fields(members=MEMBERS, steps=3):
+def fields(members=MEMBERS, steps=4):
     given = f"model.config={{model_type: ensemble, members: {members}}}"
     return [*FIRMS, "model.framework=ensemble", given, f"training.max_steps={steps}"]
 
@@ -41,8 +43,8 @@ def made(tmp_path_factory):
 def trained(config, data, folder, stop=None):
     """Train members, in a second learner from a step on; return the exported model."""
     learner = SeriesEnsembleLearner(config, data)
-    for place in range(3):
-        if place == stop:
+    for ordinal in range(4):
+        if ordinal == stop:
             state = {name: value.copy() for name, value in learner.state().items()}
             learner = SeriesEnsembleLearner(config, data)
             learner.restore(state)
@@ -68,18 +70,22 @@ def test_forecasts_are_the_weighted_mean_of_those_of_statsforecast(made, whole):
 
     config, data = made
     rows = whole.rows(firms().to_dict("records"))
-    trees = SeriesEnsembleLearner(config, data).member(2)
-    for _ in range(4):
-        trees.learn((), learning_rate_scale=1.0)
-    boosted = trees.learned_model().rows(firms().to_dict("records"))
+    others = []
+    for place, steps in ((2, 4), (3, 5)):
+        member = SeriesEnsembleLearner(config, data).member(place)
+        for _ in range(steps):
+            member.learn((), learning_rate_scale=1.0)
+        others.append(member.learned_model().rows(firms().to_dict("records")))
     for firm, values in histories(0).items():
-        own, learned = (
-            [row["prediction"] for row in it if row["firm"] == firm] for it in (rows, boosted)
+        own, trees, network = (
+            np.array([row["prediction"] for row in it if row["firm"] == firm])
+            for it in (rows, *others)
         )
         theta, naive = (
             kind(season_length=1).forecast(values, 3)["mean"] for kind in (AutoTheta, SeasonalNaive)
         )
-        assert own == pytest.approx((3 * theta + naive + np.array(learned)) / 5, rel=1e-9)
+        assert own == pytest.approx((3 * theta + naive + trees + 2 * network) / 7, rel=1e-9)
+        assert not np.allclose(network, naive, rtol=1e-3)
 
 
 def test_its_interval_is_as_wide_as_its_errors_on_the_validation_side(made, whole):
@@ -91,12 +97,12 @@ def test_its_interval_is_as_wide_as_its_errors_on_the_validation_side(made, whol
         sides = [read_values(data, whole.calendar, side) for side in ("train", "validation")]
         values = [*sides[0], *sides[1]]
         last = 1948 + origin
-        past = [one for one in values if one.place <= last]
-        found = errors(whole, past, [one for one in values if one.place > last])
-        later = [one for one in values if one.place > last]
+        past = [one for one in values if one.ordinal <= last]
+        found = errors(whole, past, [one for one in values if one.ordinal > last])
+        later = [one for one in values if one.ordinal > last]
         for one, wrong in zip(later, found["scaled_error"], strict=True):
-            assert one.value == truth[one.series][one.place - 1935]
-            apart[one.place - last - 1].append(wrong)
+            assert one.value == truth[one.series][one.ordinal - 1935]
+            apart[one.ordinal - last - 1].append(wrong)
     widths = []
     for several in apart:
         rank = min(len(several), math.ceil((len(several) + 1) * 0.8))
@@ -109,20 +115,29 @@ def test_its_interval_is_as_wide_as_its_errors_on_the_validation_side(made, whol
         assert row["prediction"] - row["quantile_0.1"] == pytest.approx(half, rel=1e-6)
 
 
-@pytest.mark.parametrize("stop", [0, 1, 2])
+@pytest.mark.parametrize("stop", [0, 2, 3])
 def test_interrupted_training_continues_to_identical_forecasts(made, whole, tmp_path, stop):
     again = trained(*made, tmp_path / "model", stop)
     records = firms().to_dict("records")
     assert again.rows(records) == whole.rows(records)
-    assert again.packages == ("statsforecast", "lightgbm", "mlforecast")
+    assert again.packages == ("statsforecast", "lightgbm", "mlforecast", "safetensors")
 
 
 @pytest.mark.parametrize(
     ("members", "steps", "message"),
     [
-        ("[{framework: pytorch, config: {model_type: mlp}}]", 1, "members.0.framework = 'pytorch'"),
+        (
+            "[{framework: pytorch, config: {model_type: mlp}, max_steps: 9, schedule_steps: 8}]",
+            1,
+            "members.0.schedule_steps = 8: it is for pytorch, and not below max_steps, which is 9",
+        ),
+        (
+            "[{framework: mlforecast, config: {model_type: lightgbm}, schedule_steps: 8}]",
+            1,
+            "members.0.schedule_steps = 8: it is for pytorch",
+        ),
         ("[{framework: lightgbm, config: {model_type: lightgbm}}]", 1, "does not train"),
-        (MEMBERS, 2, "training.max_steps = 2: each step trains one of the 3 members"),
+        (MEMBERS, 2, "training.max_steps = 2: each step trains one of the 4 members"),
         ("[]", 1, "members has no member"),
     ],
 )
@@ -135,8 +150,16 @@ def test_members_that_forecast_nothing_are_refused(tmp_path, members, steps, mes
 def test_a_plan_counts_the_largest_member(made):
     config, _ = made
     found = plan_series(config)
-    assert (found.framework, found.steps, found.step_seconds) == ("ensemble", 3, None)
-    assert found.features > 3
+    assert (found.framework, found.steps, found.step_seconds) == ("ensemble", 4, None)
+    # The network reads 6 values and whether they are there: more than the trees' features.
+    assert found.features == 12
+    weights = (12 + 1) * 8 + 2 * (8 + 1) * 8 + (8 + 1) * 9
+    assert found.memory == 4 * 4 * weights + 32 * 12 * 4 + 11 * 14 * 8
+    trees = config.model.config["members"][2]
+    alone = {"model_type": "ensemble", "members": [trees]}
+    training = config.training.model_copy(update={"max_steps": 1})
+    model = config.model.model_copy(update={"config": alone})
+    found = plan_series(config.model_copy(update={"model": model, "training": training}))
     # Of 14 years, 13 have a difference to learn; each feature takes 8 bytes, and one when binned.
     assert found.memory == 11 * 13 * found.features * 9
 
@@ -154,7 +177,7 @@ def test_intervals_of_held_out_forecasts_come_from_the_other_folds():
                     "id": [str(n) for n in range(count)],
                     "group": [f"series {n // 6}" for n in range(count)],
                     "fold": [n // 2 % 3 for n in range(count)],
-                    "place": [float(n % 6) for n in range(count)],
+                    "ordinal": [float(n % 6) for n in range(count)],
                     "target": truth,
                     "predicted": predicted,
                     "absolute_error": apart,

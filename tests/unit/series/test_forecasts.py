@@ -8,8 +8,7 @@ import pytest
 
 from steadytrain.components.evaluate.bootstrap import Resampling
 from steadytrain.components.evaluate.comparison import Candidate
-from steadytrain.components.evaluate.metric import measure
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, measure
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.series.model import history, load, naive_scale
 from steadytrain.components.series.scoring import SeriesScorer
@@ -133,8 +132,8 @@ def test_a_forecast_never_sees_the_future(tmp_path, gaps):
         # Index 131 is the last time before the test side; its value of a year before is known.
         values[131] = np.nan
     got = dict(zip(found["target"].to_pylist(), found["predicted"].to_pylist(), strict=True))
-    for place in range(132, 144):
-        assert got[values[place]] == values[place - 12] or (gaps and place == 143)
+    for ordinal in range(132, 144):
+        assert got[values[ordinal]] == values[ordinal - 12] or (gaps and ordinal == 143)
     validated = learner.validate([])
     past = values[:120]
     errors = np.abs(values[120:132] - values[108:120])
@@ -166,6 +165,15 @@ def test_an_exported_model_forecasts_the_next_times(tmp_path):
             model.rows([*records, {**records[0], **change}])
     with pytest.raises(ValueError, match="at least 2"):
         model.rows([records[0]])
+    # A line through every other value, or to a mistyped year, would be forecast from.
+    own = [record for record in records if record["firm"] == records[0]["firm"]]
+    odd = [record for record in own if record["year"] % 2]
+    with pytest.raises(ValueError, match="9 of the 17 times between 1935 and 1953 have no value"):
+        model.rows(odd)
+    with pytest.raises(ValueError, match="44 of the 63 times between 1935 and 1999"):
+        model.rows([*own, {**own[0], "year": 1999}])
+    model.gaps = 0.75
+    assert len(model.rows(odd)) == 3
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from steadytrain.components.series.model import load
+from steadytrain.components.series.network_member import NetworkMember
 from steadytrain.components.series.tasks import FORECASTING
 from steadytrain.components.series.training import Forecasting, Network
 from steadytrain.components.shared.config import from_mapping
@@ -19,6 +20,7 @@ from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.techniques.order import RowOrder
+from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.loop.data import Rows
 
 from support.benches import one_thread
@@ -138,6 +140,21 @@ def test_resumed_run_has_the_same_weights(bench):
     expected, found = weights(whole), weights(made)
     assert {*found} == {*expected}
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_member_of_an_ensemble_learns_what_a_run_has_learned_when_it_stops_there(bench):
+    whole = bench("training.lr_scheduler_type=linear")
+    whole.train_here()
+    member = NetworkMember(whole.config, whole.data)
+    learned = [member.learn((), learning_rate_scale=1.0) for _ in range(10)]
+    expected = Checkpoint.at(whole.workspace.checkpoints / "step-00000010").tensors("model")
+    state = member.state()
+    assert {*state} == {*expected}
+    assert all((state[name] == it.numpy()).all() for name, it in expected.items())
+    losses = losses_of(whole.workspace)
+    assert [it.loss for it in learned] == [losses[step] for step in range(1, 11)]
+    # Half of the schedule is over.
+    assert learned[-1].learning_rate == pytest.approx(3e-3 * 11 / 20)
 
 
 def test_a_smaller_micro_batch_learns_the_same(bench):

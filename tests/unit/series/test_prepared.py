@@ -18,7 +18,7 @@ from steadytrain.components.series.model import Calendar
 from steadytrain.components.shared.errors import ConfigError, DataError
 from steadytrain.components.shared.left_out import in_one_line
 from steadytrain.pipelines.early_checks import check_plugins
-from steadytrain.pipelines.searches import searched
+from steadytrain.pipelines.sources import searched
 
 from support.series import FIRMS, MONTHLY, firms, monthly, prepared, series_config
 
@@ -27,7 +27,7 @@ def sides(data):
     calendar = Calendar(**read_series(data).calendar)
     return {
         side: {
-            (one.series, calendar.text(one.place)): one.value
+            (one.series, calendar.text(one.ordinal)): one.value
             for one in read_values(data, calendar, side)
         }
         for side in ("train", "validation", "test")
@@ -154,7 +154,7 @@ def test_columns_that_nothing_reads_are_counted_by_name(tmp_path, suffix):
 
 
 def test_covariates_of_a_series_are_learned_and_categories_are_refused_by_name(tmp_path):
-    sizes = {firm: float(place) for place, firm in enumerate(sorted(firms()["firm"].unique()))}
+    sizes = {firm: float(ordinal) for ordinal, firm in enumerate(sorted(firms()["firm"].unique()))}
     table = firms().assign(price=lambda frame: frame["firm"].map(sizes))
     learner = BoostingLearner(*prepared(tmp_path, table, *COVARIATES))
     # Of 20 years, 14 are the training side.

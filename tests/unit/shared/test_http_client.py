@@ -11,7 +11,7 @@ import kfp_server_api
 import pytest
 import requests  # type: ignore[import-untyped]
 
-from steadytrain.components.observe.otlp.collector import Collector
+from steadytrain.components.observe.otlp.exports import Collector
 from steadytrain.components.shared import http_client
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ServerError, TrackingError

@@ -75,8 +75,14 @@ def test_settings_are_those_that_the_library_reads():
         (library,) = (file for file in files("nvidia-nccl-cu13") if file.name == "libnccl.so.2")
     except PackageNotFoundError:
         pytest.skip("PyTorch is here without NCCL")
-    known = re.findall(rb"(?<![A-Z0-9_])NCCL_[A-Z0-9_]+(?=\0)", library.read_binary())
-    assert {name.encode() for name in VARIABLES} <= set(known)
+    content = library.read_binary()
+    # A search that begins with the letters is ten times as fast as one that looks behind.
+    known = {
+        match[1]
+        for match in re.finditer(rb"(NCCL_[A-Z0-9_]+)\0", content)
+        if not re.match(rb"[A-Z0-9_]", content[match.start() - 1 : match.start()])
+    }
+    assert {name.encode() for name in VARIABLES} <= known
 
 
 @pytest.mark.parametrize(

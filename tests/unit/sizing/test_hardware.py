@@ -12,6 +12,7 @@ from steadytrain.components.sizing.hardware import (
     advice,
     all_gpus,
     find_gpu,
+    known_gpu,
     priced,
     smallest_gpu,
 )
@@ -78,10 +79,40 @@ def test_gpu_names_are_parsed_as_people_and_drivers_write_them(written, name):
     assert find_gpu(written).name == name
 
 
-@pytest.mark.parametrize("part", ["NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "NVIDIA-H100-NVL"])
-def test_gpu_partition_or_other_memory_is_another_gpu(part):
+def test_gpu_with_other_memory_is_another_gpu():
     with pytest.raises(BadInput):
-        find_gpu(part)
+        find_gpu("NVIDIA-H100-NVL")
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["A100-80-MIG-3g.40gb", "a100-3g.40gb", "NVIDIA-A100-SXM4-80GB-MIG-3g.40gb"],
+)
+def test_mig_device_has_its_memory_and_its_share_of_the_slices(written):
+    whole, part = find_gpu("a100-80"), find_gpu(written)
+    assert (part.name, part.memory_gb, part.mig) == ("A100-80-MIG-3g.40gb", 40, ())
+    assert part.half_tflops == pytest.approx(whole.half_tflops * 3 / 7)
+    assert part.usd_per_hour is part.spot_usd_per_hour is None
+    assert (whole.resource, part.resource) == ("nvidia.com/gpu", "nvidia.com/mig-3g.40gb")
+    # Of a node label, --cluster knows complete GPUs only.
+    assert known_gpu(written) is None
+
+
+def test_largest_mig_profile_is_the_whole_gpu():
+    for gpu in all_gpus():
+        for profile in gpu.mig:
+            assert gpu.part(profile).memory <= gpu.memory
+        if gpu.mig:
+            assert gpu.part(gpu.mig[-1]).speed == gpu.speed
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("a100-40-1g.20gb", "one of 1g.5gb"), ("t4-mig-1g.5gb", "A30, A100-40")]
+)
+def test_unknown_mig_profile_names_those_that_exist(name, fix):
+    with pytest.raises(BadInput, match="MIG profile") as error:
+        find_gpu(name)
+    assert fix in error.value.remedy
 
 
 def test_unknown_gpu_is_an_error_that_lists_the_known_gpus():

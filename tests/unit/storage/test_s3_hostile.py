@@ -38,6 +38,7 @@ def answered(credentials, monkeypatch):
                 protocol_version = "HTTP/1.1"
 
                 def do_GET(self):
+                    self.rfile.read(int(self.headers.get("Content-Length", 0)))
                     status, headers, body = answer(self.path, self.headers, next(counter))
                     self.send_response(status)
                     for name, value in ({"Content-Length": len(body)} | headers).items():
@@ -46,6 +47,8 @@ def answered(credentials, monkeypatch):
                     self.end_headers()
                     self.wfile.write(body)
                     self.close_connection = True
+
+                do_HEAD = do_PUT = do_GET  # noqa: N815
 
                 def log_message(self, *_):
                     pass
@@ -136,3 +139,28 @@ def test_endless_listing_is_rejected(answered, entries):
 def test_listing_without_required_fields_is_an_error(answered, entries, said):
     with pytest.raises(StorageError, match=said):
         answered(lambda *_: listing(entries)).list()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        (200, {"Content-Type": "text/html"}, b"<html><body>Log in</body></html>"),
+        (204, {}, b""),
+    ],
+)
+def test_page_of_a_proxy_is_no_empty_listing_and_no_write(answered, page):
+    storage = answered(lambda *_: page)
+    with pytest.raises(StorageError, match="ListObjectsV2 without IsTruncated"):
+        storage.list()
+    for write in (storage.write, lambda name, content: storage.write_stream(name, [content])):
+        with pytest.raises(StorageError, match="PutObject without ETag"):
+            write("a", b"x")
+    if page[2]:
+        with pytest.raises(StorageError, match="GetObject without ETag"):
+            storage.read("a")
+
+
+def test_redirect_to_itself_is_an_error(answered):
+    storage = answered(lambda *asked: (301, {"Location": asked[0]}, b""))
+    with pytest.raises(StorageError, match="a redirect that leads to no S3 server"):
+        storage.read("a")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from steadytrain.components.tabular.columns import Target, inferred
+from steadytrain.components.tabular.model import is_missing, numbers_of, plain_number
 
 ROWS = 60
 CLASSES = Target("y", [np.arange(ROWS) % 2], numbers=False)
@@ -113,11 +114,66 @@ def test_column_that_only_predicts_well_is_learned_from(values, target):
 
 
 def test_stray_texts_among_numbers_count_as_missing_and_are_named():
-    values = [*range(100, 100 + ROWS - 2), "n.n.", "inf"]
+    values = [*range(100, 100 + ROWS - 2), "n.n.", "n.m."]
     found = column(values, allowed=["x"])
     assert found.kind == "number"
     assert "2 values that are not numbers, such as 'n.n.'; they count as missing" in found.note
     assert (found.low, found.high) == (100, 100 + ROWS - 3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1.5, float("inf"), -float("inf"), None),
+        ("1.5", "inf", "-Infinity", ""),
+        (1, 10**400, "1e400", "NA"),
+    ],
+)
+def test_infinite_numbers_count_as_missing_and_are_counted_by_column(values):
+    """However a file writes them, and however many there are."""
+    table = inferred({"x": cycled(*values), "y": cycled(1, 2)}, CLASSES)
+    found, other = table.columns
+    assert (found.kind, found.infinite, found.missing) == ("number", ROWS // 2, 0.25)
+    assert found.low == found.high == float(values[0])
+    assert other.infinite == 0
+    assert [*table.remarks()] == [
+        "the column 'x' has 30 infinite values; they count as missing",
+        *(remark for remark in table.remarks() if "'y'" in remark),
+    ]
+    assert [*table.unread([{"x": value} for value in values], "test")] == [
+        "the column 'x' of the test side has 2 infinite values; they count as missing"
+    ]
+
+
+def test_many_columns_with_infinite_numbers_share_a_sentence():
+    columns = {f"x{place:02}": cycled(float("inf"), place, 3.5) for place in range(12)}
+    (remark,) = inferred(columns, NUMBERS).remarks()
+    assert remark == (
+        "12 columns have 240 infinite values; they count as missing: "
+        "'x00' (20), 'x01' (20), 'x02' (20) and 9 others"
+    )
+
+
+def test_column_of_infinite_numbers_alone_is_left_out():
+    assert column(cycled(float("inf"), -float("inf"))).reason == "every value is infinite"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1, 2.5, None, float("nan"), 1e301, -(2**70), 10**400),
+        ("1", "-2.5", "+3e-2", "0", "10.25E3", "1e305", "-0"),
+        ("01", "1", "1.", ".5", " 2 ", "1\n2", "1_000", "\u0663", "", "NA", "x"),
+        ("1\n2", "3"),
+        ("7\n", "3"),
+        (1, "2", True, None, np.float32(3), 4.0),
+    ],
+)
+def test_numbers_of_a_column_are_those_of_its_values(values):
+    """Columns of one type are parsed at once."""
+    found, missing = numbers_of(values)
+    np.testing.assert_array_equal(found, [plain_number(value) for value in values])
+    assert missing.tolist() == [is_missing(value) for value in values]
 
 
 def test_many_texts_among_numbers_are_categories_and_named():

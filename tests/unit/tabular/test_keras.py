@@ -18,6 +18,7 @@ from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.learners import read_side
 from steadytrain.components.tabular.model import load, log_probabilities
 
+from support.label_sets import SETS, labeled_table
 from support.tables import REGRESSION, prepared, shipped
 
 BACKEND = "tensorflow" if importlib.util.find_spec("tensorflow") else "jax"
@@ -174,3 +175,17 @@ def test_both_lock_files_have_the_same_versions():
     assert {
         name: theirs[name] for name in theirs.keys() & ours.keys() if theirs[name] - ours[name]
     } == {}
+
+
+@pytest.mark.long
+def test_labels_have_a_network_each_which_resumes_and_exports_what_was_validated(tmp_path):
+    config, data = prepared(tmp_path, labeled_table(), *SETS)
+    whole, second = learn(made((config, data)), 3), made((config, data))
+    second.restore({key: it.copy() for key, it in learn(made((config, data)), 1).state().items()})
+    assert np.array_equal(learn(second, 2).held_out(), whole.held_out())
+    (tmp_path / "model").mkdir()
+    whole.export(tmp_path / "model")
+    records, _ = read_side(data, "validation")
+    found = np.exp(load(tmp_path / "model").outputs(records))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-whole.held_out())), atol=1e-12)
+    assert learn(whole, 20).validate(())["micro_f1"] > 0.6

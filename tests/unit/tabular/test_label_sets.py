@@ -17,14 +17,13 @@ from steadytrain.components.automl.calibration import Calibration
 from steadytrain.components.automl.explanation import explanation_of
 from steadytrain.components.automl.task import task_of
 from steadytrain.components.automl.unit_scores import joined_folds, out_of_fold
-from steadytrain.components.evaluate.metric import point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.evaluate.scoring import judged_records
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.space import changed
-from steadytrain.components.shared.errors import BadInput, ConfigError
+from steadytrain.components.shared.errors import BadInput, ConfigError, DataError
 from steadytrain.components.tabular.encoder import FEATURES, LabelSetTableEncoder
 from steadytrain.components.tabular.explained import explain
 from steadytrain.components.tabular.learners import read_side
@@ -33,6 +32,7 @@ from steadytrain.components.tabular.learners.ensemble import TableEnsembleLearne
 from steadytrain.components.tabular.model import load
 from steadytrain.components.tabular.scoring import TableLabelsScorer
 from steadytrain.components.tasks.checks import check_task
+from steadytrain.components.tasks.encoding.fields import Defect
 
 from support.label_sets import NAMES, SETS, labeled_table
 from support.tables import prepared, table_config
@@ -185,6 +185,59 @@ def test_lists_in_json_are_the_same_as_separated_text(table, tmp_path):
     assert task_of({"source": [str(path)], "target": "target"})[0] == "tabular_multi_label"
 
 
+def test_columns_of_0_and_1_are_the_same_as_lists(table, tmp_path):
+    frame = labeled_table()
+    sets = frame.pop("target").str.split(";")
+    for place, name in enumerate(NAMES):
+        flags = np.array([int(name in own) for own in sets])
+        # As people write them: numbers, fractions, truth values, texts.
+        frame[name] = [flags, flags / 1.0, flags == 1, np.where(flags == 1, "True", "0")][place]
+    path = tmp_path / "table.csv"
+    frame.to_csv(path, index=False)
+    target = f"data.target=[{', '.join(NAMES)}]"
+    config = table_config(path, SETS[0], target)
+    found = preprocess(config)
+    assert found.labels == table[1].labels == sorted(NAMES)
+    for side in ("train", "validation"):
+        (ours, flags), (theirs, truth) = read_side(found, side), read_side(table[1], side)
+        assert ours == theirs
+        assert (flags == truth).all()
+    assert judged_records(config, found).equals(judged_records(*table))
+    assert task_of({"source": [str(path)], "target": [*NAMES]})[0] == "tabular_multi_label"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.label_separator=;"], "data.label_separator"),
+        (["data.labels=[hot, wet]"], "data.labels"),
+        (["data.features=[x0, wet]"], "'wet' is data.target"),
+        (["data.task=tabular_classification"], "predicts one column"),
+        (["data.target=[hot]"], "data.target"),
+        (["data.target=[hot, hot]"], "data.target"),
+    ],
+)
+def test_columns_of_labels_at_odds_with_other_fields_are_refused(tmp_path, overrides, words):
+    given = (SETS[0], "data.target=[hot, wet]", *overrides)
+    with pytest.raises(ConfigError, match=words):
+        table_config(tmp_path / "table.csv", *given)
+
+
+def test_column_of_a_label_that_is_neither_0_nor_1_is_reported(tmp_path):
+    encoder = LabelSetTableEncoder(
+        table_config(tmp_path / "table.csv", SETS[0], "data.target=[hot, wet]").data
+    )
+    assert encoder.read({"x": 1, "hot": 0, "wet": "1"}).label == '["wet"]'
+    for value, kind in ((2, "not_a_class"), ("yes", "not_a_class"), (None, "missing_field")):
+        with pytest.raises(Defect, match="wet") as raised:
+            encoder.read({"x": 1, "hot": 0, "wet": value})
+        assert raised.value.reason == kind
+    path = tmp_path / "other.csv"
+    labeled_table(50).to_csv(path, index=False)
+    with pytest.raises(DataError, match=r"'wet' \(data\.target\)"):
+        preprocess(table_config(path, SETS[0], "data.target=[hot, wet]"))
+
+
 def test_task_is_found_by_the_separator(table):
     source = {"source": table[0].data.source, "target": "target"}
     assert task_of({**source, "label_separator": ";"})[0] == "tabular_multi_label"
@@ -225,7 +278,20 @@ def test_ensemble_mixes_and_calibrates_the_odds_of_each_label(table, tmp_path):
     mixed = 0.75 * each[0] + 0.25 * each[1]
     odds = (mixed / (1 - mixed)) ** 0.5
     assert found == pytest.approx(odds / (1 + odds), rel=1e-9)
-    given = {**settings, "decision": dict.fromkeys(data.labels, 1.0)}
+    each = dict(zip(data.labels, (0.2, 0.4, 0.6, 0.8), strict=True))
+    decided = {**fields, "model.config": {**settings, "decision": each}}
+    learner = TableEnsembleLearner(from_mapping(changed(config, decided)), data)
+    for _ in members:
+        learner.learn((), learning_rate_scale=1.0)
+    model = exported(learner, tmp_path / "decided")
+    predicted = found >= np.array(list(each.values()))
+    assert (model.decided(model.outputs(records)) == predicted).all()
+    tested = judged_records(config, data)
+    scores = TableLabelsScorer(config, data).score({"model": model}, tested)
+    assert scores["thresholds"].to_pylist()[0] == list(each.values())
+    served = [row["prediction"] for row in model.rows([json.loads(tested[FEATURES][0].as_py())])]
+    assert served == [[data.labels[place] for place in scores["predictions"][0].as_py()]]
+    given = {**settings, "decision": dict.fromkeys(data.labels, 1.5)}
     with pytest.raises(BadInput, match=r"model\.config\.decision"):
         TableEnsembleLearner(from_mapping(changed(config, {**fields, "model.config": given})), data)
 

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tabular.learners import read_side, sklearn
-from steadytrain.components.tabular.learners.lightgbm import LightGBMLearner
+from steadytrain.components.tabular.learners.boosting import LightGBMLearner
 from steadytrain.components.tabular.learners.sklearn import LinearLearner
 from steadytrain.components.tabular.model import load
 from steadytrain.components.tasks.base import load_task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from steadytrain.components.shared import plugins
+from steadytrain.components.tabular import scoring
 from steadytrain.components.tabular.encoder import FEATURES
 from steadytrain.components.tabular.scoring import TablePackager
 
@@ -38,11 +40,15 @@ def served(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     learner.export(tmp_path / "model")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    # Records are parsed once, not for each column: with 20,000 columns, that took minutes.
+    parse = Mock(wraps=scoring.parsed)
+    monkeypatch.setattr(scoring, "parsed", parse)
     experiment = mlflow.create_experiment("test", artifact_location=(tmp_path / "a").as_uri())
     with mlflow.start_run(experiment_id=experiment):
         uri = TablePackager(config, data).log_model(
             tmp_path / "model", name="table", records=records, metadata={}
         )
+    assert parse.call_count == 1
     yield mlflow.pyfunc.load_model(uri), frame.drop(columns="target").head(20)
     mlflow.set_tracking_uri(None)
 

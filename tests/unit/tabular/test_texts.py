@@ -14,9 +14,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.config.space import changed
+from steadytrain.components.tabular.encoder import fit_texts
 from steadytrain.components.tabular.learners import read_side
 from steadytrain.components.tabular.model import TEXT_PARTS, Preparation, load
-from steadytrain.components.tabular.texts import fit_texts
 from steadytrain.components.tasks.encoding.base import COLUMNS
 from steadytrain.components.train.step import load_trainer
 

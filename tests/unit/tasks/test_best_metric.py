@@ -6,7 +6,7 @@ import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.config.task_names import IMAGES, MULTIMODAL, SERIES, TABLES
+from steadytrain.components.shared.config.data_sections import IMAGES, MULTIMODAL, SERIES, TABLES
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.shared.events.types import Validated
 from steadytrain.components.tasks.base import load_task

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks.causal_lm import next_token_loss
-from steadytrain.components.tasks.document_attention import Documents, attend
+from steadytrain.components.tasks.document_attention import Documents
 from steadytrain.components.tasks.documents import (
     attend_by_document,
     collate_documents,
@@ -102,7 +102,7 @@ def test_attention_equals_that_with_an_explicit_mask(heads, width, window):
     inputs = [torch.randn(1, count, 27, wide, requires_grad=True) for count, wide in shapes]
     given = torch.randn(1, 27, heads[0], width)
     found = []
-    for way in (partial(attend, documents=Documents(lengths)), partial(dense, lengths=lengths)):
+    for way in (Documents(lengths).attend, partial(dense, lengths=lengths)):
         result = way(*inputs, scale=0.3, window=window)
         found.append([result, *torch.autograd.grad(result, inputs, given)])
     assert_near(*found)
@@ -114,7 +114,7 @@ def test_half_precision_is_within_its_rounding(length):
     given, found = torch.randn(1, length + 9, 2, 8), []
     for half in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            result = attend(*inputs, Documents([length, 9]), scale=0.3)
+            result = Documents([length, 9]).attend(*inputs, scale=0.3)
         assert result.dtype == (torch.bfloat16 if half else torch.float32)
         grads = torch.autograd.grad(result, inputs, given.to(result.dtype))
         found.append([result.float(), *grads])
@@ -124,7 +124,7 @@ def test_half_precision_is_within_its_rounding(length):
 def test_mismatched_document_lengths_are_rejected():
     row = torch.zeros(1, 2, 5, 8)
     with pytest.raises(ValueError, match="is not the shape of 6 tokens"):
-        attend(row, row, row, Documents([4, 2]), scale=1.0)
+        Documents([4, 2]).attend(row, row, row, scale=1.0)
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])

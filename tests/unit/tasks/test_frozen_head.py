@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.random_model import LiveTensors
 from steadytrain.components.shared.chunks import HEAD_BITS
-from steadytrain.components.tasks import quantized
+from steadytrain.components.tasks import loaded_weights
 from steadytrain.components.tasks.frozen_parts import FrozenHead
-from steadytrain.components.tasks.fused_head import fuse_head, request_loss
+from steadytrain.components.tasks.fused_head import LossRequest, fuse_head, requested
 from steadytrain.components.tasks.fused_loss import summed_loss
-from steadytrain.components.tasks.quantized import QuantizedMatrix
+from steadytrain.components.tasks.loaded_weights import QuantizedMatrix
 from steadytrain.components.techniques.base import IGNORED
 
 from support.training import LLAMA, VOCABULARY
@@ -28,7 +28,7 @@ BITS = pytest.mark.parametrize("bits", ERRORS)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Use blocks of 20 rows, so the last one is not full."""
-    monkeypatch.setattr(quantized, "product_rows", lambda width: 20)
+    monkeypatch.setattr(loaded_weights, "product_rows", lambda width: 20)
 
 
 def whole(matrix, dtype=torch.float32):
@@ -124,7 +124,7 @@ def test_model_computes_its_loss_with_the_frozen_head():
     ids = torch.arange(2, 12).unsqueeze(0)
     logits = model(input_ids=ids).logits
     assert fuse_head(model) == ""
-    with request_loss(ids) as request:
+    with requested(LossRequest(ids)) as request:
         model(input_ids=ids)
     expected = functional.cross_entropy(logits[0], ids[0], reduction="sum")
     torch.testing.assert_close(request.loss, expected, rtol=1e-5, atol=1e-5)
@@ -136,6 +136,6 @@ def test_model_that_scales_its_logits_still_gives_them():
     ids = torch.arange(2, 12).unsqueeze(0)
     logits = model(input_ids=ids).logits
     assert "changes its head's output" in fuse_head(model)
-    with request_loss(ids) as request:
+    with requested(LossRequest(ids)) as request:
         assert model(input_ids=ids).logits.equal(logits)
     assert request.loss is None

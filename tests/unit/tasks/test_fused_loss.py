@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.random_model import LiveTensors
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.tasks import fused_loss
 from steadytrain.components.tasks.causal_lm import next_token_loss
 from steadytrain.components.tasks.frozen_parts import attach
-from steadytrain.components.tasks.fused_head import FusedHead, fuse_head, request_loss
+from steadytrain.components.tasks.fused_head import FusedHead, LossRequest, fuse_head, requested
 from steadytrain.components.tasks.fused_loss import summed_loss
 from steadytrain.components.techniques.base import IGNORED
 
@@ -226,6 +226,6 @@ def test_model_that_never_calls_its_head_is_detected():
 
     assert fuse_head(Headless()) == "the model does not call its head"
     assert fuse_head(torch.nn.Linear(1, 1)) == "the model does not name its head"
-    with request_loss(torch.zeros(1, 4)) as request:
+    with requested(LossRequest(torch.zeros(1, 4))) as request:
         pass
     assert request.loss is None

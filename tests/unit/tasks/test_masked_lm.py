@@ -20,7 +20,7 @@ from steadytrain.components.tasks.encoding.plain_text import MaskedTextEncoder
 from steadytrain.components.tasks.encoding.tokens import load_tokenizer
 from steadytrain.components.tasks.fused_head import fuse_head
 from steadytrain.components.tasks.masked_lm import MaskedLanguageModel, masked_loss
-from steadytrain.components.tasks.scoring.masked import MaskedScorer
+from steadytrain.components.tasks.scoring.language import MaskedScorer
 from steadytrain.components.techniques.base import IGNORED
 from steadytrain.components.techniques.masked_tokens.masking import Masking
 from steadytrain.components.techniques.order import RowOrder

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from steadytrain.components.memory.live_tensors import LiveTensors
+from steadytrain.components.memory.random_model import LiveTensors
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.records import DataRecord

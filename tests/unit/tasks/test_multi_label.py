@@ -21,11 +21,9 @@ from steadytrain.components.tasks.model_fields import ineffective_fields
 from steadytrain.components.tasks.multi_label import MultiLabelClassification, MultiLabelPackager
 from steadytrain.components.tasks.scoring.multi_label import (
     FIELD,
-    HALF,
-    LEAST,
-    best_thresholds,
     thresholds_of,
 )
+from steadytrain.components.tasks.scoring.thresholds import HALF, LEAST, best_thresholds
 
 from support.data import side_rows
 from support.task_data import LABELS, STILL, data_of
@@ -161,7 +159,7 @@ def test_the_exported_model_has_its_thresholds_and_is_served_with_all_scores(
 ):
     packager = MultiLabelPackager(task.config, data)
     model = task.build_model()
-    monkeypatch.setattr("steadytrain.components.tasks.scoring.multi_label.LEAST", 1)
+    monkeypatch.setattr("steadytrain.components.tasks.scoring.thresholds.LEAST", 1)
     folder = tmp_path / "model"
     folder.mkdir()
     packager.export(model, folder)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from steadytrain.components.evaluate.metric import point_values
-from steadytrain.components.evaluate.scores import Scores
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks import sequence_classification
 from steadytrain.components.tasks.multi_task import MultiTaskClassification

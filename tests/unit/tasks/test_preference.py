@@ -10,12 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tasks import fused_likelihood
+from steadytrain.components.tasks import fused_head
 from steadytrain.components.tasks.causal_lm import token_logits
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.tasks.frozen_parts import attach
-from steadytrain.components.tasks.fused_head import fuse_head
-from steadytrain.components.tasks.fused_likelihood import likelihood_loss, likelihoods
+from steadytrain.components.tasks.fused_head import fuse_head, likelihood_loss, likelihoods
 from steadytrain.components.tasks.preference import (
     PreferenceTraining,
     document_likelihoods,
@@ -224,8 +223,8 @@ def compared(sums):
 
 
 def test_gradients_are_the_finite_differences_of_a_plain_computation(monkeypatch):
-    monkeypatch.setattr(fused_likelihood, "chunk_rows", lambda vocabulary: 5)
-    monkeypatch.setattr(fused_likelihood, "comparison_rows", lambda vocabulary: 2)
+    monkeypatch.setattr(fused_head, "chunk_rows", lambda vocabulary: 5)
+    monkeypatch.setattr(fused_head, "comparison_rows", lambda vocabulary: 2)
     given, targets, counts = some_head()
     exact = [each.double() for each in given]
 

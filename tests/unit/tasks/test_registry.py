@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import DataConfig, from_mapping
-from steadytrain.components.shared.config.task_names import MULTI_TASK, MULTIMODAL, SERIES, TABLES
+from steadytrain.components.shared.config.data_sections import (
+    MULTI_TASK,
+    MULTIMODAL,
+    SERIES,
+    TABLES,
+)
 from steadytrain.components.shared.digest import DATA_CODE, JUDGING_CODE, TRAINING_CODE
 from steadytrain.components.shared.errors import BadInput, ConfigError
 from steadytrain.components.tasks.base import (
@@ -183,6 +191,15 @@ def test_code_of_a_built_in_task_counts_for_the_reuse_of_each_step(name):
     packager = task.packager.address.partition(":")[0]
     assert counts(packager, TRAINING_CODE)
     assert counts(packager, JUDGING_CODE)
+
+
+@pytest.mark.parametrize("name", plugins.names(plugins.TASKS))
+def test_parts_of_a_built_in_task_are_where_it_says(name):
+    task = load_task(name)
+    for part in (task.training, task.scorer, task.packager):
+        module, _, attribute = part.address.partition(":")
+        code = Path(find_spec(module).origin).read_text()
+        assert re.search(rf"^(class|def) {attribute}\b", code, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", plugins.names(plugins.TRAINERS))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steadytrain.components.shared import plugins
-from steadytrain.components.shared.config.task_names import MULTIMODAL, SERIES, TABLES
+from steadytrain.components.shared.config.data_sections import MULTIMODAL, SERIES, TABLES
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.base import OpenTask
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning

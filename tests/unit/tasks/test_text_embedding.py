@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from steadytrain.components.evaluate.metric import point_values
+from steadytrain.components.evaluate.metric import Scores, point_values
 from steadytrain.components.evaluate.metrics import MEAN_RECIPROCAL_RANK, RECALL_AT_1
-from steadytrain.components.evaluate.scores import Scores
 from steadytrain.components.memory.shape import shape_of
 from steadytrain.components.preprocess.model import train_tokenizer
 from steadytrain.components.shared.config import DataConfig, from_mapping

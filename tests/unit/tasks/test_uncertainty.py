@@ -15,7 +15,7 @@ from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.tasks.frozen_parts import parameter_count
 from steadytrain.components.tasks.multi_task import MultiTaskClassification
 from steadytrain.components.tasks.text import head_output
-from steadytrain.components.techniques.multi_task.uncertainty import uncertain_loss
+from steadytrain.components.techniques.multi_task.weights import uncertain_loss
 
 from support.training import VOCABULARY
 from support.weight_digests import BERT

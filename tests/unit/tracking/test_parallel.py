@@ -9,7 +9,7 @@ import pytest
 from steadytrain.components.shared.config import from_mapping
 from steadytrain.components.shared.events import read_events
 from steadytrain.components.shared.events.types import Warned
-from steadytrain.components.shared.tracking.parallel import run_in_parallel
+from steadytrain.components.shared.tracking.pull_sink import run_in_parallel
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train import step
 

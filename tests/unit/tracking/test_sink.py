@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.events import Event, read_events
 from steadytrain.components.shared.events.types import (
@@ -30,6 +31,7 @@ from steadytrain.components.sizing.recipe import recipe_of_run
 from support.decided import halved
 from support.tracking import BEGAN, ended, started, steps, until
 
+ADJUSTED = "steadytrain.adjusted.training.learning_rate.3"
 CHANGE = Adjusted(
     time=BEGAN + 2000,
     attempt=2,
@@ -39,6 +41,12 @@ CHANGE = Adjusted(
     before=1e-4,
     after=1e-5,
     request="a",
+)
+
+SHORTENED = replace(
+    halved(size=2, attempt=2),
+    batch=BatchSettings(2, sequence_length=64),
+    reason="sequences shortened from 128 to 64 tokens",
 )
 
 
@@ -151,6 +159,7 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
         ended(1, "failed", failure_class="host_oom", message="killed", remedy="more memory"),
         started(2),
         CHANGE,
+        SHORTENED,
         *steps(2, [3, 4]),
         *steps(2, [5], loss=math.nan),
         ended(2, "finished"),
@@ -169,8 +178,9 @@ def test_each_attempt_is_a_child_with_its_metrics(config: RunConfig, workspace: 
     parent = open_tracking(config, workspace).client.get_run(parent_run(config, workspace))
     assert parent.data.params["training.learning_rate"] == "0.0001"
     for run_with_it in (second, parent):
-        assert run_with_it.data.tags["steadytrain.adjusted.3"] == CHANGE.change
-    assert "steadytrain.adjusted.3" not in first.data.tags
+        assert run_with_it.data.tags[ADJUSTED] == CHANGE.change
+    assert parent.data.tags["steadytrain.shortened"] == SHORTENED.reason
+    assert ADJUSTED not in first.data.tags
     assert first.data.tags["steadytrain.failure_class"] == "host_oom"
     assert first.data.tags["steadytrain.micro_batch_size"] == "2"
     assert first.data.tags["steadytrain.decision"] == "smaller micro-batch: 2"

@@ -23,8 +23,7 @@ from steadytrain.components.shared.events.types import (
 )
 from steadytrain.components.train.attempt import AttemptFolder, AttemptResult, AttemptSpec
 from steadytrain.components.train.checkpoint import Checkpoint, checkpoints_of, newest
-from steadytrain.components.train.errors import Diverged
-from steadytrain.components.train.failures import Failure, FailureClass
+from steadytrain.components.train.failures import Diverged, Failure, FailureClass
 from steadytrain.components.train.framework import Learned, LearnerTrainer
 from steadytrain.components.train.framework.rank import LearnerRank
 from steadytrain.components.train.loop.process import serve
@@ -282,7 +281,7 @@ def test_cut_where_nothing_is_validated_is_an_error(bench):
     ("module", "heavy"),
     [
         ("train.framework.training", {"transformers", "torch._dynamo", "accelerate"}),
-        ("tabular.trainers", {"torch"}),
+        ("tabular.learners.pytorch", {"torch"}),
         ("series.scoring", {"torch"}),
     ],
 )

@@ -36,11 +36,17 @@ print(json.dumps(found, default=str))
 pytestmark = pytest.mark.slow
 
 
-def read(version, manifests):
-    """Return the manifests as a version's models read them, without what they do not know."""
+def installed(version):
+    """Return the folder of a version's models; skip if there is none."""
     folder = ROOT / ".trainer-apis" / version
     if not folder.is_dir():
         pytest.skip(f"no models of Trainer {version}: make trainer-apis")
+    return folder
+
+
+def read(version, manifests):
+    """Return the manifests as a version's models read them, without what they do not know."""
+    folder = installed(version)
     done = subprocess.run(
         [sys.executable, "-c", READ],
         input=json.dumps(manifests),
@@ -98,3 +104,12 @@ def test_progress_is_a_status_of_the_version(version):
     update = {"trainerStatus": status.as_data()}
     assert not list(lost([update], read(version, [update])))
     assert update["trainerStatus"]["progressPercentage"] == 50
+
+
+@pytest.mark.parametrize("version", [item for item in VERSIONS if item >= "2.2"])
+def test_guide_names_the_feature_gate_of_the_version(version):
+    """With any other name, Trainer's controller ends with an error when it starts."""
+    models = installed(version) / "kubeflow_trainer_api" / "models"
+    text = (models / "trainer_v1alpha1_train_job_status.py").read_text()
+    (gate,) = set(re.findall(r"enabling the (\w+) feature gate", text))
+    assert f"`--feature-gates={gate}=true`" in (ROOT / "docs/guides/kubeflow.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from steadytrain.components.train.errors import CompiledCodeDamaged
+from steadytrain.components.train.failures import CompiledCodeDamaged
 from steadytrain.components.train.loop.kernels import keep_compiled, without_damaged
 
 from support.disks import small_file_system

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.errors import DataError
-from steadytrain.components.train.loop.data import Rows, micro_batches, share
+from steadytrain.components.train.loop.data import Rows, share
 
 from support.training import CLASSES, PACKED, class_rows, language_rows, write_shard
 
@@ -119,20 +119,10 @@ def test_missing_shard_is_named(tmp_path):
         Rows([tmp_path / "gone.arrow"])
 
 
-@given(count=st.integers(0, 40), world=st.integers(1, 9), micro=st.integers(1, 9))
-def test_ranks_and_micro_batches_see_the_same_rows(count, world, micro):
+@given(count=st.integers(0, 40), world=st.integers(1, 9))
+def test_ranks_see_the_rows_of_the_batch_once(count, world):
     batch = list(range(count))
     shares = [share(batch, rank, world) for rank in range(world)]
 
-    seen = [row for part in shares for cut in micro_batches(part, micro) for row in cut]
-
-    assert seen == batch
+    assert [row for part in shares for row in part] == batch
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_micro_batch_may_be_limited_by_tokens():
-    rows = [{"size": size} for size in (5, 3, 2, 9, 1, 1)]
-
-    cuts = list(micro_batches(rows, 8, lambda row: row["size"]))
-
-    assert [[row["size"] for row in cut] for cut in cuts] == [[5, 3], [2], [9], [1, 1]]

@@ -1,15 +1,19 @@
-"""Full training runs on a CPU, with a frozen model in 4 bits and with lighter frozen parts."""
+"""Full training runs on a CPU, with a quantized frozen model and with lighter frozen parts."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import bitsandbytes
 import pytest
 import torch
-from bitsandbytes.nn import Linear4bit
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.shape import shape_of
+from steadytrain.components.memory.states import weight_bytes
 from steadytrain.components.shared.config import AdapterConfig, from_mapping
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
@@ -41,6 +45,7 @@ PLAIN = {"kind": "lora", "rank": 4}
 TOLERANCES = {"8bit": 1e-3, "4bit": 2e-2}
 """Tolerated differences in loss, relative to the plain path."""
 FOUR_BITS = {"kind": "qlora"}
+EIGHT_BITS = {"kind": "qlora", "quantization": "int8"}
 LIGHTENED = {"frozen_embeddings": "host", "frozen_head": "4bit"}
 
 
@@ -105,15 +110,34 @@ def test_quantized_head_losses_are_within_the_stated_error(losses, bits):
 
 
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
-@pytest.mark.parametrize("quantization", ["nf4", "fp4"])
-def test_layers_in_4_bits_learn_as_lora_does(losses, quantization):
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8"])
+def test_quantized_layers_learn_as_lora_does(losses, quantization):
     _, plain = losses()
     other = {} if quantization == "nf4" else {"quantization": quantization}
     _, found = losses(**FOUR_BITS, **other)
     assert found != plain
     assert (found == losses(**FOUR_BITS)[1]) == (quantization == "nf4")
-    assert found == pytest.approx(plain, rel=TOLERANCES["4bit"])
+    assert found == pytest.approx(
+        plain, rel=TOLERANCES["8bit" if quantization == "int8" else "4bit"]
+    )
     assert found[STEPS] < found[1]
+
+
+@pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
+def test_plan_counts_layers_in_8_bits_as_they_are(data, base):
+    adapter = AdapterConfig(**EIGHT_BITS, rank=4)
+    model = {"base": base, "adapter": adapter.model_dump()}
+    content = {"name": "q", "data": {"source": ["x"]}, "model": model, "compute": {"device": "cpu"}}
+    config = from_mapping(content)
+    module = build_module(config, SupervisedFineTuning(config, data))
+    layers = [part for part in module.modules() if isinstance(part, Linear8bitLt)]
+    # PEFT moves them from the weights to the layers.
+    scales = [part.state.SCB for part in layers]
+    held = [*module.parameters(), *scales]
+    setting = Setting(length=64, adapter=adapter, cuda=False)
+    found = weight_bytes(shape_of(json.loads((Path(base) / "config.json").read_text())), setting)
+    assert {scale.dtype for scale in scales} == {torch.float32}
+    assert found == sum(item.nbytes for item in held)
 
 
 @pytest.mark.parametrize("base", [LLAMA], ids=["untied"], indirect=True)
@@ -129,7 +153,7 @@ def test_validation_leaves_layers_in_4_bits_unchanged(losses, data, base, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frozen", [FOUR_BITS, LIGHTENED, {**FOUR_BITS, **LIGHTENED}])
+@pytest.mark.parametrize("frozen", [EIGHT_BITS, LIGHTENED, {**FOUR_BITS, **LIGHTENED}])
 def test_training_resumes_bit_for_bit(losses, data, base, tmp_path, frozen):
     bench, whole = losses(**frozen)
     rest = bench_of(tmp_path, data, {"base": base, "adapter": {**PLAIN, **frozen}})
@@ -296,7 +320,7 @@ def test_applying_twice_changes_nothing():
 
 
 def test_bits_of_weights_that_are_not_quantized_are_rejected():
-    with pytest.raises(ValueError, match="keeps no weights in 4 bits"):
+    with pytest.raises(ValueError, match="does not quantize the layers"):
         AdapterConfig(kind="lora", quantization="fp4")
 
 

@@ -64,6 +64,9 @@ def test_status_has_share_rest_and_metrics():
     assert status.add(
         Validated(attempt=1, step=40, epoch=0.5, metrics={"loss": 2.25, "f1": math.nan}, best=True)
     )
+    # The server refuses an update with a name of more than 64 characters.
+    long = {"x" * 59: 1.0, "x" * 60: 2.0}
+    assert status.add(Validated(attempt=1, step=40, epoch=0.5, metrics=long, best=False))
     found = status.as_data()
     # 20 steps in 10 s; 60 are left.
     assert (found["progressPercentage"], found["estimatedRemainingSeconds"]) == (40, 30)
@@ -75,6 +78,7 @@ def test_status_has_share_rest_and_metrics():
         "learning_rate": "0.001",
         "tokens_per_second": "123.457",
         "eval_loss": "2.25",
+        "eval_" + "x" * 59: "1",
     }
     status.add(step(100, time=1040, loss=math.inf))
     assert status.as_data()["progressPercentage"] == 99
@@ -112,6 +116,25 @@ def test_fault_is_one_warning_and_later_updates_arrive(tmp_path, monkeypatch, fa
         server.refuse = 0
         status.close()
         assert [item["progressPercentage"] for item in server.accepted] == [20]
+
+
+@pytest.mark.slow
+def test_last_update_arrives_after_one_that_is_under_way(tmp_path, monkeypatch):
+    """Each takes most of the time that an update may take."""
+    warned = []
+    with status_server(tmp_path / "server") as server:
+        for name, text in server.variables.items():
+            monkeypatch.setenv(name, text)
+        server.delay = 1.5
+        status = JobStatus(warned.append, every=0.01, seconds=2.5)
+        status.emit(START)
+        assert server.begun.wait(60)
+        status.emit(
+            TrainingFinished(attempt=1, step=100, outcome="finished", best_step=1, best_score=1)
+        )
+        status.close()
+        assert [item["progressPercentage"] for item in server.accepted] == [20, 100]
+    assert not warned
 
 
 @pytest.mark.slow

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 
 from steadytrain.components.observe.diagnosis import findings
 from steadytrain.components.observe.profile import Profile
-from steadytrain.components.shared.config import from_mapping
-from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.shared.events import read_events
-from steadytrain.components.shared.events.types import LayersMeasured
+from steadytrain.components.shared.events.histograms import by_layer
+from steadytrain.components.shared.events.types import LayersCounted, LayersMeasured
 from steadytrain.components.tasks.causal_lm import SupervisedFineTuning
 from steadytrain.components.train.loop import monitors
 from steadytrain.components.train.loop.monitors import layer_of
@@ -20,15 +20,32 @@ from steadytrain.components.train.recovery.takeover import inputs_digest
 
 from support.forked import on_ranks
 from support.strategies import RECIPE, train
-from support.training import LLAMA, Bench, events_of, weights_digest, write_data
+from support.training import Bench, events_of, exported, weights_digest, write_data
 
-WATCHED = {"monitor": {"layers": True, "every_steps": 2}}
+WATCHED = {"monitor": {"layers": True, "histograms": True, "every_steps": 2}}
 TWO_RANKS = {**RECIPE, **WATCHED, "max_steps": 4, "profile": {"steps": [2, 3]}}
 ENDS = ("json", "trace.json.gz")
 
 
 def measured(bench):
     return events_of(bench.workspace, LayersMeasured)
+
+
+def check_histograms(found, tensors):
+    """Compare histograms of layers with those that NumPy makes of complete tensors."""
+    layers = {}
+    for name, tensor in tensors.items():
+        layers.setdefault(layer_of(name), []).append(np.asarray(tensor, np.float32).ravel())
+    shown = by_layer(found)
+    assert shown.keys() == layers.keys()
+    for layer, parts in layers.items():
+        values, one = np.concatenate(parts), shown[layer]
+        assert (one.low, one.high) == (values.min(), values.max())
+        # The intervals of NumPy's own choice, and its own comparison with their ends.
+        ends = np.histogram_bin_edges(values, bins=monitors.BINS, range=(one.low, one.high))
+        assert one.edges == pytest.approx(ends, rel=1e-6, abs=1e-7)
+        counts, _ = np.histogram(values, bins=np.array(one.edges, np.float32))
+        assert list(one.counts) == counts.tolist(), layer
 
 
 def test_weights_are_the_same_to_the_bit_and_so_is_the_identity(make_bench):
@@ -79,6 +96,10 @@ def test_norms_are_those_of_the_gradients_the_weights_and_the_update(make_bench,
             {name: scale * math.sqrt(value) for name, value in expected.items()}, rel=1e-4
         )
     assert math.hypot(*last.gradient.values()) == pytest.approx(norm)
+    counted = events_of(after.workspace, LayersCounted)
+    assert [event.step for event in counted] == [2, 4, 6]
+    check_histograms(counted[-1].weight, exported(after))
+    check_histograms(counted[-1].gradient, gradients)
 
 
 @pytest.mark.slow
@@ -99,33 +120,34 @@ def test_layers_are_named_by_their_number_or_their_module():
     assert layer_of("weight") == "weight"
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_zero_is_refused_before_anything_starts(strategy):
-    content = {
-        "name": "a",
-        "data": {"source": ["a.txt"]},
-        "model": {"config": LLAMA},
-        "compute": {"strategy": strategy},
-        "training": WATCHED,
-    }
-    with pytest.raises(ConfigError, match=r"DeepSpeed .*training\.monitor\.layers is true"):
-        from_mapping(content)
-
-
 @pytest.mark.long
 @pytest.mark.slow
-def test_ddp_and_fsdp_measure_the_same(tmp_path):
-    found = {}
-    for strategy in ("ddp", "fsdp"):
-        folder = tmp_path / strategy
+def test_all_strategies_measure_the_same(tmp_path):
+    found, histograms = {}, {}
+    for name in ("ddp", "fsdp", "zero1", "zero2", "zero3"):
+        folder = tmp_path / name
         folder.mkdir()
-        on_ranks(2, partial(train, training=TWO_RANKS), folder, strategy)
+        on_ranks(2, partial(train, training=TWO_RANKS), folder, name)
         data = write_data(folder / "none", [], [])
         bench = Bench.make(folder, data)
-        found[strategy] = measured(bench)
-    for one, other in zip(found["ddp"], found["fsdp"], strict=True):
-        for field in ("gradient", "weight", "update"):
-            assert getattr(one, field) == pytest.approx(getattr(other, field), rel=1e-2), field
+        found[name], histograms[name] = measured(bench), events_of(bench.workspace, LayersCounted)
+        check_histograms(histograms[name][-1].weight, exported(bench))
+    whole = by_layer(histograms["ddp"][-1].gradient)
+    for name in found:
+        assert [event.step for event in histograms[name]] == [2, 4]
+        for one, other in zip(found["ddp"], found[name], strict=True):
+            for field in ("gradient", "weight", "update"):
+                expected = pytest.approx(getattr(one, field), rel=1e-2)
+                assert getattr(other, field) == expected, (name, field)
+        shown = by_layer(histograms[name][-1].gradient)
+        assert shown.keys() == whole.keys()
+        for layer, one in shown.items():
+            same = whole[layer]
+            assert (one.low, one.high) == pytest.approx((same.low, same.high), rel=1e-3), name
+            assert sum(one.counts) == sum(same.counts)
+            # Rounding moves a value at the end of an interval.
+            moved = sum(abs(a - b) for a, b in zip(one.counts, same.counts, strict=True))
+            assert moved <= 0.01 * sum(same.counts), (name, layer)
     # The same runs are profiled.
     for strategy in found:
         bench = Bench.make(tmp_path / strategy, data, training=TWO_RANKS)

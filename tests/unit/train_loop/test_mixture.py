@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.techniques import order
 from steadytrain.components.techniques.multi_task import MultiTaskConfig
-from steadytrain.components.techniques.multi_task.mixture import mixture_of, shares_of
+from steadytrain.components.techniques.multi_task.weights import mixture_of, shares_of
 from steadytrain.components.techniques.order import BLOCK, Mixture, largest_remainder
 
 PARTS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [50, 9, 30]))

@@ -20,6 +20,7 @@ from steadytrain.components.tasks.base import LossSum
 from steadytrain.components.tasks.built_in import SEQUENCE_CLASSIFICATION
 from steadytrain.components.train.attempt import RankError
 
+from support.forked import train
 from support.training import CLASSES, Bench, class_rows, events_of, losses_of, write_data
 
 PATHS = os.pathsep.join(
@@ -161,7 +162,8 @@ def test_images_are_classified_by_the_same_loop(tmp_path, digits):
     assert task.validation_metrics(sums)["accuracy"] == pytest.approx(accuracy)
 
 
-def test_two_ranks_share_the_statistics_of_batch_normalization(tmp_path, digits):
+def test_two_ranks_share_the_statistics_of_batch_normalization(tmp_path, digits, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # which forked ranks take over
     data = write_data(
         tmp_path / "data",
         digits[:64],
@@ -189,8 +191,7 @@ def test_two_ranks_share_the_statistics_of_batch_normalization(tmp_path, digits)
             },
             compute={"device": "cpu", "nproc_per_node": ranks},
         )
-        ended = bench.run(ranks=ranks, PYTHONPATH=PATHS)
-        assert ended.code == 0, ended.output
+        assert train(bench).succeeded
         learned[ranks] = load_file(bench.workspace.model / "model.safetensors")
         told = [event.message for event in events_of(bench.workspace, Warned)]
         assert any("1 layers of batch norm" in message for message in told) == (ranks == 2)

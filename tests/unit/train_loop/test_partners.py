@@ -43,9 +43,9 @@ class Listing:
     def cost(self, row):
         return len(row["input_ids"])
 
-    def draw(self, row, place, *, training):
+    def draw(self, row, position, *, training):
         assert training
-        return {**row, "place": place}
+        return {**row, "position": position}
 
 
 def shares_of(*, world, micro, step=3, skipped=()):
@@ -84,10 +84,10 @@ def test_neither_ranks_nor_micro_batches_change_a_mixture():
 
 def test_partner_is_the_row_at_its_own_place_of_the_same_batch():
     rows = shares_of(world=2, micro=2)
-    own = {row["place"]: row["input_ids"] for row in rows}
+    own = {row["position"]: row["input_ids"] for row in rows}
     assert sorted(own) == list(range(24, 32))
-    assert sorted(row[PARTNER]["place"] for row in rows) == sorted(own)
-    assert all(own[row[PARTNER]["place"]] == row[PARTNER]["input_ids"] for row in rows)
+    assert sorted(row[PARTNER]["position"] for row in rows) == sorted(own)
+    assert all(own[row[PARTNER]["position"]] == row[PARTNER]["input_ids"] for row in rows)
     assert all(0 <= row[SHARE] <= 1 for row in rows)
 
 

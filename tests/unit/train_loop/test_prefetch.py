@@ -109,11 +109,11 @@ class _Drawn(_Task):
         super().__init__()
         self.meeting = meeting
 
-    def draw(self, row: int, place: int, *, training: bool) -> Row:
+    def draw(self, row: int, position: int, *, training: bool) -> Row:
         assert training
         if self.meeting:
             self.meeting.wait()
-        return {"row": row, "place": place}
+        return {"row": row, "position": position}
 
     def collate(self, rows: Sequence[Any]) -> Batch:
         return {"rows": rows}

@@ -16,7 +16,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from steadytrain.components.shared.config.task_names import MULTI_TASK
+from steadytrain.components.shared.config.data_sections import MULTI_TASK
 from steadytrain.components.shared.errors import BadInput, ConfigError, PathTaken
 from steadytrain.components.tasks.checks import check_task
 from steadytrain.components.train.attempt import AttemptFolder

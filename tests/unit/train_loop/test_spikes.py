@@ -10,7 +10,7 @@ import pytest
 
 from steadytrain.components.shared.events.types import TrainingDiverged
 from steadytrain.components.train.checkpoint.store import committed
-from steadytrain.components.train.errors import Diverged
+from steadytrain.components.train.failures import Diverged
 from steadytrain.components.train.loop.progress import highest_normal_loss
 
 from support.training import Bench, contradict, events_of, language_rows, write_data

@@ -28,7 +28,7 @@ from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import LocalStorage
 from steadytrain.components.train.attempt import AttemptFolder, AttemptSpec
 from steadytrain.components.train.checkpoint.store import CheckpointStore, committed
-from steadytrain.components.train.errors import CannotRecompute, Diverged
+from steadytrain.components.train.failures import CannotRecompute, Diverged
 from steadytrain.components.train.loop import reporter
 from steadytrain.components.train.loop.main import Rank
 

@@ -10,8 +10,12 @@ import torch
 from timm.layers import BatchNormAct2d
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from steadytrain.components.train.strategy.batch_norm import SummedBatchNorm, synchronize
-from steadytrain.components.train.strategy.replicated import bucket_mb, learns_in_buffers
+from steadytrain.components.train.strategy.replicated import (
+    SummedBatchNorm,
+    bucket_mb,
+    learns_in_buffers,
+    synchronize,
+)
 
 from support.collectives import recorded
 from support.training import LLAMA

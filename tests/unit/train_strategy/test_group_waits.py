@@ -7,7 +7,7 @@ import json
 import pytest
 
 from steadytrain.components.shared.config import RecoveryConfig
-from steadytrain.components.train.heartbeat import longest_wait
+from steadytrain.components.train.attempt import longest_wait
 
 from support.forked import on_ranks
 from support.group_waits import RANKS, late_gather, waits

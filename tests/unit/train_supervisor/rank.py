@@ -24,9 +24,9 @@ from steadytrain.components.train.attempt import (
     AttemptFolder,
     AttemptResult,
     AttemptSpec,
+    Heartbeat,
     RankError,
 )
-from steadytrain.components.train.heartbeat import Heartbeat
 
 RANK = int(os.environ.get("RANK", "0"))
 

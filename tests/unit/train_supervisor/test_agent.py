@@ -13,11 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from steadytrain.components.train.agent.memory import host_memory, oom_kills
+from steadytrain.components.shared.processes import host_memory, oom_kills
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.attempt import AttemptResult, Exits
+from steadytrain.components.train.attempt import AttemptResult, Beat, Exits
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.launch import agent as agent_module
 from steadytrain.components.train.recovery.outcome import conclude
 

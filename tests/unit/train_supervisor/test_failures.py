@@ -10,8 +10,13 @@ import pytest
 from steadytrain.components.shared.errors import BadInput, DataError, PathTaken, StorageError
 from steadytrain.components.train.attempt import AttemptFolder, RankError
 from steadytrain.components.train.checkpoint import CheckpointDamaged
-from steadytrain.components.train.errors import CannotRecompute, CompiledCodeDamaged, Diverged
-from steadytrain.components.train.failures import FailureClass, classify
+from steadytrain.components.train.failures import (
+    CannotRecompute,
+    CompiledCodeDamaged,
+    Diverged,
+    FailureClass,
+    classify,
+)
 
 from support import captured
 from support.reported import reported

@@ -11,13 +11,14 @@ from steadytrain.components.sizing.batch import BatchPlan, plan_batch
 from steadytrain.components.sizing.hardware import GIB
 from steadytrain.components.train.failures import FailureClass
 from steadytrain.components.train.fallbacks import (
+    Lengths,
     all_fallbacks,
     expected_fallbacks,
     fallbacks_for,
     next_fallback,
 )
 
-from support.decided import Run
+from support.decided import Run, replace_settings
 
 
 def test_fallbacks_are_tried_in_order_and_listed_at_the_end():
@@ -73,6 +74,26 @@ def test_sharding_follows_the_preference_in_the_plan_and_in_the_run(prefer, expe
     while (decision := run.fail(FailureClass.GPU_OOM)).action != "stop":
         taken.append(decision.fallback)
     assert taken == announced == expected
+
+
+@pytest.mark.parametrize(("least", "walked"), [(None, []), (300, [500, 300]), (1000, [])])
+def test_sequences_are_shortened_last_and_only_on_request(least, walked):
+    run = Run(replace_settings(min_sequence_length=least), batch=1, device="cpu", length=1000)
+    run.plan = run.plan.changed(gradient_checkpointing=True)
+    lengths = Lengths.of(1000, least)
+    announced = expected_fallbacks(
+        run.plan, "cpu", conflict_with=lambda _: "", prefer=None, lengths=lengths
+    )
+    assert announced == ["shorter sequences"] * bool(walked)
+    found = []
+    while (decision := run.fail(FailureClass.GPU_OOM)).action != "stop":
+        assert (decision.fallback, decision.batch.micro_batch_size) == ("shorter sequences", 1)
+        assert "so the model learns something else" in decision.reason
+        found.append(run.plan.settings.sequence_length)
+    assert found == walked
+    assert ("shorter sequences: 1 x 1, activation" in decision.reason) == bool(walked)
+    shortened = run.history.shortened
+    assert (shortened.batch.sequence_length if shortened else None) == (walked or [None])[-1]
 
 
 def test_fallback_that_would_not_help_is_skipped():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.shared.periodic import Pulse
-from steadytrain.components.train.heartbeat import STARTING, Beat, Heartbeat
+from steadytrain.components.train.attempt import STARTING, Beat, Heartbeat
 
 FILES = Path("/proc/self/fd")
 

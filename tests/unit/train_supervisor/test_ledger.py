@@ -135,7 +135,7 @@ def test_what_only_reports_and_what_ranks_report_is_an_event_once(ledger, worksp
     assert not problems(workspace.events)
     cursor = Cursor(workspace.events)
     cursor.new()
-    assert cursor.place[log.name] == log.stat().st_size, "no sink lacks a copy"
+    assert cursor.position[log.name] == log.stat().st_size, "no sink lacks a copy"
     assert Ledger(workspace).history().attempts[0].last_step == 10
 
 

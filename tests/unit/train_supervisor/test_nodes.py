@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.attempt import Beat
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.recovery.outcome import conclude
 
 from support.nodes import NodesLauncher

@@ -104,6 +104,7 @@ ACCEPTED = {
         "breaker_failures": 7,
         "breaker_reset_seconds": 7.0,
         "min_nodes": 1,
+        "min_sequence_length": 64,
         "resubmit": 1,
         "max_preemptions": 9,
         "on_demand_at_last": True,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,8 +14,8 @@ import pytest
 
 from steadytrain.components.shared.config import ComputeConfig
 from steadytrain.components.train.agent.processes import processes_of
+from steadytrain.components.train.attempt import Beat
 from steadytrain.components.train.failures import FailureClass
-from steadytrain.components.train.heartbeat import Beat
 from steadytrain.components.train.launch.process import ProcessLauncher
 from steadytrain.components.train.recovery.outcome import conclude
 
@@ -165,3 +167,30 @@ def test_stop_during_imports(module, folder):
         attempt.stop(0)
         assert not attempt.poll()
     assert not processes_of(folder.path)
+
+
+def test_status_of_a_fork_survives_a_full_disk():
+    code = (
+        "import os\n"
+        "from steadytrain.components.train.agent.forking import leave\n"
+        "print('lost', end='')\n"
+        "leave(7)"
+    )
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, env=buffered)
+    assert done.returncode == 7
+
+
+def test_modules_are_imported_without_garbage_collection(tmp_path):
+    (tmp_path / "imported.py").write_text("import gc\nassert not gc.isenabled()")
+    code = (
+        "import gc, sys\n"
+        "from steadytrain.components.train.agent.forking import prepare\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "prepare(['imported'])\n"
+        "assert gc.isenabled()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

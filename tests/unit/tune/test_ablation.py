@@ -11,11 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import steadytrain.components.tune.trials.cluster as runner
+import steadytrain.components.tune.search as runner
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError
-from steadytrain.components.tune.ablation import effects_of, render
-from steadytrain.components.tune.comparisons import estimates, holm
+from steadytrain.components.tune.ablation import effects_of, estimates, holm, render
 from steadytrain.components.tune.designs import as_ablation, variants
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog

@@ -12,7 +12,7 @@ from steadytrain.components.shared.config import from_mapping, load
 from steadytrain.components.train.launch import launcher
 from steadytrain.components.train.launch.job import TRAIN_JOB, TrainJob
 from steadytrain.components.train.launch.naming import FOLDER, run_labels
-from steadytrain.components.tune.trials.cluster import STUDY, ClusterTrials, RanksInPods, trials_for
+from steadytrain.components.tune.search import STUDY, ClusterTrials, RanksInPods, trials_for
 from steadytrain.components.tune.trials.folder import TrialFolder
 from steadytrain.components.tune.trials.local import LocalTrials
 from steadytrain.components.tune.trials.process import warn

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import steadytrain.components.tune.trials.cluster as runner
+import steadytrain.components.tune.search as runner
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, SteadytrainError
 from steadytrain.components.tune.trials import retrain as retraining

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-import steadytrain.components.tune.trials.cluster as runner
+import steadytrain.components.tune.search as runner
 from steadytrain.components.preprocess import folds as folds_module
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput, ConfigError, DataError, SteadytrainError
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.tune.comparisons import estimates
+from steadytrain.components.tune.ablation import estimates
 from steadytrain.components.tune.cross_validation import fold_sizes
 from steadytrain.components.tune.designs import as_cross_validation
 from steadytrain.components.tune.driver import study_folder

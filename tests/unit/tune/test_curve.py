@@ -18,7 +18,7 @@ from steadytrain.components.shared.events.types import (
     Validated,
 )
 from steadytrain.components.tune.trials.base import Validation
-from steadytrain.components.tune.trials.curve import Curve
+from steadytrain.components.tune.trials.folder import Curve
 
 
 def took_over(time):

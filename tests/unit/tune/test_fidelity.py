@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadytrain.components.shared.config import load
-from steadytrain.components.shared.config.fidelity import tokens_per_step
+from steadytrain.components.shared.config.space import tokens_per_step
 from steadytrain.components.shared.errors import ConfigError
 from steadytrain.components.tune.driver import drive
 from steadytrain.components.tune.log import MemoryLog

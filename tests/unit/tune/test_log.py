@@ -19,6 +19,7 @@ from steadytrain.components.tune.results import summary
 from steadytrain.components.tune.study import Study
 from steadytrain.components.tune.trials.base import TrialState, Validation
 
+from support.disks import small_file_system
 from support.s3 import mocked_s3
 from support.synthetic_trials import SPACE
 
@@ -167,6 +168,14 @@ def test_study_on_s3_has_one_driver_and_keeps_its_records(monkeypatch, tmp_path)
             assert Study(config, log).history.trials == study.history.trials
         names = S3Storage("s3://studies/all").list()
         assert any(name.endswith("record-00000002.json") for name in names)
+
+
+def test_study_needs_the_room_of_its_winner_before_it_trains_anything(tmp_path):
+    with small_file_system(tmp_path / "small", "size=1m") as disk:
+        config = load("causal-lm", [("tune.space", SPACE), ("output", str(disk / "out"))])
+        with pytest.raises(BadInput, match=r"^output = .* has 1\.05 MB free"), driving(config):
+            pass
+        assert not (disk / "out").exists()
 
 
 ODD = [None, "x", -1, 1.5, True, [], [1], {}, {"a": []}, [["x", {}]], [[1, {"loss": "y"}]], [[1]]]

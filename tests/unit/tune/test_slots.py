@@ -34,7 +34,7 @@ def test_cores_are_divided_among_trials_and_their_ranks(cores):
 
 
 def test_trials_share_what_their_framework_and_their_scores_import():
-    lightgbm = ("steadytrain.components.tabular.learners.lightgbm", "lightgbm")
+    lightgbm = ("steadytrain.components.tabular.learners.boosting", "lightgbm")
     found = imports_of(load("tabular"), scored=True)
     assert {*lightgbm, "steadytrain.components.tabular.scoring"} <= {*found}
     assert "steadytrain.components.tabular.scoring" not in imports_of(load("tabular"), scored=False)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kfp import dsl
 
 from steadytrain.components.report.facts import gather
 from steadytrain.components.report.story import outcome
@@ -16,10 +20,11 @@ from steadytrain.components.shared.errors import (
     SteadytrainError,
     TrainingFailed,
 )
-from steadytrain.components.shared.records import DataRecord
+from steadytrain.components.shared.records import DataRecord, TrainRecord
 from steadytrain.components.shared.stage import stage
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tune import search, step
+from steadytrain.components.tune.component import train_winner
 from steadytrain.components.tune.driver import driving, study_folder
 from steadytrain.components.tune.step import conclude
 from steadytrain.components.tune.trials import retrain
@@ -147,7 +152,7 @@ def test_winner_is_the_best_of_the_seeds_that_did_not_fail(config, data, world, 
     step.run(made, data)
     assert standing(made).state == "unfinished", "the winner is still to be trained"
     best = load(study_folder(made) / "best.yaml")
-    found = step.train_winner(made, best, compared=6)
+    found = step.train_on_seeds(made, best, compared=6)
     assert found.config.training.seed == 44
     assert found.trained.keys() == {43, 44}
     winner = load(study_folder(made) / "winner.yaml")
@@ -155,6 +160,50 @@ def test_winner_is_the_best_of_the_seeds_that_did_not_fail(config, data, world, 
     told = standing(made)
     assert told.state == "finished"
     assert winner.run_id in told.sentence
+
+
+@pytest.mark.parametrize(
+    ("searched", "compared"), [({"trials": 6}, 6), ({"trials": 12, "compared": 4}, 4)]
+)
+def test_component_that_trains_a_winner_writes_what_its_run_wrote(
+    config, tmp_path, monkeypatch, searched, compared
+):
+    made = config().model_copy(update={"run": "winner"})
+    record = TrainRecord(
+        outcome="finished", model=str(tmp_path / "model"), weights_digest="w", metric="loss",
+        best_score=0.4, best_step=60, steps=90, attempts=2, parameters=7, seconds=1.5,
+    )  # fmt: skip
+    calls = []
+
+    def train(study, best, compared):
+        calls.append((study.run_id, best.run_id, compared))
+        return retrain.Trained(made, {made.training.seed: record, 1: None})
+
+    monkeypatch.setattr(step, "train_on_seeds", train)
+    workspace = Workspace.of(made)
+    workspace.create()
+    record.save(workspace.record("train"))
+    workspace.record("preprocess").write_text("data")
+    kinds = {"data": dsl.Dataset, "model": dsl.Model, "result": dsl.Metrics}
+    names = ("resolved", "best", "summary", "winner", *kinds)
+    artifacts = {
+        name: kinds.get(name, dsl.Artifact)(name=name, uri=str(tmp_path / name)) for name in names
+    }
+    Path(artifacts["summary"].path).write_text(json.dumps(searched))
+    for name, run in (("resolved", "study"), ("best", "trial")):
+        content = config().model_copy(update={"run": run}).to_saved()
+        Path(artifacts[name].path).write_bytes(content)
+    train_winner.python_func(**artifacts)
+    assert calls == [("study", "trial", compared)]
+    assert json.loads(Path(artifacts["summary"].path).read_bytes()) == searched
+    assert load(Path(artifacts["winner"].path)).run_id == artifacts["winner"].metadata["run"]
+    assert Path(artifacts["data"].path).read_text() == "data"
+    assert TrainRecord.load(Path(artifacts["model"].path)) == record
+    assert artifacts["model"].metadata["weights_digest"] == "w"
+    assert artifacts["result"].metadata == {
+        "best_loss": 0.4, "best_step": 60, "steps": 90, "attempts": 2, "seconds": 1.5,
+        "seed": made.training.seed,
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -190,7 +239,7 @@ def test_exit_handler_reports_on_the_study_and_on_its_winner(
     made = config()
     step.run(made, data)
     best = load(study_folder(made) / "best.yaml")
-    winner = step.train_winner(made, best, compared=6).config
+    winner = step.train_on_seeds(made, best, compared=6).config
     named = retrain.named_after(made, best)
     runs = [retrain.on_seed(named, seed, 6).run_id for seed in (43, 44)]
     assert all(run.startswith("study-") for run in runs)
@@ -209,7 +258,7 @@ def test_pipeline_that_lost_a_step_is_submitted_again_for_that_step_alone(
     made = config()
     step.run(made, data)
     best = load(study_folder(made) / "best.yaml")
-    winner = step.train_winner(made, best, compared=6).config
+    winner = step.train_on_seeds(made, best, compared=6).config
     begin(made)
     conclude(made, "job-2")
     assert [call[:3] for call in concluded[-2:]] == [
@@ -240,3 +289,12 @@ def test_exit_handler_reports_on_a_study_with_a_damaged_log(config, data, world,
     assert conclude(made, "job-1") == "page"
     assert concluded == [("report", "study", "job-1", 0)]
     assert "log is damaged" in capsys.readouterr().err
+
+
+def test_the_report_needs_nothing_that_only_the_image_for_training_has() -> None:
+    """Its image has no torch, no Optuna and no libraries that train."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'optuna', 'sklearn', 'lightgbm'));"
+        "import steadytrain.components.tune.step, steadytrain.components.automl.step"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

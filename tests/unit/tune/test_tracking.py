@@ -77,6 +77,8 @@ def test_trials_have_their_parameters_points_and_standing(store):
         assert [(point.step, point.value) for point in points] == [
             (step, pytest.approx(metrics["loss"])) for step, metrics in trial.curve
         ]
+        ended = trial.status != "paused"
+        assert run.data.metrics.get("fit_seconds") == (trial.seconds if ended else None)
     assert runs["trial 2"].info.status == "FAILED"
     assert runs["trial 2"].data.tags["steadytrain.failure"] == "gpu_oom"
 

@@ -19,7 +19,7 @@ from steadytrain.components.shared.events.types import AttemptEnded
 from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.processes import Identity
 from steadytrain.components.shared.storage import LocalStorage
-from steadytrain.components.train.agent.processes import MARK, processes_of
+from steadytrain.components.train.agent.processes import MARK, memory_of, processes_of
 from steadytrain.components.tune.trials import local
 from steadytrain.components.tune.trials.base import Slot
 from steadytrain.components.tune.trials.folder import TrialFolder, driver_of, trials_of
@@ -325,3 +325,14 @@ def test_without_a_driver_a_trial_stops(tmp_path):
     time.sleep(0.06)
     assert driver.gone()
     assert psutil.pid_exists(os.getpid())
+
+
+def test_memory_counts_shared_pages_in_parts_only_where_the_whole_may_be_too_much():
+    me = psutil.Process()
+    # Other tests leave helpers of this process, such as a fork server.
+    taken = [one.memory_full_info() for one in (me, *me.children(recursive=True))]
+    assert memory_of(me.pid) == pytest.approx(sum(one.pss for one in taken), rel=0.05)
+    whole = memory_of(me.pid, enough=1e15)
+    assert whole == pytest.approx(sum(one.rss for one in taken), rel=0.05)
+    assert memory_of(me.pid, enough=1.0) < whole
+    assert memory_of(2**22 + 1) == 0

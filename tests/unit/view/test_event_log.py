@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from steadytrain.components.shared.events.json_lines import to_json
+from steadytrain.components.shared.events.stream import to_json
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.pipelines.view.reader import BRIEF, FULL, Detail, EventLog
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from steadytrain.components.shared.config import load
 from steadytrain.components.shared.errors import BadInput
-from steadytrain.components.shared.events.json_lines import to_json
+from steadytrain.components.shared.events.stream import to_json
 from steadytrain.components.shared.events.types import TrainingStep, Validated
 from steadytrain.components.shared.lease import hold
 from steadytrain.components.shared.storage import S3Storage, s3
