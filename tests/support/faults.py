@@ -184,7 +184,9 @@ class HoldsTheInterpreter(Slow):
 class RunsOut(SupervisedFineTuning):
     """Runs out of memory from a phase of its first step on; torch's allocator raises the error.
 
-    FAULTS contains one phase and rank per attempt, such as "forward:0 backward:1".
+    FAULTS contains one phase and rank per attempt, such as "forward:0 backward:1". A smaller
+    micro-batch of the same attempt has all the memory again: how much of it fits within the slack
+    depends on what other threads take.
     """
 
     SLACK = 12 << 20
@@ -194,9 +196,15 @@ class RunsOut(SupervisedFineTuning):
         faults, attempt = os.environ["FAULTS"].split(), attempt_number()
         phase, _, rank = (faults[attempt - 1] if attempt <= len(faults) else "").partition(":")
         self.phase = phase if rank == os.environ.get("RANK", "0") else ""
+        self.rows = 0
         return_freed_memory()
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossSum:
+        rows = len(batch["input_ids"])
+        if rows < self.rows:
+            self.phase = ""
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+        self.rows = rows
         if self.phase == "forward":
             self.limit()
         found = super().compute_loss(model, batch)
