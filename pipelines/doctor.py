@@ -17,10 +17,16 @@ from typing import Any, Final
 import psutil
 
 from steadytrain.components.shared.config import RunConfig
+from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.errors import BadInput, SteadytrainError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.stage import MIN_FREE_BYTES
-from steadytrain.components.shared.toolchain import REMEDY, missing_tools
+from steadytrain.components.shared.toolchain import (
+    DISK_REMEDY,
+    REMEDY,
+    missing_for_disk,
+    missing_tools,
+)
 from steadytrain.components.shared.tracking.connect import (
     error_with_timeout,
     import_mlflow,
@@ -190,6 +196,7 @@ def examine(output: Path, config: RunConfig | None = None) -> list[Finding]:
         *_packages(),
         *_accelerators(),
         _compiler(),
+        _offload(config),
         _tracking(),
         _hub(config),
         *_rate(config),
@@ -249,6 +256,15 @@ def _compiler() -> Finding:
         return Finding("compiler", "kernels can be compiled: C++ compiler, ninja, Python's headers")
     without = "training.torch_compile and the kernels for GPUs are left out"
     return Finding("compiler", f"missing: {', '.join(missing)}: {without}; {REMEDY}", not _gpus())
+
+
+def _offload(config: RunConfig | None) -> Finding:
+    """Check what DeepSpeed compiles to keep optimizer states on disk."""
+    if missing := missing_for_disk():
+        asked = config is not None and config.compute.offload == DISK
+        text = f"missing: {', '.join(missing)}: no compute.offload: disk; {DISK_REMEDY}"
+        return Finding("offload to disk", text, good=not asked)
+    return Finding("offload to disk", "possible with zero3: libaio can be linked")
 
 
 def _gpus() -> bool:

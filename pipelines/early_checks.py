@@ -12,12 +12,18 @@ from steadytrain.components.preprocess.sources import check_source
 from steadytrain.components.shared import plugins
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.data import is_template
+from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.effects import is_local
 from steadytrain.components.shared.errors import BadInput, ConfigError, Problem
 from steadytrain.components.shared.lm_tasks import is_file
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
-from steadytrain.components.shared.toolchain import REMEDY, missing_tools
+from steadytrain.components.shared.toolchain import (
+    DISK_REMEDY,
+    REMEDY,
+    missing_for_disk,
+    missing_tools,
+)
 from steadytrain.components.shared.tracking.pull_sink import check_package
 from steadytrain.pipelines.pod_names import MOUNT_PATH
 
@@ -187,6 +193,22 @@ def _used(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         yield from ((field, group, name) for name in names if name in foreign or ":" in name)
 
 
+def check_tools(config: RunConfig) -> None:
+    """Check that this machine, if the run trains on it, can offload to its disk.
+
+    Raises:
+        ConfigError: with what is missing.
+    """
+    if missing := _missing_for_disk(config):
+        message = f"this machine lacks {', '.join(missing)}, and DeepSpeed compiles what it needs"
+        raise ConfigError([Problem("compute.offload", repr(DISK), message, DISK_REMEDY)])
+
+
+def _missing_for_disk(config: RunConfig) -> list[str]:
+    here = config.compute.launcher not in ("trainjob", "pytorchjob")
+    return missing_for_disk() if config.compute.offload == DISK and here else []
+
+
 def here(config: RunConfig) -> Iterator[str]:
     """Yield what this machine lacks for the kernels that the run would compile here."""
     missing = missing_tools()
@@ -194,6 +216,11 @@ def here(config: RunConfig) -> Iterator[str]:
         yield (
             f"training.torch_compile: this machine lacks {', '.join(missing)}; if the run trains "
             f"here, it continues without compiling. To compile, {REMEDY}"
+        )
+    if missing := _missing_for_disk(config):
+        yield (
+            f"compute.offload = {DISK!r}: this machine lacks {', '.join(missing)}; if the run "
+            f"trains here, it is refused. {DISK_REMEDY}"
         )
 
 

@@ -53,7 +53,7 @@ def run(
     records suit several tasks, the error lists them.
     """
     from steadytrain.components.shared.workspace import Workspace
-    from steadytrain.pipelines.early_checks import anywhere, check_here, check_plugins
+    from steadytrain.pipelines.early_checks import anywhere, check_here, check_plugins, check_tools
     from steadytrain.pipelines.runs import run_lock
     from steadytrain.pipelines.sources import open_source
 
@@ -69,6 +69,7 @@ def run(
     workspace = Workspace.of(chosen.config)
     if not workspace.record("preprocess").exists():
         check_here(chosen.config)
+    check_tools(chosen.config)
     workspace.create()
     with run_lock(workspace) as lock:
         _run(chosen.config, lock, as_json=as_json)

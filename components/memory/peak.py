@@ -50,6 +50,7 @@ class Memory:
 
     moment: the moment of the step when the peak occurs.
     host: bytes of host memory for this rank's offloading and paging.
+    disk: bytes of this rank's files, by offloading.
     """
 
     moment: str
@@ -63,6 +64,7 @@ class Memory:
     fragmentation: int = 0
     context: int = 0
     host: int = 0
+    disk: int = 0
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, int], moment: str) -> Memory:
@@ -240,6 +242,7 @@ class _Step:
             buffers=held.gathered + _inputs(self.shape, setting) + setting.answers,
             frozen_model=frozen + frozen_model,
             host=held.host,
+            disk=held.disk,
         )
 
 

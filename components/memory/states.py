@@ -16,6 +16,7 @@ from steadytrain.components.shared.chunks import HEAD_BITS, QUANTIZED_BLOCK, pro
 from steadytrain.components.shared.config import AdapterConfig
 from steadytrain.components.shared.config.fields import Decision
 from steadytrain.components.shared.config.optimizers import optimizer_spec
+from steadytrain.components.shared.config.strategies import DISK
 
 LARGEST_BUCKET: Final = 50_000_000
 """Values that ranks exchange at a time. DeepSpeed's own default is ten times as large, and
@@ -25,6 +26,20 @@ allocated regardless of the model's size: 4 GB of a GPU."""
 def bucket_values(parameters: int) -> int:
     """Return the values of a bucket for a number of parameters."""
     return min(LARGEST_BUCKET, parameters)
+
+
+LARGEST_GROUP: Final = 50_000_000
+"""Trained values of a rank that DeepSpeed moves between host memory and disk at a time, unless a
+single weight has more."""
+
+
+def swap_buffers(tensors: int) -> int:
+    """Return the buffers for such a group: weights, gradients, and what the optimizer keeps.
+
+    Args:
+        tensors: how many tensors the optimizer keeps for each weight.
+    """
+    return tensors + 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,7 @@ class States:
         are used.
     update: what the optimizer step needs in addition.
     host: in host memory, by offloading or paging.
+    disk: in files, by offloading.
     """
 
     weights: int
@@ -62,6 +78,7 @@ class States:
     layers_gathered: int
     update: int
     host: int
+    disk: int
 
 
 def trained_parameters(shape: Shape, setting: Setting) -> int:
@@ -146,7 +163,13 @@ def states(shape: Shape, setting: Setting) -> States:
     whole_and_waiting = setting.accumulates and not setting.shards_gradients
     own_weights = weights // ranks if setting.shards_weights else weights
     host = int(trained * kept.host_bytes(matrices)) + host_table(shape, setting)
-    if setting.offload != "none":
+    disk = 0
+    if setting.offload == DISK:
+        # What training components keep is never in these files.
+        disk, optimizer = (state + FP32 * trained) // ranks, 0
+        group = min(LARGEST_GROUP + shape.embeddings // ranks, trained // ranks)
+        host += FP32 * group * swap_buffers(len(kept.tensors)) + copies // ranks
+    elif setting.offload != "none":
         optimizer, host = 0, host + optimizer
     if setting.offload == "all":
         own_weights, own_gradients, host = 0, 0, host + own_weights + own_gradients
@@ -168,6 +191,7 @@ def states(shape: Shape, setting: Setting) -> States:
         layers_gathered=_layers_gathered(shape, setting),
         update=_update(setting, trained),
         host=host,
+        disk=disk,
     )
 
 

@@ -289,4 +289,4 @@ def _moved(found: Memory, ran: Memory, meant: Memory) -> Memory:
     lacking = sum(min(size, 0) for size in parts.values())
     parts = {name: max(size, 0) for name, size in parts.items()}
     parts["activations"] += lacking
-    return replace(Memory.of_parts(parts, found.moment), host=meant.host)
+    return replace(Memory.of_parts(parts, found.moment), host=meant.host, disk=meant.disk)

@@ -176,6 +176,7 @@ class Plan:
                 "total": memory.total,
                 "capacity": self.choice.capacity,
                 "host": memory.host,
+                "disk": memory.disk,
             },
             "length": asdict(self.length),
             "offer": asdict(self.offer),

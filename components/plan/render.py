@@ -13,6 +13,7 @@ from steadytrain.components.pages.charts import aligned, text_bars
 from steadytrain.components.plan.offer import Method, Offer, Size, policy
 from steadytrain.components.plan.plan import Plan
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
+from steadytrain.components.shared.config.optimizers import optimizer_spec
 from steadytrain.components.shared.config.schedules import (
     rate_factor,
     schedule_settings,
@@ -30,6 +31,7 @@ from steadytrain.components.train.launch.naming import job_name, run_labels
 from steadytrain.components.train.launch.own_pod import OwnPod
 from steadytrain.components.train.launch.pods import agent_command
 from steadytrain.components.train.launch.process import RANK_PROGRAM
+from steadytrain.components.train.offloaded import folder_of
 from steadytrain.components.train.strategy.zero_config import zero_config
 from steadytrain.components.train.transformers_script import TransformersRun
 
@@ -159,6 +161,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield f"  {'sum':<16}{memory.total / 1e9:8.2f}"
     if memory.host:
         yield f"  {'on the host':<16}{memory.host / 1e9:8.2f}{_host(plan.choice)}"
+    if memory.disk:
+        needed = memory.disk * plan.job.machine.per_node
+        yield f"  {'on disk':<16}{memory.disk / 1e9:8.2f}, a node {needed / 1e9:.1f}"
 
 
 def _host(choice: Choice) -> str:
@@ -397,6 +402,8 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         offload=setting.offload,
         parameters=plan.job.shape.parameters,
         trained=plan.trained,
+        tensors=len(optimizer_spec(setting.optim).tensors),
+        folder=folder_of(plan.job.config, 0),
     )
     return made | {
         "gradient_clipping": plan.job.config.training.max_grad_norm,

@@ -126,6 +126,8 @@ class Workspace:
     compiled = Inside("folder", "compiled")
     """Code compiled by torch.compile."""
     logs = Inside("folder", "logs")
+    offloaded = Inside("folder", "offloaded")
+    """What ranks keep on disk while they train (`compute.offload`)."""
     model = Inside("folder", "model")
     evaluation = Inside("folder", "evaluation")
     quarantine = Inside("folder", "quarantine.jsonl")

@@ -17,7 +17,7 @@ from steadytrain.components.memory.states import frozen_decisions, matrix_share
 from steadytrain.components.shared.config import AdapterConfig, RunConfig
 from steadytrain.components.shared.config.fields import Decision, set_by_user
 from steadytrain.components.shared.config.optimizers import DEFAULT, optimizer_spec
-from steadytrain.components.shared.config.strategies import Offload
+from steadytrain.components.shared.config.strategies import DISK, Offload
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration
 from steadytrain.components.sizing.batch import BatchPlan
@@ -114,6 +114,8 @@ def _offload(job: Workload, choice: Choice) -> str:
     if choice.option.offload == "none":
         fits = f"what a rank needs fits on its {job.machine.gpu.kind}"
         return fits if choice.fits else "slow, so only if asked for"
+    if choice.option.offload == DISK:
+        return f"files hold the optimizer state: {choice.memory.disk / 1e9:.0f} GB per rank"
     return (
         "from 10 to 100 billion parameters, host memory holds what does not fit "
         f"({_SIZE_RULE}): {choice.memory.host / 1e9:.0f} GB per rank"

@@ -26,7 +26,7 @@ _NODE: Final = 0.9
 _NODES: Final = 0.8
 """Slow ends of each rank's remaining share of speed within a node (two ranks were measured at 0.89
 of one, on a CPU) and across nodes (an assumption)."""
-_OFFLOADING: Final = {"none": 1.0, "optimizer": 0.5, "all": 0.25}
+_OFFLOADING: Final = {"none": 1.0, "optimizer": 0.5, "all": 0.25, "disk": 0.1}
 _UNPACKING: Final = 0.7
 """Slow ends with offloading, and with weights unpacked from 4 bits: assumptions."""
 _COPIED_BYTES_PER_SECOND: Final = 5e9

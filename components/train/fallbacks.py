@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from steadytrain.components.shared.batch import BatchSettings
-from steadytrain.components.shared.config.strategies import fallback_of, strategy_spec
+from steadytrain.components.shared.config.strategies import DISK, fallback_of, strategy_spec
 from steadytrain.components.shared.events.types import RecoveryDecision
 from steadytrain.components.sizing.batch import BatchPlan
 from steadytrain.components.sizing.hardware import CPU
@@ -56,7 +56,9 @@ class Fallback:
 
 def _offloaded(batch: BatchSettings) -> BatchSettings:
     offloads = strategy_spec(batch.strategy).offloads
-    return replace(batch, offload=offloads[-1]) if offloads else batch
+    # What is on disk would not fit into host memory.
+    movable = offloads and batch.offload != DISK
+    return replace(batch, offload=offloads[-1]) if movable else batch
 
 
 def _sharding(before: str, after: str) -> Fallback:

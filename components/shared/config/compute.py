@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from steadytrain.components.shared.config.strategies import (
     AUTO,
+    DISK,
     Offload,
     check_strategy,
     strategies_that_offload,
@@ -229,8 +230,16 @@ class ComputeConfig(Section):
     )
     offload: Offload = Field(
         "none",
-        description="What to keep in host memory instead of GPU memory: the optimizer state, or "
-        "everything including the weights. It needs a strategy that shards them.",
+        description="What to keep elsewhere instead of in GPU memory. optimizer: the optimizer "
+        "state, in host memory; all: everything including the weights, in host memory; disk: the "
+        "optimizer state, in files below offload_path. It needs a strategy that shards them, and "
+        "for disk zero3.",
+    )
+    offload_path: Annotated[str | None, Field(pattern=r"^/.+"), Effect.HANDLING, IfSet()] = Field(
+        None,
+        description="Absolute path of a folder on each node's own disk for compute.offload disk. "
+        "Each run has a folder of its own in it, which is removed when training ends. None means a "
+        "folder of the run.",
     )
     nccl: Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], Effect.PODS, IfSet()] = (
         Field(
@@ -341,6 +350,17 @@ class ComputeConfig(Section):
                 self.offload,
                 f"compute.strategy {self.strategy} cannot do that",
                 f"one of these can: {', '.join(strategies_that_offload(self.offload))}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_files_have_a_path(self) -> Self:
+        if self.offload_path is not None and self.offload != DISK:
+            raise at_odds(
+                "compute.offload_path",
+                self.offload_path,
+                f"compute.offload is {self.offload}, which writes no files",
+                f"set compute.offload to {DISK}, or leave it out",
             )
         return self
 

@@ -17,7 +17,9 @@ from steadytrain.components.shared.errors import BadInput
 
 AUTO: Final = "auto"
 """In `compute.strategy`, leaves the choice to the planner."""
-Offload = Literal["none", "optimizer", "all"]
+Offload = Literal["none", "optimizer", "disk", "all"]
+DISK: Final = "disk"
+"""In `compute.offload`, keeps what the optimizer works on in files."""
 State = Literal["optimizer", "gradients", "weights"]
 DistributedType = Literal["", "NO", "MULTI_GPU", "FSDP", "DEEPSPEED"]
 

@@ -43,6 +43,7 @@ from steadytrain.components.train.attempt import (
     Heartbeat,
     RankError,
 )
+from steadytrain.components.train.offloaded import folder_of, swept
 
 _POLL_SECONDS = 0.1
 
@@ -59,6 +60,7 @@ class Agent:
         self.lease = Renewal(
             LocalStorage(Workspace.of(config).lease), spec.generation, self.recovery.lease_seconds
         )
+        self.offloaded = folder_of(config, share.node)
         self.hangs = HangWatch(folder, share, self.recovery)
         self.leave = Awaited(folder.leave)
         self.requested_grace: float | None = None
@@ -72,6 +74,7 @@ class Agent:
         try:
             with (
                 contextlib.closing(heartbeat),
+                swept(self.offloaded),
                 stop_requests() as request,
                 started(self.folder, program, self.share, threads=threads) as ranks,
             ):

@@ -22,6 +22,7 @@ from steadytrain.components.memory.setting import Precision
 from steadytrain.components.shared.batch import BatchSettings
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.fields import Decision
+from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.records import DataRecord, Side
 from steadytrain.components.sizing.hardware import check_cuda_fields
@@ -307,7 +308,7 @@ def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator
             "compute.device = 'cuda': PyTorch finds no CUDA device here",
             remedy="set compute.device to auto or cpu, or fix the driver",
         )
-    if offload != "none" and not cuda:
+    if offload not in ("none", DISK) and not cuda:
         raise BadInput(
             f"compute.offload = {offload!r}: there is no GPU to offload from",
             remedy="leave it out",
@@ -328,7 +329,7 @@ def make_accelerator(config: RunConfig, *, offload: str = "none") -> Accelerator
         DistributedDataParallelKwargs(find_unused_parameters=True, gradient_as_bucket_view=True)
     ]
     # With offload, ranks also reduce tensors in host memory.
-    both = {"backend": "cuda:nccl,cpu:gloo"} if offload != "none" else {}
+    both = {"backend": "cuda:nccl,cpu:gloo"} if offload != "none" and cuda else {}
     handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=seconds), **both))
     return Accelerator(
         cpu=not cuda,

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from steadytrain.components.shared.config import TrainingConfig
+from steadytrain.components.shared.config.strategies import DISK
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.events.types import AttemptOutcome, DecisionMade
 from steadytrain.components.tasks.base import Batch
@@ -99,7 +100,8 @@ class Training:
             on_saved=self._saved,
             on_wait=partial(parts.beat, "save"),
             on_warning=reporter.warn,
-            snapshot=parts.batch.snapshot,
+            # What was too much for host memory is written as it lies on disk.
+            snapshot=parts.batch.snapshot and parts.batch.offload != DISK,
         )
 
     def run(self) -> AttemptOutcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any, Final
 
@@ -59,6 +60,7 @@ def _zero(
     offload: Offload,
     stage: int,
 ) -> Any:
+    from steadytrain.components.train.offloaded import folder_of
     from steadytrain.components.train.strategy.zero import Zero
 
     return Zero(
@@ -68,6 +70,7 @@ def _zero(
         stage=stage,
         bf16=config.training.bf16,
         offload=offload,
+        folder=folder_of(config, int(os.environ.get("GROUP_RANK", "0"))),
     )
 
 
@@ -112,7 +115,7 @@ ZERO_3: Final = StrategySpec(
     title="DeepSpeed ZeRO-3",
     build=partial(_zero, stage=3),
     shards=frozenset({"optimizer", "gradients", "weights"}),
-    offloads=("optimizer", "all"),
+    offloads=("optimizer", "disk", "all"),
     library="deepspeed",
     accelerate="DEEPSPEED",
     unsupported=_ZERO_LACKS,

@@ -9,13 +9,20 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from accelerate import Accelerator
 
+from steadytrain.components.shared.config.optimizers import OptimizerSpec
+from steadytrain.components.shared.config.strategies import DISK
+from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.shared.quantities import size
+from steadytrain.components.shared.toolchain import DISK_REMEDY, missing_for_disk
 from steadytrain.components.train.checkpoint import Checkpoint
 from steadytrain.components.train.checkpoint.snapshot import Piece, Region, full_piece, whole
 from steadytrain.components.train.checkpoint.state import (
@@ -41,7 +48,8 @@ class Shard:
     """The range of a parameter's elements that this rank's optimizer updates.
 
     flat: the tensor that contains the range, from `offset` on; also the key of the optimizer's
-        state.
+        state. It is empty while its content is on disk.
+    weights: `flat`, or its file.
     start: index of the first element within the parameter.
     count: number of elements.
     size: number of elements of the full parameter.
@@ -50,6 +58,7 @@ class Shard:
     name: str
     parameter: torch.nn.Parameter
     flat: torch.Tensor
+    weights: torch.Tensor
     offset: int
     start: int
     count: int
@@ -87,6 +96,9 @@ def gradient_of(shard: Shard, stage: int) -> torch.Tensor:
         from deepspeed.utils import safe_get_local_grad
 
         own: torch.Tensor = safe_get_local_grad(parameter)
+        if shard.weights is not shard.flat:
+            # The next gradient is read into the same buffer.
+            own = own.clone()
         return own.flatten()[: shard.count]
     held = parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)
     flat: torch.Tensor = held.flatten().float()
@@ -101,7 +113,7 @@ def spread_weights(zero: Any, shards: Sequence[Shard], stage: int) -> None:
         return
     for shard in shards:
         partition: torch.Tensor = shard.parameter.ds_tensor  # type: ignore[attr-defined]
-        partition.data.narrow(0, 0, shard.count).copy_(shard.of(shard.flat))
+        partition.data.narrow(0, 0, shard.count).copy_(shard.of(shard.weights))
     # Release the parameters that are complete on every rank: they are stale, and are gathered again
     # when needed. If they were gathered here, they would be missing from the trace that DeepSpeed
     # uses to fetch weights from then on.
@@ -117,7 +129,7 @@ def _of_states(zero: Any, name: str, parameter: Any) -> Shard | None:
         return None
     held, own = mapping.lp_fragment_address, mapping.hp_fragment_address
     flat = zero.single_partition_of_fp32_groups[mapping.param_group_index]
-    return Shard(name, parameter, flat, own.start, held.start, held.numel, parameter.numel())
+    return Shard(name, parameter, flat, flat, own.start, held.start, held.numel, parameter.numel())
 
 
 def _of_weights(zero: Any, name: str, parameter: Any) -> Shard:
@@ -126,7 +138,69 @@ def _of_weights(zero: Any, name: str, parameter: Any) -> Shard:
     start = part * torch.distributed.get_rank()
     count = min(part, parameter.ds_numel - start)
     flat = zero.fp32_partitioned_groups_flat[group]
-    return Shard(name, parameter, flat, offset, start, count, parameter.ds_numel)
+    weights = stored(zero, flat, flat)
+    return Shard(name, parameter, flat, weights, offset, start, count, parameter.ds_numel)
+
+
+def stored(zero: Any, flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the optimizer where it is: in memory, or mapped from its file.
+
+    Writing to it changes the file. DeepSpeed keeps groups of less than 1 MiB in memory.
+
+    Args:
+        flat: the weights that it belongs to, as in `Shard`.
+        tensor: these weights, or one of the optimizer's tensors for them.
+    """
+    info = _files(zero, flat)
+    held = info.tensors if info is not None else ()
+    path = next((item.swap_path for item in held if item.compute_tensor is tensor), None)
+    if path is None:
+        return tensor
+    return torch.from_file(path, shared=True, size=info.numel(), dtype=torch.float32)
+
+
+def _files(zero: Any, flat: torch.Tensor) -> Any:
+    """Return what DeepSpeed knows about the files of weights; None if they are in memory."""
+    swapper = getattr(zero, "optimizer_swapper", None)
+    return None if swapper is None else swapper.swap_params_info.get(flat.ds_id)  # type: ignore[attr-defined]
+
+
+def _prepare(folder: Path, spec: OptimizerSpec, needed: int) -> None:
+    """Load what reads and writes files. It is compiled at first, which takes minutes.
+
+    Args:
+        needed: bytes of this node's files.
+
+    Raises:
+        BadInput: it cannot be compiled, the disk is too small, or DeepSpeed cannot store what the
+            optimizer keeps.
+    """
+    setting = f"compute.offload = {DISK!r}"
+    if spec.allocate is not None or not all(
+        item.same_shape and item.bytes == torch.float32.itemsize for item in spec.tensors
+    ):
+        raise BadInput(
+            f"{setting}: DeepSpeed stores float32 tensors of a weight's shape, and the optimizer "
+            "keeps others",
+            remedy="use another training.optim, or compute.offload: optimizer",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise BadInput(
+            f"{setting}: the ranks of a node need {size(needed)}, and {folder} has {size(free)}",
+            remedy="name a folder on a larger disk in compute.offload_path",
+        )
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    try:
+        AsyncIOBuilder().load()
+    except (ImportError, OSError, RuntimeError) as error:
+        lacking = ", ".join(missing_for_disk())
+        why = f"this machine lacks {lacking}" if lacking else str(error)
+        raise BadInput(
+            f"{setting}: DeepSpeed's async_io cannot be compiled: {why}", remedy=DISK_REMEDY
+        ) from error
 
 
 _OWN_KERNEL: Final = "deepspeed_shm_comm"
@@ -153,6 +227,10 @@ class Zero(Strategy):
         stage: 1 shards the optimizer's state, 2 also the gradients, 3 also the weights.
         bf16: whether to compute in bfloat16. The optimizer's weights stay float32.
         offload: as in `compute.offload`.
+        folder: for this node's files, with offload "disk".
+
+    Raises:
+        BadInput: the optimizer state cannot be on disk here.
     """
 
     def __init__(
@@ -164,16 +242,25 @@ class Zero(Strategy):
         stage: int,
         bf16: bool = False,
         offload: str = "none",
+        folder: Path | None = None,
     ) -> None:
         deepspeed = _deepspeed(on_cpu=accelerator.device.type == "cpu")
         self.accelerator, self.module, self.stage = accelerator, module, stage
         self.optimizer, self.optimizer_spec = make_optimizer(module), make_optimizer.spec
+        trained = sum(item.numel() for item in module.parameters() if item.requires_grad)
+        tensors = len(self.optimizer_spec.tensors)
+        if folder is not None:
+            share = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) / accelerator.num_processes
+            needed = int((tensors + 2) * torch.float32.itemsize * trained * share)
+            _prepare(folder, self.optimizer_spec, needed)
         config = zero_config(
             stage=stage,
             bf16=bf16,
             offload=offload,
             parameters=sum(item.numel() for item in module.parameters()),
-            trained=sum(item.numel() for item in module.parameters() if item.requires_grad),
+            trained=trained,
+            tensors=tensors,
+            folder=folder,
         )
         engine, self._zero, _, _ = deepspeed.initialize(
             model=module, optimizer=self.optimizer, config=config, dist_init_required=False
@@ -199,13 +286,13 @@ class Zero(Strategy):
     def pieces(self) -> Mapping[str, Sequence[Piece]]:
         shards = self._shards()
         alike = self._alike() if self.accelerator.process_index == 0 else {}
-        model = [shard.piece(shard.name, shard.flat) for shard in shards]
+        model = [shard.piece(shard.name, shard.weights) for shard in shards]
         model += [full_piece(name, tensor) for name, tensor in alike.items()]
         return {"model": model, "optimizer": list(self._optimizer_pieces(shards))}
 
     def restore(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         shards = self._shards()
-        weights = {shard.name: shard.region(shard.flat) for shard in shards}
+        weights = {shard.name: shard.region(shard.weights) for shard in shards}
         alike = {name: whole(tensor) for name, tensor in self._alike().items()}
         checkpoint.copy_into("model", {**weights, **alike})
         checkpoint.copy_into("optimizer", self._allocated(checkpoint, shards))
@@ -214,7 +301,7 @@ class Zero(Strategy):
         restore_groups(self.optimizer, settings["groups"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        return self._of_each({shard.name: shard.of(shard.flat) for shard in self._shards()})
+        return self._of_each({shard.name: shard.of(shard.weights) for shard in self._shards()})
 
     def gradients(self) -> Mapping[str, torch.Tensor]:
         """Return this rank's shards of the gradients, float32, scaled as the engine will clip them.
@@ -242,7 +329,7 @@ class Zero(Strategy):
     def moments(self, key: str) -> Mapping[str, torch.Tensor]:
         state = self.optimizer.state
         return {
-            shard.name: shard.of(state[shard.flat][key])
+            shard.name: shard.of(stored(self._zero, shard.flat, state[shard.flat][key]))
             for shard in self._shards()
             if key in state.get(shard.flat, {})
         }
@@ -288,7 +375,8 @@ class Zero(Strategy):
                 if key in self._scalars:
                     scalars[key] = tensor.detach().cpu()
                 else:
-                    yield shard.piece(f"{shard.name}/{key}", tensor)
+                    kept = stored(self._zero, shard.flat, tensor)
+                    yield shard.piece(f"{shard.name}/{key}", kept)
         if self.accelerator.process_index == 0:
             for name, parameter in self.module.named_parameters():
                 for key, tensor in scalars.items() if parameter.requires_grad else ():
@@ -298,13 +386,29 @@ class Zero(Strategy):
         """Allocate this rank's optimizer state, and return the regions that a checkpoint fills."""
         saved, regions = by_parameter(checkpoint.outline("optimizer")), {}
         for shard in shards:
-            state = allocate(
-                self.optimizer, shard.flat, self.optimizer_spec, saved.get(shard.name, {})
-            )
+            with self._in_memory(shard.flat, saved.get(shard.name, {}).keys()):
+                state = allocate(
+                    self.optimizer, shard.flat, self.optimizer_spec, saved.get(shard.name, {})
+                )
             for key, tensor in state.items():
-                region = whole(tensor) if key in self._scalars else shard.region(tensor)
+                kept = stored(self._zero, shard.flat, tensor)
+                region = whole(tensor) if key in self._scalars else shard.region(kept)
                 regions[f"{shard.name}/{key}"] = region
         return regions
+
+    @contextlib.contextmanager
+    def _in_memory(self, flat: torch.Tensor, keys: Set[str]) -> Iterator[None]:
+        """Read weights from their file, if the optimizer keeps nothing yet under these keys.
+
+        At the end, what it then keeps is in files, too.
+        """
+        if _files(self._zero, flat) is None or keys <= self.optimizer.state[flat].keys():
+            yield
+            return
+        swapper = self._zero.optimizer_swapper
+        swapper.swap_in_optimizer_state(flat)
+        yield
+        swapper.swap_out_optimizer_state(flat)
 
     @property
     def _scalars(self) -> set[str]:

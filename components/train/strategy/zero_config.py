@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from steadytrain.components.memory.states import bucket_values
+from steadytrain.components.memory.states import LARGEST_GROUP, bucket_values, swap_buffers
+from steadytrain.components.shared.config.strategies import DISK
 
 
 def zero_config(
-    *, stage: int, bf16: bool, offload: str, parameters: int, trained: int
+    *,
+    stage: int,
+    bf16: bool,
+    offload: str,
+    parameters: int,
+    trained: int,
+    tensors: int = 0,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """Return the configuration for `deepspeed.initialize`.
 
@@ -17,9 +26,11 @@ def zero_config(
 
     Args:
         stage: stage of ZeRO.
-        offload: "none", "optimizer", or "all", which includes the weights.
+        offload: as in `compute.offload`.
         parameters: number of parameters of the model.
         trained: number of parameters that are trained.
+        tensors: how many tensors the optimizer keeps for each of them. Only for files.
+        folder: for the files of offload "disk".
     """
     host = {"device": "cpu", "pin_memory": True}
     bucket, weights = bucket_values(trained), bucket_values(parameters)
@@ -33,7 +44,14 @@ def zero_config(
         "stage3_max_live_parameters": weights,
         "stage3_max_reuse_distance": weights,
     }
-    if offload != "none":
+    if offload == DISK:
+        zero["sub_group_size"] = LARGEST_GROUP
+        zero["offload_optimizer"] = {
+            "device": "nvme",
+            "nvme_path": str(folder),
+            "buffer_count": swap_buffers(tensors),
+        }
+    elif offload != "none":
         zero["offload_optimizer"] = host
     if offload == "all":
         zero["offload_param"] = host

@@ -26,6 +26,9 @@ def test_ranks_are_counted_over_all_nodes():
         ("compute", {"strategy": "single", "nproc_per_node": 2}, "it has one rank"),
         ("compute", {"offload": "all", "strategy": "ddp"}, "one of these can: fsdp, zero3"),
         ("compute", {"offload": "optimizer", "strategy": "fsdp"}, "zero1, zero2, zero3"),
+        ("compute", {"offload": "disk", "strategy": "zero2"}, "one of these can: zero3"),
+        ("compute", {"offload_path": "/nvme"}, "which writes no files"),
+        ("compute", {"offload": "disk", "strategy": "zero3", "offload_path": "x"}, "pattern"),
     ],
 )
 def test_unworkable_strategy_is_rejected_with_an_alternative(section, fields, told):

@@ -9,9 +9,9 @@ import torch
 
 from steadytrain.components.memory.peak import peak_memory
 from steadytrain.components.memory.random_model import random_model
-from steadytrain.components.memory.setting import Setting
+from steadytrain.components.memory.setting import FP32, Setting
 from steadytrain.components.memory.shape import shape_of
-from steadytrain.components.memory.states import LARGEST_BUCKET, states
+from steadytrain.components.memory.states import LARGEST_BUCKET, LARGEST_GROUP, states
 from steadytrain.components.shared.config import AdapterConfig, TrainingConfig
 from steadytrain.components.shared.config.optimizers import optimizer_spec
 
@@ -248,6 +248,17 @@ def test_offloaded_state_is_on_the_host():
     assert none.weights == 0
     assert none.host > half.host
     assert none.total < half.total < kept.total
+
+
+def test_state_on_disk_takes_buffers_of_the_host():
+    setting = replace(PLAIN, precision="bf16", strategy="zero3", ranks=4, recompute=True)
+    kept = peak_memory(LLAMA_8B, setting)
+    found = peak_memory(LLAMA_8B, replace(setting, offload="disk"))
+    assert found.optimizer == 0
+    # Besides what the optimizer works on, the files have gradients.
+    assert found.disk == kept.optimizer + FP32 * LLAMA_8B.parameters // 4
+    assert 4 * FP32 * LARGEST_GROUP < found.host < kept.optimizer / 4
+    assert kept.disk == 0
 
 
 def test_four_bits_per_weight_and_sixteen_outside_linear_layers():
