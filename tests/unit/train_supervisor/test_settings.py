@@ -121,7 +121,8 @@ SECTIONS_WITHIN = {
     *("training.averaging", "training.curriculum", "training.monitor", "training.profile"),
 }
 NOT_ALONE = {
-    *("training.optim", "compute.offload", "compute.prefer", "compute.nccl"),
+    *("training.optim", "compute.offload", "compute.offload_path"),
+    *("compute.prefer", "compute.nccl"),
     "model.trust_remote_code",
     *("model.framework", "training.order", "training.components", "training.lr_scaling"),
     *("training.distillation", "training.contrastive", "training.batch_contrastive"),
