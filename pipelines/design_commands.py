@@ -65,8 +65,8 @@ def design(
         typer.Option(
             min=0,
             callback=at_most(LARGEST_GB),
-            help="Size of all data in GB, if the files of --data are a sample of a table, or are "
-            "not on this machine.",
+            help="Size of all data in GB, if the files of --data are a sample, or are not on this "
+            "machine.",
         ),
     ] = 0,
     gpu_type: Annotated[
@@ -232,7 +232,7 @@ def _designed(
             {"--gpu-type": gpu_type, "--prices": prices, "--provider": provider},
             f"a plan for {config.data.task} does not have it",
         )
-        forecast = plan_series(config)
+        forecast = plan_series(config, given_bytes)
         pipeline = pipeline_of_series(config, forecast)
         return design_of_series(forecast, config, pipeline, given), files
     gpus, wanted, hosts = choose_hardware(
@@ -242,13 +242,13 @@ def _designed(
         check_extra("train", "steadytrain design")
         from steadytrain.components.plan.networks import plan_network
 
-        network = plan_network(config, gpus, wanted)
+        network = plan_network(config, gpus, wanted, given_bytes)
         pods = training_pods(config, network.device)
         return design_of_network(network, config, pipeline_config(config, pods), given), files
     from steadytrain.components.plan.plan import plan_training
     from steadytrain.components.plan.render import filled, texts
 
-    plan = plan_training(config, gpus, wanted, hosts, prices=origin)
+    plan = plan_training(config, gpus, wanted, hosts, prices=origin, data_bytes=given_bytes)
     pods = training_pods(filled(plan), plan.job.machine.gpu.name)
     return design_of_plan(plan, pipeline_config(config, pods), given), texts(plan)
 

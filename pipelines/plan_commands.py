@@ -134,7 +134,8 @@ def plan(
     Steps, hours and cost come from the prepared data or, before `steadytrain step preprocess FILE`,
     from the first records of files on this machine. Models above 100 billion parameters are an
     error. For a table, the plan shows its columns, its matrix and the threads. For
-    images, mixed records and time series, it needs the prepared data and torch.
+    images, mixed records and time series, it needs torch and, before that step, prepares up to
+    134 MB of the data itself, in a folder that it removes.
     """
     check_extra("data", "steadytrain plan")
     from steadytrain.components.plan.design import cost_estimate, given_by, storage_of_plan

@@ -19,7 +19,6 @@ from steadytrain.components.shared.processes import host_memory
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.batch import MOST_GPUS, nodes_for
 from steadytrain.components.sizing.hardware import Gpu, all_gpus, device_name, kind_of, known_gpu
-from steadytrain.components.sizing.length import must_be_prepared
 from steadytrain.components.sizing.machine import Hosts
 from steadytrain.pipelines.options import LARGEST_GB
 from steadytrain.pipelines.plan_hardware import ANY, choose_hardware
@@ -367,12 +366,10 @@ def _outline(config: RunConfig, answers: Answers, kind: Gpu | None) -> str:
     """Return the plan of a model that does not read texts alone, in a line.
 
     Raises:
-        BadInput, DataError: there is none, such as before the data are prepared.
+        BadInput, DataError: there is none, such as for data that are elsewhere.
     """
     # Imported late: each has libraries of its own.
     planned: Any
-    if config.data.task not in TABLES:
-        must_be_prepared(config)
     if config.data.task in TABLES:
         from steadytrain.components.plan.tables import plan_table
 

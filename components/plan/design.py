@@ -17,7 +17,7 @@ from steadytrain.components.plan.offer import no_price, over_budget, policy
 from steadytrain.components.preprocess.inputs import find_inputs
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.config.strategies import AUTO
-from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.quantities import size
 from steadytrain.components.sizing.time_cost import Span
 
@@ -376,7 +376,7 @@ def source_bytes(config: RunConfig) -> int | None:
         if inputs.datasets or len(here) < len(places):
             return None
         return sum(path.stat().st_size for path in here)
-    except (BadInput, DataError, OSError):
+    except (BadInput, DataError, StorageError, OSError):
         return None
 
 

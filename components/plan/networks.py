@@ -17,14 +17,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain.components.memory.random_model import LiveTensors, fake, fake_mode
+from steadytrain.components.plan.prepared_sample import KnownData, known_data
 from steadytrain.components.shared.config import RunConfig, TrainingConfig
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.shared.quantities import duration, size
-from steadytrain.components.shared.records import DataRecord
 from steadytrain.components.sizing.batch import plan_batch
 from steadytrain.components.sizing.fit import SPARE
 from steadytrain.components.sizing.hardware import TFLOPS_OF_A_UNIT, Gpu
-from steadytrain.components.sizing.length import must_be_prepared, total_steps
+from steadytrain.components.sizing.length import total_steps
 from steadytrain.components.sizing.machine import Machine
 from steadytrain.components.sizing.time_cost import ASSUMED, THE_TABLE, Span, of_all_ranks
 from steadytrain.components.tasks.base import Batch, OpenTask
@@ -51,6 +51,8 @@ class NetworkPlan:
     usable: bytes of the device that a plan may use.
     flops: of a record, forward and backward.
     records_per_second: of all ranks.
+    rows: records of the training side.
+    rows_from: where that number comes from.
     usd_per_hour: of all devices; None if the price is unknown.
     """
 
@@ -70,6 +72,7 @@ class NetworkPlan:
     records_per_second: Span
     speed_from: str
     rows: int
+    rows_from: str
     steps: int
     hours: Span
     usd_per_hour: float | None
@@ -97,6 +100,7 @@ class NetworkPlan:
         yield f"work     {self.flops / 1e9:.3g} GFLOP for each record, forward and backward"
         yield f"speed    {speed.low:,.3g} to {speed.high:,.3g} records a second ({self.speed_from})"
         yield f"steps    {self.steps:,}, of {self.rows:,} records of the training side"
+        yield f"         by {self.rows_from}"
         low, high = (duration(one * 3600) for one in (self.hours.low, self.hours.high))
         yield f"time     {low} to {high}, without validation"
         if self.usd_per_hour is not None:
@@ -106,25 +110,33 @@ class NetworkPlan:
 
 
 def plan_network(
-    config: RunConfig, gpus: Sequence[Gpu], gpu: Gpu | None, *, calibrate: bool = False
+    config: RunConfig,
+    gpus: Sequence[Gpu],
+    gpu: Gpu | None,
+    data_bytes: int | None = None,
+    *,
+    calibrate: bool = False,
 ) -> NetworkPlan:
     """Plan a training run, with a copy of the model on each rank.
 
     Args:
         gpus: the kinds to choose from.
         gpu: the kind to plan for; None means the smallest of these that fits.
+        data_bytes: of all data, if the files here are a sample of them.
         calibrate: whether to time real steps on this machine, which must be the one to plan for.
 
     Raises:
-        BadInput: the data are not prepared, the model cannot be built, or fakes cannot run it.
+        BadInput: there are no data to plan with, the model cannot be built, or fakes cannot run it.
+        DataError: the data cannot be used.
     """
-    trial = Trial(config, must_be_prepared(config))
-    kinds = [gpu] if gpu else sorted(gpus, key=lambda kind: kind.memory)
-    for kind in kinds:
-        memory = trial.on(kind)
-        if memory.works:
-            break
-    return trial.timed(memory, kind) if calibrate else memory
+    with known_data(config, data_bytes) as known:
+        trial = Trial(config, known)
+        kinds = [gpu] if gpu else sorted(gpus, key=lambda kind: kind.memory)
+        for kind in kinds:
+            memory = trial.on(kind)
+            if memory.works:
+                break
+        return trial.timed(memory, kind) if calibrate else memory
 
 
 @dataclass(frozen=True)
@@ -146,10 +158,10 @@ class Peak:
 class Trial:
     """A configured model and its data, without weights."""
 
-    def __init__(self, config: RunConfig, data: DataRecord) -> None:
-        self.config, self.data = config, data
-        self.task: Any = OpenTask(config, data).training
-        self.rows = Rows([data.path(name) for name in data.sides["train"].shards])
+    def __init__(self, config: RunConfig, known: KnownData) -> None:
+        self.config, self.known, self.data = config, known, known.record
+        self.task: Any = OpenTask(config, self.data).training
+        self.rows = Rows([self.data.path(name) for name in self.data.sides["train"].shards])
         self._peaks: dict[tuple[int, bool, bool], Peak] = {}
 
     def on(self, gpu: Gpu) -> NetworkPlan:
@@ -181,7 +193,7 @@ class Trial:
         speed = of_all_ranks(
             Span(*(sustained * part * 1e12 / flops for part in _UTILIZATION)), machine
         )
-        steps = total_steps(training, self.data.sides["train"].rows)
+        steps = total_steps(training, self.known.rows)
         return NetworkPlan(
             model=self._name(model),
             parameters=sum(weights),
@@ -198,7 +210,8 @@ class Trial:
             flops=flops,
             records_per_second=speed,
             speed_from=THE_TABLE if gpu.cuda else ASSUMED,
-            rows=self.data.sides["train"].rows,
+            rows=self.known.rows,
+            rows_from=self.known.source,
             steps=steps,
             hours=self._hours(speed, steps),
             usd_per_hour=self._price(machine),

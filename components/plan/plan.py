@@ -204,6 +204,7 @@ def plan_training(
     measure: Measure | None = None,
     timed: Timing = by_table,
     prices: str = OWN_PRICES,
+    data_bytes: int | None = None,
 ) -> Plan:
     """Plan a training run on compute.nodes x compute.nproc_per_node GPUs.
 
@@ -214,6 +215,7 @@ def plan_training(
         measure: measures the memory of the final choice; None keeps the formula's value.
         timed: returns the speed of the final choice; all other choices use the table.
         prices: where those of `gpus` are from.
+        data_bytes: of all data, if the files here are a sample of them.
 
     Raises:
         BadInput: PyTorch does not train the model, its architecture is unknown, it is too large for
@@ -232,7 +234,8 @@ def plan_training(
     nodes, per_node = config.compute.nodes, config.compute.nproc_per_node
     gpus = _for_ranks(gpus, gpu, nodes * per_node)
     hosts, machine = hosts or Hosts(), Machine(gpu or gpus[-1], nodes, per_node)
-    sampled = None if prepared(config) else sample(config)
+    counted = data_bytes is None and prepared(config) is not None
+    sampled = None if counted else sample(config, data_bytes)
     job = Workload(config, model_name(config), any_model_shape(config), machine, hosts, sampled)
     check_fits(job)
     jobs = [job.on(each, nodes, per_node) for each in gpus]

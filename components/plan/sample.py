@@ -37,9 +37,10 @@ from steadytrain.components.preprocess.validate import Checked, check
 from steadytrain.components.shared.class_names import in_order
 from steadytrain.components.shared.config import DataConfig, RunConfig
 from steadytrain.components.shared.digest import value_digest
-from steadytrain.components.shared.errors import BadInput, DataError
+from steadytrain.components.shared.errors import BadInput, DataError, StorageError
 from steadytrain.components.shared.model_source import resolve_model
 from steadytrain.components.shared.paths import local_path
+from steadytrain.components.shared.quantities import size
 from steadytrain.components.shared.records import Side
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.sizing.length import Sampled
@@ -94,18 +95,21 @@ class _Read:
                 continue
 
 
-def sample(config: RunConfig) -> Sampled:
+def sample(config: RunConfig, data_bytes: int | None = None) -> Sampled:
     """Return how many rows the training side will have, and how long they are.
 
     Rows and tokens are None if the data or their task cannot be sampled; `source` says why.
+
+    Args:
+        data_bytes: of all data, if the files here are a sample of them.
     """
     try:
-        return _sampled(config)
-    except (BadInput, DataError) as error:
+        return _sampled(config, data_bytes)
+    except (BadInput, DataError, StorageError) as error:
         return Sampled(None, None, f"the data were not counted: {error.message}")
 
 
-def _sampled(config: RunConfig) -> Sampled:
+def _sampled(config: RunConfig, data_bytes: int | None) -> Sampled:
     encoder = open_encoder(config.data)
     if encoder.tokenizer is None:
         return Sampled(None, None, "the records of this task are not text")
@@ -116,7 +120,12 @@ def _sampled(config: RunConfig) -> Sampled:
         read = _read(config, encoder, inputs, Path(scratch))
         if not read.good:
             return Sampled(None, None, f"none of the first {read.records:,} records can be used")
-        return _count(config, encoder, read, Path(scratch))
+        found = _count(config, encoder, read, Path(scratch))
+    if data_bytes is None or found.rows is None or not read.total:
+        return found
+    rows = max(1, round(found.rows * data_bytes / read.total))
+    source = f"{rows:,} sequences by {size(data_bytes)} of data; {found.source}"
+    return Sampled(rows, found.tokens, source)
 
 
 def _elsewhere(inputs: Inputs) -> str:

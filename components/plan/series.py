@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from steadytrain.components.plan.prepared_sample import KnownData, known_data
 from steadytrain.components.series.boosting import BoostingLearner
 from steadytrain.components.series.ensemble import SeriesEnsembleLearner
 from steadytrain.components.series.errors import read_series
 from steadytrain.components.series.learner import StatisticalLearner
 from steadytrain.components.shared.config import RunConfig
 from steadytrain.components.shared.quantities import duration, size
-from steadytrain.components.shared.records import DataRecord
-from steadytrain.components.sizing.length import must_be_prepared, total_steps
+from steadytrain.components.sizing.length import total_steps
 from steadytrain.components.train.framework.ensemble import ENSEMBLE
 
 _DOUBLE, _SINGLE, _BIN = 8, 4, 1
@@ -29,6 +29,7 @@ class SeriesPlan:
     """Everything that `steadytrain plan` reports of time series.
 
     series, rows: of the training side.
+    rows_from: where these numbers come from.
     features: numbers that a model reads to forecast; 0 if it reads the values alone.
     parameters: weights of a network; 0 for other models.
     memory: bytes of what is learned from and of the model in training, beside the libraries.
@@ -39,6 +40,7 @@ class SeriesPlan:
     model: str
     series: int
     rows: int
+    rows_from: str
     horizon: int
     features: int
     parameters: int
@@ -63,6 +65,7 @@ class SeriesPlan:
         if self.parameters:
             yield f"weights  {self.parameters:,}"
         yield f"series   {self.series:,} with {self.rows:,} values to learn from"
+        yield f"         by {self.rows_from}"
         yield f"reads    {reads}, to forecast {self.horizon:,} times"
         yield f"memory   {size(self.memory)}, beside the libraries"
         yield f"steps    {self.steps:,}"
@@ -75,39 +78,51 @@ class SeriesPlan:
         yield from (f"  remark: {remark}" for remark in self.remarks)
 
 
-def plan_series(config: RunConfig, *, calibrate: bool = False) -> SeriesPlan:
-    """Plan a training run on time series, from its prepared data.
+def plan_series(
+    config: RunConfig, data_bytes: int | None = None, *, calibrate: bool = False
+) -> SeriesPlan:
+    """Plan a training run on time series.
 
     Args:
+        data_bytes: of all data, if the files here are a sample of them: series of the same length.
         calibrate: whether to time real steps.
 
     Raises:
-        BadInput: the data are not prepared, or the model cannot learn from them.
+        BadInput: there are no data to plan with, or the model cannot learn from them.
+        DataError: the data cannot be used.
     """
-    data = must_be_prepared(config)
+    with known_data(config, data_bytes) as known:
+        return _planned(config, known, calibrate=calibrate)
+
+
+def _planned(config: RunConfig, known: KnownData, *, calibrate: bool) -> SeriesPlan:
+    data = known.record
     series, training = read_series(data), config.training
     framework, model_type = config.model.framework, str(config.model.config.get("model_type"))
-    rows, whole = data.sides["train"].rows, total_steps(training, 1, 1)
+    rows, whole = known.rows, total_steps(training, 1, 1)
     parameters = 0
     if framework == "pytorch":
-        features, parameters, memory, seconds = _network(config, data, calibrate)
+        features, parameters, memory, seconds = _network(config, known, calibrate)
         whole = total_steps(training, rows, training.global_batch_size)
     elif framework == ENSEMBLE:
         ensemble = SeriesEnsembleLearner(config, data)
         # One after the other is trained.
-        parts = [_of_member(ensemble, index, calibrate) for index in range(len(ensemble.members))]
+        parts = [
+            _of_member(ensemble, index, known, calibrate) for index in range(len(ensemble.members))
+        ]
         rows, features, memory = (max(it) for it in zip(*(part[:3] for part in parts), strict=True))
         steps = [item.max_steps for item in ensemble.members]
         times = [count * (part[3] or 0.0) for count, part in zip(steps, parts, strict=True)]
         seconds = sum(times) / len(times) if calibrate else None
     else:
-        known = BoostingLearner if framework == "mlforecast" else StatisticalLearner
-        rows, features, memory, seconds = _of_learner(known(config, data), calibrate)
+        learner = BoostingLearner if framework == "mlforecast" else StatisticalLearner
+        rows, features, memory, seconds = _of_learner(learner(config, data), known, calibrate)
     return SeriesPlan(
         framework=framework,
         model=model_type,
-        series=series.count,
+        series=max(1, round(series.count * known.scale)),
         rows=rows,
+        rows_from=known.source,
         horizon=config.data.series.horizon or 0,
         features=features,
         parameters=parameters,
@@ -119,24 +134,26 @@ def plan_series(config: RunConfig, *, calibrate: bool = False) -> SeriesPlan:
 
 
 def _of_member(
-    ensemble: SeriesEnsembleLearner, index: int, calibrate: bool
+    ensemble: SeriesEnsembleLearner, index: int, known: KnownData, calibrate: bool
 ) -> tuple[int, int, int, float | None]:
     """Return the same of a member as `_of_learner`."""
     if ensemble.members[index].framework != "pytorch":
-        return _of_learner(ensemble.member(index), calibrate)
-    features, _, memory, seconds = _network(ensemble.configs[index], ensemble.data, calibrate)
-    return ensemble.data.sides["train"].rows, features, memory, seconds
+        return _of_learner(ensemble.member(index), known, calibrate)
+    features, _, memory, seconds = _network(ensemble.configs[index], known, calibrate)
+    return known.rows, features, memory, seconds
 
 
 def _of_learner(
-    learner: BoostingLearner | StatisticalLearner, calibrate: bool
+    learner: BoostingLearner | StatisticalLearner, known: KnownData, calibrate: bool
 ) -> tuple[int, int, int, float | None]:
     """Return rows, features, memory, and the seconds of a step."""
     seconds = _timed(learner) if calibrate else None
     if isinstance(learner, StatisticalLearner):
-        return len(learner.past), 0, len(learner.past) * _DOUBLE, seconds
-    rows, features = learner.matrix.shape
-    return rows, features, learner.matrix.size * (_DOUBLE + _BIN), seconds
+        rows = round(len(learner.past) * known.scale)
+        return rows, 0, rows * _DOUBLE, seconds
+    features = learner.matrix.shape[1]
+    rows = round(len(learner.matrix) * known.scale)
+    return rows, features, rows * features * (_DOUBLE + _BIN), seconds
 
 
 def _timed(learner: BoostingLearner | StatisticalLearner) -> float:
@@ -151,7 +168,7 @@ def _timed(learner: BoostingLearner | StatisticalLearner) -> float:
 
 
 def _network(
-    config: RunConfig, data: DataRecord, calibrate: bool
+    config: RunConfig, known: KnownData, calibrate: bool
 ) -> tuple[int, int, int, float | None]:
     """Return features, weights, memory, and the seconds of a step."""
     # Imported late: torch takes seconds.
@@ -160,13 +177,14 @@ def _network(
     from steadytrain.components.series.training import Forecasting
     from steadytrain.components.train.loop.data import Rows
 
+    data = known.record
     task = Forecasting(config, data)
     network = task.build_model()
     weights = sum(weight.numel() for weight in network.parameters())
     size = config.training.global_batch_size
     micro = min(config.training.micro_batch_size or size, size)
     memory = _COPIES * _SINGLE * weights + micro * task.model.size * _SINGLE
-    memory += data.sides["train"].rows * _DOUBLE
+    memory += known.rows * _DOUBLE
     if not calibrate:
         return task.model.size, weights, memory, None
     rows = Rows([data.path(name) for name in data.sides["train"].shards])

@@ -162,7 +162,7 @@ def of_mixture(training: TrainingConfig, side: SideRecord, steps: int) -> Iterat
 
 
 def length_of(config: RunConfig, global_batch: int, sampled: Sampled | None = None) -> Length:
-    """Return the length from the prepared data, else from `training.max_steps` or a sample.
+    """Return the length from a sample or the prepared data, else from `training.max_steps`.
 
     Args:
         sampled: what a sample of the data says; None if there is none.
@@ -170,7 +170,7 @@ def length_of(config: RunConfig, global_batch: int, sampled: Sampled | None = No
     Raises:
         BadInput: the record of the data has another version.
     """
-    training, data = config.training, prepared(config)
+    training, data = config.training, None if sampled is not None else prepared(config)
     full = global_batch * config.data.sequence_length * load_task(config.data.task).sequences
     if data is not None:
         side = data.sides["train"]
@@ -202,22 +202,6 @@ def prepared(config: RunConfig) -> DataRecord | None:
     """
     path = Workspace.of(config).record("preprocess")
     return DataRecord.load(path) if path.is_file() else None
-
-
-def must_be_prepared(config: RunConfig) -> DataRecord:
-    """Return the prepared data of a run.
-
-    Raises:
-        BadInput: there are none yet, or their record has another version.
-    """
-    data = prepared(config)
-    if data is None:
-        raise BadInput(
-            f"a plan for data.task {config.data.task} needs the prepared data, which determine "
-            "the model, its memory and its time",
-            remedy="run `steadytrain step preprocess FILE` first",
-        )
-    return data
 
 
 def without_effect(training: TrainingConfig, rows: int | None, steps: int) -> Iterator[str]:

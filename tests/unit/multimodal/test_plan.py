@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from steadytrain.components.memory.random_model import LiveTensors
 from steadytrain.components.multimodal.training import MultimodalClassification
 from steadytrain.components.plan.networks import Trial
+from steadytrain.components.plan.prepared_sample import KnownData
 from steadytrain.pipelines.cli import app
 
 from support.designed import follows_the_schema
@@ -20,7 +21,7 @@ from support.mixed import mixed_config
 @pytest.mark.slow
 def test_memory_is_that_of_real_steps(bench):
     made = bench()
-    trial = Trial(made.config, made.data)
+    trial = Trial(made.config, KnownData(made.data))
     live = LiveTensors(lambda *_: "all")
     with live:
         task = MultimodalClassification(made.config, made.data)

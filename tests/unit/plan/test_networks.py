@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from typer.testing import CliRunner
 
 from steadytrain.components.images.training import ImageClassification
 from steadytrain.components.memory.random_model import LiveTensors
+from steadytrain.components.plan import prepared_sample
 from steadytrain.components.plan.networks import Trial, plan_network
+from steadytrain.components.plan.prepared_sample import KnownData
 from steadytrain.components.shared.errors import BadInput
 from steadytrain.components.sizing.hardware import find_gpu, this_cpu
 from steadytrain.pipelines.cli import app
@@ -53,7 +56,7 @@ def measured(config, data, records):
         model = task.build_model().train()
         for tensor in (*model.parameters(), *model.buffers()):
             live.see(tensor, "all")
-        batch = Trial(config, data).batch(records)
+        batch = Trial(config, KnownData(data)).batch(records)
         for tensor in batch.values():
             live.see(tensor, "all")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -72,7 +75,7 @@ def measured(config, data, records):
 def test_memory_is_that_of_real_steps(made, kind, records):
     source, data = made
     config = configured(source, f"model.config={MODELS[kind]}")
-    planned = Trial(config, data).peak(records, half=False).total
+    planned = Trial(config, KnownData(data)).peak(records, half=False).total
     real = measured(config, data, records)
     assert planned == pytest.approx(real, rel=0.01)
 
@@ -82,7 +85,7 @@ def test_micro_batch_is_the_largest_that_fits(made):
     source, data = made
     config = configured(source, f"model.config={MODELS['vit']}", "training.global_batch_size=64")
     device = this_cpu(config)
-    trial = Trial(config, data)
+    trial = Trial(config, KnownData(data))
     whole = trial.on(device)
     assert whole.works
     assert (whole.micro_batch, whole.accumulation) == (64, 1)
@@ -100,7 +103,7 @@ def test_micro_batch_is_the_largest_that_fits(made):
 def test_flops_are_those_of_the_matrices(made):
     source, data = made
     config = configured(source, f"model.config={MODELS['vit']}")
-    found = Trial(config, data).peak(8, half=False).flops / 8
+    found = Trial(config, KnownData(data)).peak(8, half=False).flops / 8
     tokens, width, hidden = 65, 64, 128
     layer = 2 * tokens * (4 * width * width + 2 * width * hidden) + 4 * tokens**2 * width
     patches, head = 2 * 64 * 16 * width, 2 * width * 10
@@ -108,12 +111,49 @@ def test_flops_are_those_of_the_matrices(made):
     assert found == pytest.approx(3 * (3 * layer + head) + 2 * patches, rel=0.1)
 
 
-def test_plan_without_prepared_data_says_what_to_do(made, tmp_path):
-    source, _ = made
+@pytest.mark.slow
+def test_plan_before_the_preprocess_step_is_that_after_it(made, tmp_path):
+    source, data = made
     config = configured(source, f"output={tmp_path}", "run=new")
-    with pytest.raises(BadInput, match="needs the prepared data") as caught:
-        plan_network(config, [find_gpu("h100")], None)
+    found = plan_network(config, [], find_gpu("t4"))
+    after = Trial(config, KnownData(data)).on(find_gpu("t4"))
+    assert found.rows == data.sides["train"].rows
+    assert replace(found, rows_from=after.rows_from) == after
+    assert "all records, prepared for this plan" in "\n".join(found.lines())
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_rows_of_a_sample_scale_with_the_size_of_all_data(made, tmp_path):
+    source, data = made
+    config = configured(source, f"output={tmp_path}", "run=new")
+    size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+    found = plan_network(config, [], find_gpu("t4"), 1000 * size)
+    assert found.rows == 1000 * data.sides["train"].rows
+    assert "200 records, prepared for this plan and scaled to" in found.rows_from
+
+
+@pytest.mark.slow
+def test_plan_prepares_a_part_of_many_images(made, tmp_path, monkeypatch):
+    source, data = made
+    config = configured(source, f"output={tmp_path}", "run=new")
+    size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+    monkeypatch.setattr(prepared_sample, "_MOST", size * 2 // 3)
+    monkeypatch.setattr(prepared_sample, "_FEWEST", 100)
+    found = plan_network(config, [], find_gpu("t4"))
+    assert "100 records" in found.rows_from
+    assert found.rows == pytest.approx(data.sides["train"].rows, rel=0.1)
+    monkeypatch.setattr(prepared_sample, "_FEWEST", 101)
+    with pytest.raises(BadInput, match="a plan prepares") as caught:
+        plan_network(config, [], find_gpu("t4"))
     assert "steadytrain step preprocess" in caught.value.remedy
+
+
+def test_plan_of_images_elsewhere_says_what_to_do(tmp_path):
+    config = configured(tmp_path, "data.source=hub:someone/photos", f"output={tmp_path}")
+    with pytest.raises(BadInput, match="they are not on this machine") as caught:
+        plan_network(config, [find_gpu("h100")], None)
+    assert "--data-gb" in caught.value.remedy
 
 
 def test_init_shows_what_gpus_change_in_the_plan_of_prepared_images(made):

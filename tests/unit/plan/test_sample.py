@@ -10,9 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from steadytrain.components.plan import sample as sampling
+from steadytrain.components.plan.plan import plan_training
 from steadytrain.components.plan.sample import sample
 from steadytrain.components.preprocess.step import run as preprocess
 from steadytrain.components.shared.config import load
+from steadytrain.components.shared.errors import StorageError
+from steadytrain.components.shared.quantities import size
+from steadytrain.components.sizing.hardware import find_gpu
 from steadytrain.components.sizing.length import length_of
 
 
@@ -81,3 +85,32 @@ def test_length_counts_epochs_and_says_why_nothing_was_counted(tmp_path):
     length = length_of(absent, 4, sample(absent))
     assert length.steps is None
     assert "no file found there; run `steadytrain step preprocess FILE`" in length.source
+
+
+def test_files_that_are_a_sample_scale_to_the_size_of_all_data(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts(300)))
+    epochs = {"training.max_steps": -1, "training.num_train_epochs": 50}
+    config = made(tmp_path, "causal-lm", path, **epochs)
+    here = sample(config)
+    found = sample(config, 1000 * path.stat().st_size)
+    assert (found.rows, found.tokens) == (1000 * here.rows, here.tokens)
+    assert f"by {size(1000 * path.stat().st_size)} of data; counted from all" in found.source
+    preprocess(config)
+    hours = [
+        plan_training(config, [find_gpu("h100")], data_bytes=given).offer.hours.middle
+        for given in (None, 1000 * path.stat().st_size)
+    ]
+    assert hours[1] == pytest.approx(1000 * hours[0], rel=0.05)
+
+
+def test_plan_without_access_to_the_data_does_not_count_them(tmp_path, monkeypatch):
+    def refused(*_):
+        raise StorageError("s3://bucket/x.jsonl: access denied")
+
+    monkeypatch.setattr(sampling, "find_inputs", refused)
+    found = sample(made(tmp_path, "causal-lm", "s3://bucket/x.jsonl"))
+    assert (found.rows, found.source) == (
+        None,
+        "the data were not counted: s3://bucket/x.jsonl: access denied",
+    )

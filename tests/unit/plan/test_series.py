@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -11,7 +12,6 @@ from typer.testing import CliRunner
 from steadytrain.components.plan.design import schema
 from steadytrain.components.plan.series import plan_series
 from steadytrain.components.series.training import Forecasting
-from steadytrain.components.shared.errors import BadInput
 from steadytrain.pipelines.cli import app
 
 from support.designed import follows_the_schema
@@ -19,6 +19,17 @@ from support.series import FIRMS, firms, prepared, series_config
 
 pytestmark = pytest.mark.slow
 NETWORK = ["model.framework=pytorch", "model.config={model_type: mlp, width: 16, blocks: 1}"]
+MODELS = {
+    "boosted": ["model.framework=mlforecast", "model.config={model_type: lightgbm, lags: [1, 2]}"],
+    "statistical": ["model.config={model_type: auto_ets}"],
+    "network": NETWORK,
+    "ensemble": [
+        "model.framework=ensemble",
+        "model.config={model_type: ensemble, members: [{framework: statsforecast, "
+        "config: {model_type: auto_theta}}, {framework: mlforecast, "
+        "config: {model_type: lightgbm}, max_steps: 4, learning_rate: 0.2}]}",
+    ],
+}
 
 
 def test_plan_of_boosted_trees_is_that_of_their_features(tmp_path):
@@ -71,10 +82,21 @@ def test_design_of_series_has_the_ranks_of_a_network_and_its_cost(tmp_path):
     assert "--gpu-type: a plan for forecasting does not have it" in str(refused.exception)
 
 
-def test_plan_needs_prepared_series_and_refuses_what_it_does_not_read(tmp_path):
+@pytest.mark.parametrize("model", ["boosted", "statistical", "network", "ensemble"])
+def test_plan_before_the_preprocess_step_is_that_after_it(tmp_path, model):
+    fields = [*FIRMS, *MODELS[model], "training.max_steps=2", f"output={tmp_path / 'runs'}"]
+    after = plan_series(prepared(tmp_path, firms(), *fields)[0])
     source = tmp_path / "table.csv"
-    with pytest.raises(BadInput, match="needs the prepared data"):
-        plan_series(series_config(source, *FIRMS))
+    before = plan_series(series_config(source, *fields, "run=new"))
+    assert replace(before, rows_from=after.rows_from) == after
+    assert "prepared for this plan" in before.rows_from
+    whole = plan_series(series_config(source, *fields), 10 * source.stat().st_size)
+    assert (whole.series, whole.rows) == (10 * after.series, 10 * after.rows)
+    assert whole.memory > after.memory
+
+
+def test_plan_refuses_what_it_does_not_read(tmp_path):
+    source = tmp_path / "table.csv"
     config, _ = prepared(tmp_path, firms(), *FIRMS, "model.config={model_type: auto_ets}")
     assert plan_series(config).memory == 11 * 14 * 8
     fields = [f"data.source=[{source}]", *FIRMS, "model.config={model_type: auto_ets}"]
