@@ -165,8 +165,8 @@ def _recompute(job: Workload, choice: Choice) -> str:
 
 def _optimizer(job: Workload, choice: Choice) -> str:
     if choice.option.optim == DEFAULT:
-        where = (
-            "on the host" if choice.option.offload != "none" else f"on the {job.machine.gpu.kind}"
+        where = {"none": f"on the {job.machine.gpu.kind}", "disk": "on disk"}.get(
+            choice.option.offload, "on the host"
         )
         return f"AdamW is the default (rule: optimizers); its state is {where}"
     if job.short_of_memory:

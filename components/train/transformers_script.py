@@ -43,6 +43,8 @@ _NO_SCRIPT: Final = {
     "micro-batch at a time",
     "denoising": "Trainer has no collator that draws spans as the run does",
     "multi_task": "Trainer has no model with several heads",
+    "image_classification": "the script has no pixels: its rows are tokens",
+    "multimodal_classification": "Trainer has no model of texts, images and columns",
 }
 _FIELDS: Final = (
     *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps"),
