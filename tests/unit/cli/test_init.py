@@ -259,7 +259,7 @@ def test_images_are_asked_for_gpus_and_not_for_a_goal(data, monkeypatch):
     assert "task image_classification, since its 1 files are images" in done.out
     assert "not asked: --goal, since a plan for image_classification" in done.out
     assert "not asked: --cores, --host-memory-gb" in done.out
-    assert "none of the first" in done.out
+    assert "plan  none: 1 of 1 records are defective" in done.out
     compute = load("my.yaml").compute
     assert (compute.device, compute.nproc_per_node) == ("cuda", 2)
 
