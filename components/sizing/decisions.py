@@ -165,7 +165,7 @@ def _recompute(job: Workload, choice: Choice) -> str:
 
 def _optimizer(job: Workload, choice: Choice) -> str:
     if choice.option.optim == DEFAULT:
-        where = {"none": f"on the {job.machine.gpu.kind}", "disk": "on disk"}.get(
+        where = {"none": f"on the {job.machine.gpu.kind}", DISK: "on disk"}.get(
             choice.option.offload, "on the host"
         )
         return f"AdamW is the default (rule: optimizers); its state is {where}"
