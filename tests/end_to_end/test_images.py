@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -13,9 +11,8 @@ import pytest
 from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder, Beat
 
-from support.command import finish, wait_for
+from support.command import finish, kill_rank, wait_for
 from support.pictures import digits, write_folders
 from support.training import events_of
 
@@ -69,7 +66,7 @@ def test_images_are_trained_killed_resumed_gated_registered_and_served(steadytra
     killed = steadytrain.start("images", *fields, "run=killed", "training.save_steps=20")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 1, 600)
-    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    kill_rank(workspace)
     finish(killed, 900)
     # tests/unit/images/test_training.py compares the weights with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

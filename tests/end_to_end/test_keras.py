@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -18,9 +16,8 @@ import pytest
 from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder, Beat
 
-from support.command import finish, wait_for
+from support.command import finish, kill_rank, wait_for
 from support.tables import shipped, write_csv
 from support.training import events_of
 
@@ -58,7 +55,7 @@ def test_network_of_keras_is_killed_resumed_registered_and_served_without_keras(
     killed = steadytrain.start("tabular", *fields, "run=killed", "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
-    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    kill_rank(workspace)
     finish(killed)
     # tests/unit/tabular/test_keras.py compares the model with that of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2

@@ -16,9 +16,8 @@ import pytest
 from steadytrain.components.series.model import load
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
-from steadytrain.components.train.attempt import AttemptFolder, Beat
 
-from support.command import finish, wait_for
+from support.command import finish, kill_rank, wait_for
 from support.searched import board_of, without_times
 from support.selected import each
 from support.series import FIRMS, firms, promoted
@@ -74,9 +73,7 @@ def test_series_are_trained_killed_resumed_registered_and_forecast(steadytrain, 
     fields = (f"data.source=[{source}]", *FIRMS, *ENSEMBLE)
     killed = steadytrain.start("series", *fields, "run=killed", "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
-    heartbeat = AttemptFolder(workspace.attempts / "0001").heartbeat(0)
-    wait_for(heartbeat.is_file, 300)
-    os.kill(Beat.read(heartbeat).pid, signal.SIGKILL)
+    kill_rank(workspace)
     finish(killed)
     # tests/unit/series/test_ensembles.py compares forecasts with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2
@@ -127,9 +124,7 @@ def test_series_with_covariates_resume_and_forecast_the_future(steadytrain, tmp_
     )
     killed = steadytrain.start("series", *fields, "run=killed", "training.save_steps=2")
     workspace = Workspace(steadytrain.output, "killed")
-    heartbeat = AttemptFolder(workspace.attempts / "0001").heartbeat(0)
-    wait_for(lambda: heartbeat.is_file() and Beat.read(heartbeat).step > 2, 300)
-    os.kill(Beat.read(heartbeat).pid, signal.SIGKILL)
+    kill_rank(workspace, step=3)
     finish(killed)
     # tests/unit/series compares the weights of each kind with those of an undisturbed run.
     trained = TrainRecord.load(workspace.record("train"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -20,9 +18,8 @@ from steadytrain.components.shared.records import (
 )
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.train.agent.processes import processes_of
-from steadytrain.components.train.attempt import AttemptFolder, Beat
 
-from support.command import finish, wait_for
+from support.command import finish, kill_rank, wait_for
 from support.data import write_jsonl
 from support.fruits import FRUITS, SCIKIT_LEARN, fruity
 from support.plugins import install_example
@@ -95,7 +92,7 @@ def test_sklearn_run_is_killed_resumed_gated_registered_and_loaded(start, config
     workspace = Workspace(steadytrain.output, "killed")
     program = start(STEPS, killed, "preprocess", "train")
     wait_for(lambda: events_of(workspace, CheckpointSaved), 300)
-    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    kill_rank(workspace)
     wait_for(lambda: {event.attempt for event in events_of(workspace, TrainingStep)} == {1, 2})
     program.kill()
     program.communicate()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -15,9 +13,8 @@ from steadytrain.components.shared.events.types import CheckpointSaved
 from steadytrain.components.shared.records import EvaluationRecord, RegistrationRecord, TrainRecord
 from steadytrain.components.shared.workspace import Workspace
 from steadytrain.components.tabular.model import load
-from steadytrain.components.train.attempt import AttemptFolder, Beat
 
-from support.command import finish, wait_for
+from support.command import finish, kill_rank, wait_for
 from support.tables import LINEAR, REGRESSION, shipped, write_csv
 from support.training import events_of
 
@@ -72,7 +69,7 @@ def test_table_is_trained_killed_resumed_gated_registered_and_served(start, stea
     killed = start(source, "killed", *settings, "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
-    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    kill_rank(workspace)
     finish(killed)
     # tests/unit/tabular/test_learners.py compares the trees with those of an undisturbed run.
     assert TrainRecord.load(workspace.record("train")).attempts == 2
@@ -109,7 +106,7 @@ def test_killed_run_of_any_boosting_predicts_the_same(
     killed = start(source, "killed", *settings, "training.save_steps=1")
     workspace = Workspace(steadytrain.output, "killed")
     wait_for(lambda: len(events_of(workspace, CheckpointSaved)) > 3, 300)
-    os.kill(Beat.read(AttemptFolder(workspace.attempts / "0001").heartbeat(0)).pid, signal.SIGKILL)
+    kill_rank(workspace)
     finish(killed)
     steadytrain.train("tabular", *fields(source, "quiet"), *settings)
     records, found = shipped("breast_cancer").drop(columns="target").to_dict("records"), {}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from steadytrain.components.shared.workspace import Workspace
+from steadytrain.components.train.attempt import AttemptFolder, Beat
 
 COMPILED = f"torchinductor_{getpass.getuser()}"
 """The folder in TMPDIR where torch keeps compiled code for all processes of a user."""
@@ -140,3 +144,16 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def kill_rank(workspace: Workspace, step: int = 0) -> None:
+    """Send SIGKILL to rank 0 of the first attempt once it has beaten at this step."""
+    heartbeat = AttemptFolder(workspace.attempts / "0001").heartbeat(0)
+
+    def beat() -> Beat | None:
+        # The file exists before the first beat is in it.
+        found = Beat.read(heartbeat)
+        return found if found and found.step >= step else None
+
+    wait_for(beat, 300)
+    os.kill(beat().pid, signal.SIGKILL)
