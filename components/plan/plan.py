@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from steadytrain.components.memory.groups import Group
 
 
-OWN_PRICES: Final = "steadytrain's own table; --provider and --prices take others"
+OWN_PRICES: Final = (
+    "steadytrain's own table of round figures without a date; --provider and --prices take others"
+)
 
 
 @dataclass(frozen=True)
