@@ -477,8 +477,7 @@ class _Batcher:
             with _writing(self._path):
                 self._predictions.write(rows)
         self.state.predicted += len(rows)
-        if not self.model.single:
-            self.state.missing.update(self.model.taken_for_missing(answered))
+        self.state.missing.update(self.model.taken_for_missing(answered))
 
     def _copied(self, value: Any, answer: Row) -> Row:
         if not self._copies:

@@ -151,11 +151,17 @@ class ServedModel:
         text = f"no record has the column {absent[0]!r}, and the model learned from it{others}"
         return absent[0], text
 
-    def taken_for_missing(self, values: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    def taken_for_missing(self, values: Sequence[Any]) -> Counter[str]:
         """Return the number of values, by the records' column, that the model takes for missing.
 
-        They are absent or empty, or categories that training did not see.
+        They are absent or empty, or categories that training did not see. A single text is never
+        missing. Neither is the value of a future time in the records of a forecast.
+
+        Args:
+            values: what `value` returned.
         """
+        if self.single or self.forecasts:
+            return Counter()
         unseen = self.unseen(values) if self.unseen else {}
         counts = Counter[str]()
         for item in self.inputs:

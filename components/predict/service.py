@@ -176,6 +176,12 @@ class _Metrics:
             "serve_requests", "Requests for predictions.", ["status"], registry=self.registry
         )
         self.records = Counter("serve_records", "Records predicted.", registry=self.registry)
+        self.missing = Counter(
+            "serve_missing_values",
+            "Values that the model took for missing, by its column.",
+            ["column"],
+            registry=self.registry,
+        )
         self.seconds = Histogram(
             "serve_request_seconds", "Time of a request.", registry=self.registry
         )
@@ -300,7 +306,15 @@ class _Service:
             ) from None
         _check([(index, item) for index, item in enumerate(answers) if isinstance(item, Defect)])
         self.metrics.records.inc(len(values))
-        return {"model": self.model.address, "predictions": answers, "unread": unread}
+        missing = self.model.taken_for_missing(values)
+        for column, count in missing.items():
+            self.metrics.missing.labels(column).inc(count)
+        return {
+            "model": self.model.address,
+            "predictions": answers,
+            "missing": missing,
+            "unread": unread,
+        }
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.bytes

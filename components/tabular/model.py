@@ -141,6 +141,7 @@ class Preparation:
     ) -> None:
         self.kinds = dict(kinds)
         self.levels = {name: list(values) for name, values in (levels or {}).items()}
+        self._codes = {name: _codes_of(values) for name, values in self.levels.items()}
         self.texts = dict(texts or {})
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -176,6 +177,7 @@ class Preparation:
                         level = level_of(value)
                         counts[level] = counts.get(level, 0) + 1
                 self.levels[name] = sorted(counts, key=lambda level: (-counts[level], level))
+                self._codes[name] = _codes_of(self.levels[name])
 
     @property
     def columns(self) -> list[str]:
@@ -248,10 +250,9 @@ class Preparation:
             return self._right(name, kind, values, numbers.reshape(-1, 1), missing, strict=strict)
         missing = [is_missing(value) for value in values]
         if kind == "category":
-            places = {level: index for index, level in enumerate(self.levels[name])}
-            pairs = zip(values, missing, strict=True)
+            known, pairs = self._codes[name], zip(values, missing, strict=True)
             codes = [
-                math.nan if none else places.get(level_of(value), math.nan) for value, none in pairs
+                math.nan if none else known.get(level_of(value), math.nan) for value, none in pairs
             ]
             if strict:
                 self._check_unseen(name, values, codes)
@@ -307,9 +308,9 @@ class Preparation:
     def unseen(self, records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """Return how many values, by column, are categories that training did not see."""
         counts = dict[str, int]()
-        for name, levels in self.levels.items():
-            seen, values = set(levels), [record.get(name) for record in records]
-            count = sum(not is_missing(value) and level_of(value) not in seen for value in values)
+        for name, known in self._codes.items():
+            values = [record.get(name) for record in records]
+            count = sum(not is_missing(value) and level_of(value) not in known for value in values)
             if count:
                 counts[name] = count
         return counts
@@ -331,6 +332,11 @@ class Preparation:
             known = np.where(np.isnan(column) | (column >= count), count, column).astype(int)
             parts.append(np.eye(count + 1)[known])
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(matrix), 0))
+
+
+def _codes_of(levels: Sequence[str]) -> dict[str, int]:
+    """Return the place of each category."""
+    return {level: index for index, level in enumerate(levels)}
 
 
 def level_of(value: Any) -> str:

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from steadytrain.components.predict.model import Input, ServedModel
 from steadytrain.components.predict.service import Limits, application, check_origin
 from steadytrain.components.shared.errors import BadInput
+from steadytrain.components.tabular.model import Preparation, TableModel
 
 TOKEN = "c4n4ry-0f-the-service"
 
@@ -74,6 +75,7 @@ def test_each_record_has_its_prediction_and_unread_columns_are_named(serve):
     assert answer.json() == {
         "model": "models:/m/1",
         "predictions": [{"prediction": 2.0}, {"prediction": 5.0}],
+        "missing": {},
         "unread": ["extra"],
     }
 
@@ -285,6 +287,37 @@ def test_metrics_count_requests_records_and_batches(serve):
     assert found["serve_waiting_records", ""] == 0
 
 
+def test_values_that_the_model_takes_for_missing_are_in_the_answer_and_the_metrics(serve):
+    learned = TableModel(Preparation({"c": "category"}, {"c": ["a", "b"]}), [], [1.0])
+    inputs = [Input("x", "x", "number", False), Input("c", "town", "any", False)]
+    client = serve(ServedModel("models:/m/1", inputs, None, Doubles(), unseen=learned.unseen))
+    towns = ["a", "B", None, "c", "b"]
+    records = [{"x": n, "town": town} for n, town in enumerate(towns)]
+    answer = client.post("/predict", json={"records": records})
+    assert answer.json()["missing"] == {"town": 3}
+    client.post("/predict", json={"records": records[1:2]})
+    # A request without an answer has no value that the model took.
+    client.post("/predict", json={"records": [{"x": 13, "town": None}]})
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    found = {
+        item.labels["column"]: item.value
+        for family in families
+        for item in family.samples
+        if item.name == "serve_missing_values_total"
+    }
+    assert found == {"town": 4}
+
+
+def test_a_single_text_is_never_missing(serve):
+    class Upper:
+        def predict(self, texts):
+            return [text.upper() for text in texts]
+
+    client = serve(ServedModel("m", [Input("", "text", "text", required=True)], None, Upper()))
+    answer = client.post("/predict", json={"records": [{"text": "NA"}]})
+    assert (answer.json()["predictions"], answer.json()["missing"]) == ([{"prediction": "NA"}], {})
+
+
 def test_without_the_token_only_probes_and_metrics_answer(serve):
     client = serve(doubling(Doubles()), token=TOKEN)
     for path in ("/health", "/ready", "/metrics"):
@@ -341,8 +374,11 @@ def test_forecasts_take_all_records_as_one_history(serve):
         def predict(self, frame):
             return pd.DataFrame({"prediction": [frame["x"].sum(), len(frame)]})
 
-    inputs = [Input("x", "x", "number", required=True)]
+    inputs = [Input(name, name, "number", required=name == "x") for name in ("x", "value")]
     model = ServedModel("models:/m/1", inputs, None, Next(), forecasts=True)
     client = serve(model)
-    answer = client.post("/predict", json={"records": [{"x": n} for n in range(5)]})
-    assert json.loads(answer.text)["predictions"] == [{"prediction": 10}, {"prediction": 5}]
+    # The last one has no value yet.
+    records = [{"x": n, "value": None if n == 4 else n} for n in range(5)]
+    answer = json.loads(client.post("/predict", json={"records": records}).text)
+    assert answer["predictions"] == [{"prediction": 10}, {"prediction": 5}]
+    assert answer["missing"] == {}
